@@ -1,0 +1,133 @@
+"""Reading request bodies: bounded in bytes before they are read, bounded in time while they are read.
+
+Invariants: no more than ``max_bytes`` (as sent, and as inflated) are ever held; every byte held is reserved in the
+bytes in flight, a declared Content-Length before the first byte is read; a client that stops sending is given up on.
+"""
+
+import asyncio
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from ingest_api.backpressure import Reservation
+from ingest_api.content_types import JSON_REQUEST_TYPES, request_coding, request_media_type
+from ingest_api.errors import ClientDisconnectedError, SlowRequestError
+from ingest_api.state import api_state
+from logstore.errors import InvalidRequestError, RequestTooLargeError
+from logstore.limits import MIB
+from logstore.records.inflate import Inflater
+
+# How long a client may pause in the middle of a body.
+BODY_IDLE_SECONDS = 30.0
+ADMIN_BODY_BYTES_MAX = MIB
+# Inflation goes in steps of this many compressed bytes, so that its output is reserved as it grows.
+_INFLATE_STEP_BYTES = 16 * 1024
+_PROBLEMS_SHOWN_MAX = 3
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def receive_body(request: Request, reservation: Reservation, *, max_bytes: int) -> bytes:
+    """The body as sent.
+
+    Raises RequestTooLargeError past ``max_bytes``, ThrottledError when the bytes in flight have no room for it,
+    SlowRequestError for a client that stopped sending, ClientDisconnectedError for one that left.
+    """
+    declared = _content_length(request.headers)
+    if declared > max_bytes:
+        raise _too_large(max_bytes)
+    reservation.grow(declared)
+    chunks: list[bytes] = []
+    size = 0
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(BODY_IDLE_SECONDS) as idle:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnectedError
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                reservation.grow(size - reservation.size)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                idle.reschedule(loop.time() + BODY_IDLE_SECONDS)
+    except TimeoutError:
+        raise SlowRequestError(
+            f"No byte of the body came for {BODY_IDLE_SECONDS:.0f} s after {size}: send the body without pauses."
+        ) from None
+
+
+def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_bytes: int) -> bytes:
+    """``body`` without its Content-Encoding. Blocking. The output is reserved as it grows, on top of what was sent.
+
+    Raises RequestTooLargeError past ``max_bytes``, InvalidRequestError for bytes that are not of that coding,
+    ThrottledError.
+    """
+    if coding is None:
+        return body
+    inflater = Inflater(coding, max_bytes)
+    parts: list[bytes] = []
+    view = memoryview(body)
+    for start in range(0, len(body), _INFLATE_STEP_BYTES):
+        part = inflater.feed(bytes(view[start : start + _INFLATE_STEP_BYTES]))
+        reservation.grow(len(part))
+        parts.append(part)
+    parts.append(inflater.finish())
+    return b"".join(parts)
+
+
+async def receive_json_body(request: Request) -> bytes:
+    """The body of an administrative request, inflated; empty if there is none.
+
+    A body must be called JSON (UnsupportedMediaTypeError), an absent one need not be called anything.
+    """
+    state = api_state(request)
+    with state.requests.reserve() as reservation:
+        coding = request_coding(request.headers)
+        body = await receive_body(request, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
+        if body:
+            request_media_type(request.headers, JSON_REQUEST_TYPES)
+        return inflate(body, coding, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
+
+
+async def receive_model(request: Request, model: type[Model]) -> Model:
+    """The body as ``model``; InvalidRequestError names each field that is wrong."""
+    found = await receive_model_or_none(request, model)
+    if found is None:
+        raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
+    return found
+
+
+async def receive_model_or_none(request: Request, model: type[Model]) -> Model | None:
+    """``receive_model``, but None for an empty body."""
+    body = await receive_json_body(request)
+    if not body:
+        return None
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}"
+            for found in error.errors(include_url=False, include_context=False, include_input=False)
+        ]
+        more = len(problems) - _PROBLEMS_SHOWN_MAX
+        text = "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+        raise InvalidRequestError(f"The request body is not acceptable. {text}.") from None
+
+
+def _too_large(max_bytes: int) -> RequestTooLargeError:
+    return RequestTooLargeError(
+        f"The request body has more than the {max_bytes} bytes that are taken here: send several smaller requests."
+    )
+
+
+def _content_length(headers: Headers) -> int:
+    """The declared length, 0 if there is none. The server has checked its form and that the body keeps to it."""
+    text = headers.get("content-length", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0

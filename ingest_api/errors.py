@@ -1,0 +1,156 @@
+"""What an error becomes over HTTP: one table from error class to status and ``error_code``.
+
+Owns the shape of every error answer, ``{"error_code": int, "message": str}`` as JSON, whoever found the error: a route,
+the framework (no such path, method not allowed) or a bug. Invariants: no answer holds a traceback; an error whose
+outcome is unknown (timeout, storage failure) is a 5xx, so that a 4xx always means that nothing was stored.
+
+Codes follow Confluent's REST Proxy: the HTTP status, or status * 100 + n.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from logstore import errors
+from logstore.errors import LogStoreError
+
+
+class ParameterError(errors.InvalidRequestError):
+    """A query parameter, or a part of the path, that cannot be read."""
+
+
+class UnsupportedMediaTypeError(errors.InvalidRequestError):
+    """Content-Type or Content-Encoding is missing, malformed or not one that the resource takes."""
+
+
+class NotAcceptableError(errors.InvalidRequestError):
+    """Accept is malformed, or allows nothing that the resource gives."""
+
+
+class NoSuchResourceError(errors.InvalidRequestError):
+    """The path, or what it names below a topic, does not exist."""
+
+
+class MethodNotAllowedError(errors.InvalidRequestError):
+    """The path exists, but not with this method."""
+
+    def __init__(self, message: str, *, allow: str) -> None:
+        super().__init__(message)
+        self.allow = allow
+
+
+class SlowRequestError(errors.InvalidRequestError):
+    """The client stopped sending in the middle of a body."""
+
+
+class ClientDisconnectedError(Exception):
+    """The client went away: there is nobody to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpError:
+    """``status`` is HTTP's, ``error_code`` the one in the body."""
+
+    status: int
+    error_code: int
+
+
+INTERNAL_ERROR = HttpError(500, 500)
+
+#: The nearest class in an error's line of ancestors counts.
+HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
+    LogStoreError: HttpError(500, 50002),
+    errors.InvalidRequestError: HttpError(422, 42206),
+    ParameterError: HttpError(422, 422),
+    NoSuchResourceError: HttpError(404, 404),
+    MethodNotAllowedError: HttpError(405, 405),
+    NotAcceptableError: HttpError(406, 406),
+    SlowRequestError: HttpError(408, 408),
+    UnsupportedMediaTypeError: HttpError(415, 415),
+    errors.UnknownTopicError: HttpError(404, 40401),
+    errors.UnknownPartitionError: HttpError(404, 40402),
+    errors.UnknownClusterError: HttpError(404, 404),
+    errors.InvalidTopicError: HttpError(400, 40002),
+    errors.TopicExistsError: HttpError(400, 40002),
+    errors.InvalidPartitionsError: HttpError(400, 40002),
+    errors.InvalidReplicationFactorError: HttpError(400, 40002),
+    errors.InvalidConfigError: HttpError(400, 40002),
+    errors.RequestTooLargeError: HttpError(413, 41301),
+    errors.RecordTooLargeError: HttpError(413, 41302),
+    errors.OffsetOutOfRangeError: HttpError(416, 41601),
+    errors.UnreadableRecordError: HttpError(422, 42207),
+    errors.ThrottledError: HttpError(429, 42901),
+    errors.CommitConflictError: HttpError(500, 50003),
+    errors.CommitStateUnknownError: HttpError(500, 50003),
+    errors.BrokerNotReadyError: HttpError(503, 50301),
+    errors.StorageFullError: HttpError(503, 50302),
+    errors.RequestTimedOutError: HttpError(504, 50401),
+}
+
+
+def http_error(error: LogStoreError) -> HttpError:
+    """Status and error code of ``error``."""
+    return next(HTTP_ERRORS[cls] for cls in type(error).__mro__ if cls in HTTP_ERRORS)
+
+
+def error_body(error_code: int, message: str) -> bytes:
+    return msgspec.json.encode({"error_code": error_code, "message": message})
+
+
+def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        # A message may quote what came in: text that UTF-8 cannot carry must not break the answer.
+        error_body(http.error_code, message.encode("utf-8", "backslashreplace").decode()),
+        http.status,
+        headers,
+        "application/json",
+    )
+
+
+def log_store_error_response(error: LogStoreError) -> Response:
+    """The answer to ``error`` with the headers that its kind has."""
+    headers: dict[str, str] = {}
+    match error:
+        case errors.ThrottledError():
+            headers["Retry-After"] = str(error.retry_after_s)
+        case errors.BrokerNotReadyError() | errors.StorageFullError():
+            headers["Retry-After"] = "1"
+        case errors.OffsetOutOfRangeError():
+            headers["Logstore-Log-Start-Offset"] = str(error.log_start_offset)
+            headers["Logstore-High-Watermark"] = str(error.high_watermark)
+        case MethodNotAllowedError():
+            headers["Allow"] = error.allow
+        case _:
+            pass
+    return error_response(http_error(error), error.message, headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Make the framework's own errors look like ours. What is left, bugs, is caught in ``request_context``."""
+
+    async def ours(_: Request, error: Exception) -> Response:
+        assert isinstance(error, LogStoreError)
+        return log_store_error_response(error)
+
+    async def starlettes(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404:
+            return log_store_error_response(
+                NoSuchResourceError(f"No resource at {request.scope['path']!r}; GET /openapi.json lists what there is.")
+            )
+        return error_response(HttpError(error.status_code, error.status_code), str(error.detail), error.headers)
+
+    async def validation(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        problems = "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
+        return log_store_error_response(ParameterError(problems))
+
+    app.add_exception_handler(LogStoreError, ours)
+    app.add_exception_handler(HTTPException, starlettes)
+    app.add_exception_handler(RequestValidationError, validation)

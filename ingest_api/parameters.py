@@ -1,0 +1,172 @@
+"""Parts of the path, and query parameters: declared once, read strictly, documented from the same declarations.
+
+Numbers are decimal digits and nothing else (no exponent, space, leading zero or other script's digits). A parameter
+that is unknown, given twice or has no value is refused rather than guessed: a misspelt ``max_wait`` must not silently
+mean the default. Raises ParameterError saying what to send; for a path, the 404 of what it names.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.requests import Request
+
+from ingest_api.errors import ParameterError
+from logstore.errors import UnknownPartitionError
+from logstore.limits import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
+_PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_OFFSET_MAX = 2**63 - 1
+_FIELDS_MAX = 100
+_SHOWN_MAX = 60
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerParameter:
+    """``default`` None: what absence means is in the description."""
+
+    name: str
+    minimum: int
+    maximum: int
+    default: int | None
+    description: str
+
+    def read(self, text: str) -> int:
+        if not _INTEGER.fullmatch(text) or not self.minimum <= int(text) <= self.maximum:
+            raise ParameterError(
+                f"Query parameter {self.name} cannot be {shown(text)}: "
+                f"send a whole number from {self.minimum} to {self.maximum}."
+            )
+        return int(text)
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        schema: dict[str, Any] = {
+            "type": "integer",
+            "format": "int64",
+            "minimum": self.minimum,
+            "maximum": self.maximum,
+        }
+        return schema if self.default is None else {**schema, "default": self.default}
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceParameter:
+    """Text to value; the first choice is the default."""
+
+    name: str
+    choices: dict[str, int]
+    description: str
+
+    @property
+    def default(self) -> int:
+        return next(iter(self.choices.values()))
+
+    def read(self, text: str) -> int:
+        if text not in self.choices:
+            raise ParameterError(
+                f"Query parameter {self.name} cannot be {shown(text)}: send one of {', '.join(self.choices)}."
+            )
+        return self.choices[text]
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "enum": list(self.choices), "default": next(iter(self.choices))}
+
+
+Parameter = IntegerParameter | ChoiceParameter
+
+ACKS = ChoiceParameter(
+    "acks",
+    {"all": -1, "-1": -1, "1": 1, "0": 0},
+    "When to answer: `all` or `-1`, durable on all in-sync replicas; `1`, durable on the leader; `0`, at once with "
+    "202, before anything is durable.",
+)
+TIMEOUT_MS = IntegerParameter(
+    "timeout_ms",
+    1,
+    3_600_000,
+    30_000,
+    "How long the append may take, in ms. When it runs out the answer is 504 with error_code 50401: the records may or "
+    "may not be stored.",
+)
+OFFSET = IntegerParameter(
+    "offset", 0, _OFFSET_MAX, None, "The first offset to read. If absent, reading starts at the log start offset."
+)
+MAX_BYTES = IntegerParameter(
+    "max_bytes",
+    0,
+    FETCH_BYTES_MAX,
+    FETCH_BYTES_DEFAULT,
+    "Bytes of keys, values and headers to answer at most; at least one record comes whatever this says.",
+)
+MIN_BYTES = IntegerParameter(
+    "min_bytes", 0, FETCH_BYTES_MAX, 1, "Wait until this many bytes are there, or `max_wait_ms` have passed."
+)
+MAX_WAIT_MS = IntegerParameter(
+    "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
+)
+TIMESTAMP = IntegerParameter(
+    "timestamp",
+    TIMESTAMP_MS_MIN,
+    TIMESTAMP_MS_MAX,
+    None,
+    "Milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not below this.",
+)
+
+
+def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, int | None]:
+    """The value of every ``known`` parameter, its default where absent."""
+    values: dict[str, int | None] = {parameter.name: parameter.default for parameter in known}
+    query = request.scope["query_string"]
+    if not query:
+        return values
+    try:
+        pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
+    except ValueError:
+        raise ParameterError(f"The query has more than {_FIELDS_MAX} parameters; {_advice(known)}") from None
+    parameters = {parameter.name: parameter for parameter in known}
+    seen: set[str] = set()
+    for name, text in pairs:
+        if name not in parameters:
+            raise ParameterError(f"There is no query parameter {shown(name)} here; {_advice(known, name)}")
+        if name in seen:
+            raise ParameterError(f"Query parameter {name} is given twice: send it once.")
+        if not text:
+            raise ParameterError(f"Query parameter {name} has no value: leave it out or give one.")
+        seen.add(name)
+        values[name] = parameters[name].read(text)
+    return values
+
+
+def required(value: int | None) -> int:
+    """The value of a parameter that has a default."""
+    assert value is not None
+    return value
+
+
+def partition_in_path(request: Request) -> int:
+    """The partition that the path names; UnknownPartitionError (404) unless it is decimal digits in their only form."""
+    text = request.path_params["partition"]
+    if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
+        raise UnknownPartitionError(
+            f"Partition {shown(text)} not found: a partition is a whole number from 0, written in decimal digits."
+        )
+    return int(text)
+
+
+def shown(text: str) -> str:
+    """What a client sent, quoted, short enough for a message."""
+    return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
+
+
+def _advice(known: Sequence[Parameter], name: str = "") -> str:
+    names = [parameter.name for parameter in known]
+    if not names:
+        return "this resource takes none."
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"what it takes is {', '.join(names)}."

@@ -1,0 +1,15 @@
+"""One router per resource, in the order in which paths are tried: the hot ones first."""
+
+from fastapi import APIRouter
+
+from ingest_api.routers import clusters, configs, health, metrics, produce, records, topics
+
+ROUTERS: tuple[APIRouter, ...] = (
+    produce.router,
+    records.router,
+    topics.router,
+    clusters.router,
+    configs.router,
+    health.router,
+    metrics.router,
+)

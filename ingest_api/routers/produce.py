@@ -1,0 +1,130 @@
+"""POST records to a topic or to one of its partitions: the hot path.
+
+A body is read as bytes, decoded to columns (in a worker thread when large) and handed to the broker; answers are made
+from columns too.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api import openapi
+from ingest_api.answers import produced_offsets, produced_ranges
+from ingest_api.backpressure import Reservation
+from ingest_api.bodies import inflate, receive_body
+from ingest_api.content_types import (
+    ARROW_STREAM,
+    JSON,
+    KAFKA_BINARY_V2,
+    KAFKA_JSON_V2,
+    METADATA_TYPES,
+    NDJSON,
+    answer_media_type,
+    request_coding,
+    request_media_type,
+)
+from ingest_api.parameters import ACKS, TIMEOUT_MS, partition_in_path, read_query, required
+from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
+from logstore.broker.broker import ProduceResult, Topic
+from logstore.errors import UnknownTopicError
+from logstore.records.batch import DecodedRecords
+from logstore.records.decode import decode_arrow, decode_binary, decode_json, decode_ndjson
+from logstore.topic_config import TopicConfig
+
+# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
+
+router = APIRouter(tags=["records"])
+
+# An answer with an offset per record takes about this many bytes for each.
+_ANSWER_BYTES_PER_RECORD = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """``decode(body, max_message_bytes, max_request_size)``; ``encode`` makes the answer."""
+
+    decode: Callable[[bytes, int, int], DecodedRecords]
+    encode: Callable[[ProduceResult], bytes]
+
+
+def _in_bytes(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], DecodedRecords]:
+    return lambda body, max_message_bytes, _: decode(body, max_message_bytes=max_message_bytes)
+
+
+def _decode_arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> DecodedRecords:
+    return decode_arrow(body, max_message_bytes=max_message_bytes, max_request_size=max_request_size)
+
+
+_FORMATS = {
+    KAFKA_JSON_V2: _Format(_in_bytes(decode_json), produced_offsets),
+    KAFKA_BINARY_V2: _Format(_in_bytes(decode_binary), produced_offsets),
+    JSON: _Format(_in_bytes(decode_json), produced_offsets),
+    NDJSON: _Format(_in_bytes(decode_ndjson), produced_ranges),
+    ARROW_STREAM: _Format(_decode_arrow, produced_ranges),
+}
+
+
+@router.post("/topics/{topic}", **openapi.PRODUCE)
+async def produce(request: Request) -> Response:
+    """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
+    return await _produce(request, None)
+
+
+@router.post("/topics/{topic}/partitions/{partition}", **openapi.PRODUCE_TO_PARTITION)
+async def produce_to_partition(request: Request) -> Response:
+    """Append records to one partition."""
+    return await _produce(request, partition_in_path(request))
+
+
+async def _produce(request: Request, partition: int | None) -> Response:
+    state = api_state(request)
+    query = read_query(request, (ACKS, TIMEOUT_MS))
+    acks = required(query[ACKS.name])
+    # All that can be refused without the body is, so that nothing is sent or held in vain.
+    topic = _existing_topic(state, request.path_params["topic"])
+    if topic is not None and partition is not None:
+        topic.partition(partition)
+    form = _FORMATS[request_media_type(request.headers, tuple(_FORMATS))]
+    coding = request_coding(request.headers)
+    answer_type = answer_media_type(request.headers, METADATA_TYPES)
+    config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
+
+    with state.requests.reserve() as reservation:
+        records = await _receive_records(request, reservation, coding, form, config.max_message_bytes)
+        if topic is None:
+            # Only now, so that a request that is refused leaves no topic behind.
+            topic = await state.broker.topic_for_produce(request.path_params["topic"])
+        result = await state.broker.produce(
+            topic, records, partition=partition, acks=acks, timeout_ms=required(query[TIMEOUT_MS.name])
+        )
+    if acks == 0:
+        return Response(form.encode(ProduceResult((), 0)), 202, media_type=answer_type)
+    answer = await state.work(result.count * _ANSWER_BYTES_PER_RECORD, lambda: form.encode(result))
+    return Response(answer, media_type=answer_type)
+
+
+async def _receive_records(
+    request: Request, reservation: Reservation, coding: str | None, form: _Format, max_message_bytes: int
+) -> DecodedRecords:
+    state = api_state(request)
+    max_bytes = state.settings.max_request_size
+    body = await receive_body(request, reservation, max_bytes=max_bytes)
+
+    def decode() -> DecodedRecords:
+        return form.decode(inflate(body, coding, reservation, max_bytes=max_bytes), max_message_bytes, max_bytes)
+
+    # A small body may inflate to a large one.
+    return await state.work(len(body) if coding is None else WORKER_THREAD_BYTES_MIN, decode)
+
+
+def _existing_topic(state: ApiState, name: str) -> Topic | None:
+    """The topic; None if there is none and it is to be created."""
+    try:
+        return state.broker.topic(name)
+    except UnknownTopicError:
+        if not state.settings.auto_create_topics_enable:
+            raise
+        return None

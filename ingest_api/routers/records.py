@@ -1,0 +1,155 @@
+"""Read one partition: records from an offset, offsets by time, and deletion of a prefix."""
+
+import asyncio
+from collections.abc import Callable
+
+import pyarrow as pa
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api import openapi
+from ingest_api.answers import RecordsResponse, json_response
+from ingest_api.bodies import receive_model
+from ingest_api.content_types import (
+    ARROW_STREAM,
+    JSON,
+    KAFKA_BINARY_V2,
+    KAFKA_JSON_V2,
+    METADATA_TYPES,
+    answer_media_type,
+)
+from ingest_api.errors import ClientDisconnectedError
+from ingest_api.parameters import (
+    MAX_BYTES,
+    MAX_WAIT_MS,
+    MIN_BYTES,
+    OFFSET,
+    TIMESTAMP,
+    partition_in_path,
+    read_query,
+    required,
+)
+from ingest_api.schemas import DeleteRecordsRequest
+from ingest_api.state import ApiState, api_state
+from logstore.broker.broker import FetchResult, Topic
+from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
+
+# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
+
+router = APIRouter(tags=["records"])
+
+
+def _encode_arrow(records: pa.RecordBatch, _topic: str, _partition: int) -> bytes:
+    return encode_arrow_stream(records)
+
+
+_ENCODERS: dict[str, Callable[[pa.RecordBatch, str, int], bytes]] = {
+    KAFKA_JSON_V2: encode_json,
+    JSON: encode_json,
+    KAFKA_BINARY_V2: encode_binary,
+    ARROW_STREAM: _encode_arrow,
+}
+
+
+@router.get("/topics/{topic}/partitions/{partition}/records", **openapi.FETCH)
+async def fetch(request: Request) -> Response:
+    """Read records from an offset on, waiting for some at the end of the log."""
+    state = api_state(request)
+    query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
+    topic = state.broker.topic(request.path_params["topic"])
+    partition_log = topic.partition(partition_in_path(request))
+    media_type = answer_media_type(request.headers, tuple(_ENCODERS))
+    offset = query[OFFSET.name]
+    result = await _fetch(
+        request,
+        topic,
+        partition_log.partition,
+        partition_log.log_start_offset if offset is None else offset,
+        max_bytes=required(query[MAX_BYTES.name]),
+        min_bytes=required(query[MIN_BYTES.name]),
+        max_wait_ms=required(query[MAX_WAIT_MS.name]),
+    )
+    return await _answer(state, topic, partition_log.partition, result, media_type)
+
+
+async def _fetch(
+    request: Request, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
+) -> FetchResult:
+    """``Broker.fetch`` that ends early when the client leaves or the server begins to stop."""
+    state = api_state(request)
+
+    def begin(wait_ms: int) -> "asyncio.Task[FetchResult]":
+        fetch = state.broker.fetch(
+            topic, partition, offset, max_bytes=max_bytes, min_bytes=min(min_bytes, max_bytes), max_wait_ms=wait_ms
+        )
+        return asyncio.create_task(fetch)
+
+    if not max_wait_ms or state.stopping.is_set():
+        return await begin(0)
+    fetching = begin(max_wait_ms)
+    leaving = asyncio.create_task(_client_left(request))
+    stopping = asyncio.create_task(state.stopping.wait())
+    tasks = (fetching, leaving, stopping)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if fetching.done():
+            return fetching.result()
+        if leaving.done():
+            raise ClientDisconnectedError
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return await begin(0)
+
+
+async def _client_left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _answer(state: ApiState, topic: Topic, partition: int, result: FetchResult, media_type: str) -> Response:
+    encode = _ENCODERS[media_type]
+    reservation = state.answers.reserve(result.records.nbytes)
+    try:
+        body = await state.work(result.records.nbytes, lambda: encode(result.records, topic.name, partition))
+        reservation.grow(len(body) - reservation.size)
+        headers = {
+            "Logstore-Log-Start-Offset": str(result.log_start_offset),
+            "Logstore-High-Watermark": str(result.high_watermark),
+            "Logstore-Next-Offset": str(result.next_offset),
+        }
+        return RecordsResponse(body, reservation, media_type=media_type, headers=headers)
+    except BaseException:
+        reservation.release()
+        raise
+
+
+@router.get("/topics/{topic}/partitions/{partition}/offsets", **openapi.OFFSETS)
+async def offsets(request: Request) -> Response:
+    """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
+    state = api_state(request)
+    timestamp = read_query(request, (TIMESTAMP,))[TIMESTAMP.name]
+    topic = state.broker.topic(request.path_params["topic"])
+    partition_log = topic.partition(partition_in_path(request))
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    answer: dict[str, int | None] = {}
+    if timestamp is not None:
+        found = await state.broker.offset_for_timestamp(topic, partition_log.partition, timestamp)
+        answer = {"offset": found[0] if found else None, "timestamp": found[1] if found else None}
+    ends = {"beginning_offset": partition_log.log_start_offset, "end_offset": partition_log.high_watermark}
+    return json_response({**ends, **answer}, media_type=media_type)
+
+
+@router.post("/topics/{topic}/partitions/{partition}/delete-records", **openapi.DELETE_RECORDS)
+async def delete_records(request: Request) -> Response:
+    """Move the log start offset forward: readers no longer see what is before it."""
+    state = api_state(request)
+    read_query(request)
+    topic = state.broker.topic(request.path_params["topic"])
+    partition = topic.partition(partition_in_path(request)).partition
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    asked = await receive_model(request, DeleteRecordsRequest)
+    start = await state.broker.delete_records(topic, partition, asked.before_offset)
+    return json_response({"log_start_offset": start}, media_type=media_type)

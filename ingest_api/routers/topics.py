@@ -1,0 +1,97 @@
+"""Topics and their partitions in REST Proxy v2 shapes, and rolling a topic into its Delta table."""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api import openapi
+from ingest_api.answers import json_response
+from ingest_api.bodies import receive_model_or_none
+from ingest_api.content_types import METADATA_TYPES, answer_media_type
+from ingest_api.parameters import partition_in_path, read_query
+from ingest_api.schemas import RollRequest
+from ingest_api.state import api_state
+from logstore.broker.broker import Broker, PartitionLog, Topic
+
+# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
+
+router = APIRouter(tags=["topics"])
+
+
+@router.get("/topics", **openapi.LIST_TOPICS)
+async def list_topics(request: Request) -> Response:
+    """Names of all topics that are not internal, sorted."""
+    read_query(request)
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    return json_response([topic.name for topic in api_state(request).broker.topics()], media_type=media_type)
+
+
+@router.get("/topics/{topic}", **openapi.GET_TOPIC)
+async def get_topic(request: Request) -> Response:
+    """One topic: its configuration, where its Delta table is, and the state of each partition."""
+    read_query(request)
+    broker = api_state(request).broker
+    topic = broker.topic(request.path_params["topic"])
+    answer = {
+        "name": topic.name,
+        "topic_id": str(topic.topic_id),
+        "location": topic.location,
+        "is_internal": topic.is_internal,
+        "configs": topic.config.as_strings(),
+        "partitions": [_partition(broker, found) for found in topic.partitions],
+    }
+    return json_response(answer, media_type=answer_media_type(request.headers, METADATA_TYPES))
+
+
+@router.get("/topics/{topic}/partitions", **openapi.LIST_PARTITIONS)
+async def list_partitions(request: Request) -> Response:
+    """The state of each partition."""
+    read_query(request)
+    broker = api_state(request).broker
+    topic: Topic = broker.topic(request.path_params["topic"])
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    return json_response([_partition(broker, found) for found in topic.partitions], media_type=media_type)
+
+
+@router.get("/topics/{topic}/partitions/{partition}", **openapi.GET_PARTITION)
+async def get_partition(request: Request) -> Response:
+    """The state of one partition."""
+    read_query(request)
+    broker = api_state(request).broker
+    found = broker.topic(request.path_params["topic"]).partition(partition_in_path(request))
+    return json_response(_partition(broker, found), media_type=answer_media_type(request.headers, METADATA_TYPES))
+
+
+@router.post("/topics/{topic}/roll", **openapi.ROLL)
+async def roll(request: Request) -> Response:
+    """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
+    read_query(request)
+    broker = api_state(request).broker
+    topic = broker.topic(request.path_params["topic"])
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    await receive_model_or_none(request, RollRequest)
+    rolled = await broker.roll(topic)
+    sealed = [{"partition": partition, "sealed_offset": offset} for partition, offset in sorted(rolled.sealed.items())]
+    return json_response({"version": rolled.version, "sealed_offsets": sealed}, media_type=media_type)
+
+
+def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:
+    return {
+        "partition": log.partition,
+        "leader": broker.broker_id,
+        "replicas": [
+            {"broker": replica, "leader": replica == broker.broker_id, "in_sync": True}
+            for replica in broker.in_sync_replicas
+        ],
+        "log_start_offset": log.log_start_offset,
+        "high_watermark": log.high_watermark,
+        "log_end_offset": log.log_end_offset,
+        "last_stable_offset": log.last_stable_offset,
+        "sealed_offset": log.sealed_offset,
+        "leader_epoch": log.leader_epoch,
+        "segments": log.segment_count,
+        "size_bytes": log.size_bytes,
+        "unsealed_bytes": log.unsealed_bytes,
+    }

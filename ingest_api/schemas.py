@@ -1,0 +1,271 @@
+"""Shapes of requests and answers. Requests of administration are read with these; the hot path only documents itself
+with them (its bodies never become objects).
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+Int32 = Annotated[int, Field(ge=0, le=_INT32_MAX, json_schema_extra={"format": "int32"})]
+Int64 = Annotated[int, Field(ge=0, le=_INT64_MAX, json_schema_extra={"format": "int64"})]
+
+
+class Request(BaseModel):
+    """No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Answer(BaseModel):
+    pass
+
+
+class ErrorBody(Answer):
+    """Every 4xx and 5xx answer. `error_code` is the HTTP status, or the status * 100 + n."""
+
+    error_code: int
+    message: str
+
+
+# ---- records --------------------------------------------------------------------------------------------------------
+
+
+class RecordHeader(Answer):
+    key: str
+    value: str | None = Field(description="Base64; null is a header without a value.")
+
+
+class ProduceRecord(Answer):
+    """`key` and `value` are any JSON in json.v2 (stored as their text), base64 text in binary.v2; absent is null."""
+
+    key: Any = None
+    value: Any = None
+    partition: Int32 | None = None
+    timestamp: int | None = Field(
+        None, description="Milliseconds since 1970-01-01T00:00:00Z; absent: time of the append."
+    )
+    headers: list[RecordHeader] | None = None
+
+
+class ProduceRequest(Answer):
+    records: list[ProduceRecord] = Field(min_length=1)
+
+
+class ProducedOffset(Answer):
+    partition: Int32
+    offset: Int64
+    error_code: int | None
+    error: str | None
+
+
+class ProducedOffsets(Answer):
+    """One entry per record, in the order of the request; empty with `acks=0`."""
+
+    offsets: list[ProducedOffset]
+    key_schema_id: int | None
+    value_schema_id: int | None
+
+
+class ProducedRange(Answer):
+    partition: Int32
+    base_offset: Int64
+    count: int
+
+
+class ProducedRanges(Answer):
+    """Within a partition the records of the request have consecutive offsets, in their order; empty with `acks=0`."""
+
+    ranges: list[ProducedRange]
+
+
+class ConsumedRecord(Answer):
+    topic: str
+    key: Any
+    value: Any
+    partition: Int32
+    offset: Int64
+    timestamp: int = Field(description="Milliseconds since 1970-01-01T00:00:00Z.")
+    headers: list[RecordHeader] | None = Field(None, description="Left out when the record has none.")
+
+
+class PartitionOffsets(Answer):
+    """`offset` and `timestamp` are there when a timestamp was asked for; null when no record is that young."""
+
+    beginning_offset: Int64
+    end_offset: Int64
+    offset: Int64 | None = None
+    timestamp: int | None = None
+
+
+class DeleteRecordsRequest(Request):
+    before_offset: Annotated[int, Field(ge=-1, le=_INT64_MAX)] = Field(
+        description="The new log start offset; -1: everything there is now."
+    )
+
+
+class DeletedRecords(Answer):
+    log_start_offset: Int64
+
+
+# ---- topics, v2 -----------------------------------------------------------------------------------------------------
+
+
+class Replica(Answer):
+    broker: Int32
+    leader: bool
+    in_sync: bool
+
+
+class Partition(Answer):
+    """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table."""
+
+    partition: Int32
+    leader: Int32
+    replicas: list[Replica]
+    log_start_offset: Int64
+    high_watermark: Int64
+    log_end_offset: Int64
+    last_stable_offset: Int64
+    sealed_offset: Int64
+    leader_epoch: Int32
+    segments: int
+    size_bytes: Int64
+    unsealed_bytes: Int64
+
+
+class Topic(Answer):
+    name: str
+    topic_id: str
+    location: str = Field(description="URI of the topic's Delta table.")
+    is_internal: bool
+    configs: dict[str, str]
+    partitions: list[Partition]
+
+
+class RollRequest(Request):
+    pass
+
+
+class SealedOffset(Answer):
+    partition: Int32
+    sealed_offset: Int64
+
+
+class Rolled(Answer):
+    version: int = Field(description="Version of the Delta table that holds everything below the sealed offsets.")
+    sealed_offsets: list[SealedOffset]
+
+
+# ---- administration, v3 ---------------------------------------------------------------------------------------------
+
+
+class ResourceMetadata(Answer):
+    self: str
+    resource_name: str | None = None
+    next: str | None = None
+
+
+class Link(Answer):
+    related: str
+
+
+class Cluster(Answer):
+    kind: Literal["KafkaCluster"]
+    metadata: ResourceMetadata
+    cluster_id: str
+    topics: Link
+
+
+class ClusterList(Answer):
+    kind: Literal["KafkaClusterList"]
+    metadata: ResourceMetadata
+    data: list[Cluster]
+
+
+class ClusterTopic(Answer):
+    kind: Literal["KafkaTopic"]
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    topic_id: str | None = Field(description="Null when the topic was only validated.")
+    is_internal: bool
+    replication_factor: int
+    partitions_count: int
+    partitions: Link
+    configs: Link
+
+
+class ClusterTopicList(Answer):
+    kind: Literal["KafkaTopicList"]
+    metadata: ResourceMetadata
+    data: list[ClusterTopic]
+
+
+class ConfigEntry(Request):
+    name: str
+    value: str | None = None
+
+
+class CreateTopicRequest(Request):
+    topic_name: str
+    partitions_count: int | None = None
+    replication_factor: int | None = None
+    configs: list[ConfigEntry] = []
+    validate_only: bool = False
+
+
+class UpdateTopicRequest(Request):
+    partitions_count: int
+
+
+class ConfigSynonym(Answer):
+    name: str
+    value: str
+    source: str
+
+
+class TopicConfigEntry(Answer):
+    kind: Literal["KafkaTopicConfig"]
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
+    synonyms: list[ConfigSynonym]
+
+
+class TopicConfigList(Answer):
+    kind: Literal["KafkaTopicConfigList"]
+    metadata: ResourceMetadata
+    data: list[TopicConfigEntry]
+
+
+class ConfigChange(Request):
+    """`value` null, or operation DELETE, takes the key back to its default."""
+
+    name: str
+    value: str | None = None
+    operation: Literal["SET", "DELETE"] = "SET"
+
+
+class AlterConfigsRequest(Request):
+    data: list[ConfigChange] = Field(min_length=1)
+    validate_only: bool = False
+
+
+class UpdateConfigRequest(Request):
+    value: str | None
+
+
+# ---- health ---------------------------------------------------------------------------------------------------------
+
+
+class Health(Answer):
+    status: Literal["live", "ready"]

@@ -1,0 +1,51 @@
+"""What the application holds while it runs, and how a route gets at it."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from ingest_api.backpressure import InFlightBytes
+from logstore.broker.broker import Broker
+from logstore.settings import Settings
+
+# Below this much a hop to a thread costs more than the work that it would take off the event loop.
+WORKER_THREAD_BYTES_MIN = 64 * 1024
+
+T = TypeVar("T")
+
+
+class ApiState:
+    """One broker and the bounds around it.
+
+    ``stopping`` is set when the server begins to shut down: long polls then answer with what there is. ``requests`` and
+    ``answers`` are bounded apart, so that slow readers never stop producers.
+    """
+
+    def __init__(self, settings: Settings, broker: Broker) -> None:
+        self.settings = settings
+        self.broker = broker
+        self.stopping = asyncio.Event()
+        limit = settings.queued_max_request_bytes
+        self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
+        self.answers = InFlightBytes(limit, what="answers", setting="queued.max.request.bytes")
+        # Threads of our own: a burst of large bodies must not keep the broker waiting for a thread to read with.
+        self._codecs = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="codec")
+
+    async def work(self, size: int, function: Callable[[], T]) -> T:
+        """Run a pure function over ``size`` bytes: in a worker thread if they are many."""
+        if size < WORKER_THREAD_BYTES_MIN:
+            return function()
+        return await asyncio.get_running_loop().run_in_executor(self._codecs, function)
+
+    def close(self) -> None:
+        self._codecs.shutdown(wait=False, cancel_futures=True)
+
+
+def api_state(request: Request) -> ApiState:
+    state = request.app.state.api
+    assert isinstance(state, ApiState)
+    return state

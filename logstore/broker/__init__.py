@@ -1,0 +1,1 @@
+"""One broker: topics, produce and fetch over the partition logs, background rolls, recovery."""

@@ -1,0 +1,521 @@
+"""The broker: what the HTTP tier calls. Owns the data directory, the journal, the topics and the background rolls.
+
+Everything here runs on one event loop; disk work runs in threads. A produce request walks: check, choose partitions,
+split, encode, assign offsets and append to the journal in one step without awaiting, wait for the fsync, answer.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import urllib.parse
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import filelock
+import numpy as np
+import pyarrow as pa
+import structlog
+
+from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.recovery import recover_partitions
+from logstore.broker.rolling import RollSchedule
+from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.clock import Clock, SystemClock
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import (
+    BrokerNotReadyError,
+    DataDirectoryError,
+    InvalidPartitionsError,
+    InvalidRecordError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    LogStoreError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    ThrottledError,
+    UnknownTopicError,
+)
+from logstore.filesystem import FileSystem
+from logstore.journal.frame import Frame, FrameLocation
+from logstore.journal.journal import Journal
+from logstore.limits import JOURNAL_FILE_BYTES, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.log.log_reader import FetchResult, LogReader
+from logstore.log.partition_log import PartitionLog
+from logstore.log.roller import Roller, RollResult
+from logstore.log.topic import Topic
+from logstore.observability import (
+    FETCHED_BYTES,
+    FETCHED_RECORDS,
+    PRODUCED_BYTES,
+    PRODUCED_RECORDS,
+    THROTTLED,
+    forget_topic,
+)
+from logstore.records.batch import DecodedRecords, PartitionBatch, split_by_partition
+from logstore.records.partitioner import choose_partitions
+from logstore.records.payload import encode_payload
+from logstore.settings import Settings
+from logstore.topic_config import TopicConfig, config_key, validate_overrides
+
+log = structlog.stdlib.get_logger(__name__)
+
+# Above this, splitting and encoding a request would hold up the event loop for milliseconds.
+_ENCODE_IN_THREAD_BYTES = 1 * MIB
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducedRange:
+    """Records of a request that got consecutive offsets in one partition.
+
+    ``rows`` are their positions in the request, in offset order (None: all of them, 0 to count - 1).
+    """
+
+    partition: int
+    base_offset: int
+    count: int
+    rows: np.ndarray | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResult:
+    ranges: tuple[ProducedRange, ...]
+    count: int
+
+
+class Broker:
+    """Make one with ``start``. Every method raises the errors of ``logstore.errors`` that its docstring names."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        coordinator: Coordinator,
+        catalog: TopicCatalog,
+        journal: Journal,
+        clock: Clock,
+        filesystem: FileSystem,
+    ) -> None:
+        self.settings = settings
+        self.cluster_id = coordinator.cluster_id
+        self.broker_id = coordinator.broker_id
+        self._coordinator = coordinator
+        self._catalog = catalog
+        self._catalog_lock = asyncio.Lock()
+        self._journal = journal
+        self._clock = clock
+        self._topics: dict[str, Topic] = {}
+        self._leader_epoch = 0
+        self._sticky = itertools.count()
+        self._not_ready: str | None = "the store is starting"
+        self._readers = ThreadPoolExecutor(4, thread_name_prefix="read")
+        self._writers = ThreadPoolExecutor(2, thread_name_prefix="roll")
+        self._roller = Roller(journal, filesystem, self._writers)
+        self._reader = LogReader(journal, self._readers, self._roller.refresh)
+        self._schedule = RollSchedule(self._roller, journal, clock, settings.journal_max_bytes, self._topics)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(
+        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    ) -> AsyncIterator[Self]:
+        """``start`` and ``stop`` around a block."""
+        broker = await cls.start(settings, clock=clock, filesystem=filesystem)
+        try:
+            yield broker
+        finally:
+            await broker.stop()
+
+    @classmethod
+    async def start(
+        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    ) -> Self:
+        """Lock the data directory, recover what is in it, and begin to serve.
+
+        Raises DataDirectoryError if another process has it or it is of another format, CorruptionError if stored bytes
+        are not what was written.
+        """
+        clock = clock or SystemClock()
+        filesystem = filesystem or FileSystem.from_environment()
+        home = settings.data / "brokers" / str(settings.broker_id)
+        filesystem.make_directory(home)
+        lock = filelock.FileLock(home / "lock", timeout=0)
+        try:
+            lock.acquire()
+        except filelock.Timeout as error:
+            raise DataDirectoryError(
+                f"Another process is serving {settings.data}: stop it, or give another directory with --data."
+            ) from error
+        try:
+            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
+            catalog = TopicCatalog(settings.data, filesystem)
+            file_bytes = max(MIB, min(JOURNAL_FILE_BYTES, settings.journal_max_bytes // 8))
+            journal = Journal(home / "journal" / "0", filesystem=filesystem, clock=clock, file_bytes=file_bytes)
+            broker = cls(settings, coordinator, catalog, journal, clock, filesystem)
+            broker._lock = lock
+            await broker._recover()
+        except BaseException:
+            lock.release()
+            raise
+        return broker
+
+    _lock: filelock.BaseFileLock
+
+    async def _recover(self) -> None:
+        began = self._clock.monotonic()
+        tables = await asyncio.to_thread(self._catalog.load)
+        snapshots = {name: await asyncio.to_thread(table.snapshot) for name, table in tables.items()}
+        epochs = (state.leader_epoch for s in snapshots.values() for state in s.partitions.values())
+        self._leader_epoch = self._coordinator.elect(above=max(epochs, default=0))
+        for name, table in tables.items():
+            self._topics[name] = self._topic(name, table, snapshots[name])
+        by_id = {topic.topic_id: topic for topic in self._topics.values()}
+        await asyncio.to_thread(recover_partitions, self._journal, by_id)
+        await self._journal.start(self._snapshot_frames)
+        for topic in self._topics.values():
+            await self._roller.refresh(topic, at_start=True)
+            for partition_log in topic.partitions:
+                self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
+        self._schedule.start()
+        self._not_ready = None
+        unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
+        log.info(
+            "broker.started",
+            data=str(self.settings.data),
+            topics=len(self._topics),
+            unsealed_records=unsealed,
+            leader_epoch=self._leader_epoch,
+            seconds=round(self._clock.monotonic() - began, 3),
+        )
+
+    def _topic(self, name: str, table: TopicTable, snapshot: TopicSnapshot) -> Topic:
+        return Topic(
+            name,
+            table,
+            snapshot,
+            location=f"{self.settings.location}/topics/{urllib.parse.quote(name)}",
+            defaults=self.settings.topic_defaults,
+            leader_epoch=self._leader_epoch,
+        )
+
+    def _snapshot_frames(self) -> list[Frame]:
+        return [p.snapshot_frame() for topic in self._topics.values() for p in topic.partitions]
+
+    async def stop(self) -> None:
+        """Refuse new appends, seal what is left, and let go of the data directory."""
+        self._not_ready = "the store is stopping"
+        await self._schedule.stop()
+        for topic in list(self._topics.values()):
+            try:
+                await self._roller.roll(topic)
+            except LogStoreError as error:
+                # Nothing is lost: the journal keeps it, and the next start rolls it.
+                log.warning("broker.not_rolled_at_stop", topic=topic.name, error=str(error))
+        await self._roller.drain()
+        for topic in self._topics.values():
+            for partition_log in topic.partitions:
+                partition_log.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
+        await self._journal.close()
+        self._readers.shutdown()
+        self._writers.shutdown()
+        self._lock.release()
+        log.info("broker.stopped")
+
+    # ---- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why appends are refused; None while they are taken."""
+        if self._not_ready is None and self._journal.failed is not None:
+            return str(self._journal.failed)
+        return self._not_ready
+
+    @property
+    def ready(self) -> bool:
+        return self.not_ready_reason is None
+
+    def _require_ready(self) -> None:
+        if self._journal.failed is not None:
+            raise self._journal.failed
+        if self._not_ready is not None:
+            raise BrokerNotReadyError(f"Not now: {self._not_ready}. Try again in a few seconds.")
+
+    @property
+    def in_sync_replicas(self) -> tuple[int, ...]:
+        return self._coordinator.in_sync_replicas()
+
+    def topics(self, *, include_internal: bool = False) -> list[Topic]:
+        """By name."""
+        return [t for _, t in sorted(self._topics.items()) if include_internal or not t.is_internal]
+
+    def topic(self, name: str) -> Topic:
+        """Raises UnknownTopicError."""
+        topic = self._topics.get(name)
+        if topic is None:
+            raise UnknownTopicError(f"Topic {name!r} not found.")
+        return topic
+
+    # ---- topic administration ---------------------------------------------------------------------------------------
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str | None] | None = None,
+        validate_only: bool = False,
+    ) -> Topic | None:
+        """A new topic; None for ``validate_only``.
+
+        Raises InvalidTopicError, TopicExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
+        InvalidConfigError, StorageFullError.
+        """
+        return await self._change(
+            self._create_topic(name, partitions, replication_factor, configs or {}, validate_only)
+        )
+
+    async def _create_topic(
+        self,
+        name: str,
+        partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str | None],
+        validate_only: bool,
+    ) -> Topic | None:
+        check_topic_name(name)
+        check_no_collision(name, self._topics)
+        count = self.settings.num_partitions if partitions is None else partitions
+        _check_partitions(count)
+        if replication_factor not in {None, 1, -1}:
+            raise InvalidReplicationFactorError(
+                f"Replication factor {replication_factor} is larger than the number of brokers (1): leave it out."
+            )
+        overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
+        TopicConfig.parse(overrides, self.settings.topic_defaults)
+        if validate_only:
+            return None
+        table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
+        topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
+        self._topics[name] = topic
+        log.info("topic.created", topic=name, partitions=count, configs=overrides)
+        return topic
+
+    async def delete_topic(self, name: str) -> None:
+        """Gone for readers and writers at once; its files follow. Raises UnknownTopicError."""
+        await self._change(self._delete_topic(name))
+
+    async def _delete_topic(self, name: str) -> None:
+        topic = self.topic(name)
+        async with topic.commit_lock:
+            await asyncio.to_thread(self._catalog.remove, name)
+            topic.delete()
+            del self._topics[name]
+            self._journal.forget(topic.topic_id)
+        forget_topic(name)
+        log.info("topic.deleted", topic=name)
+        await asyncio.to_thread(self._catalog.purge)
+
+    async def alter_configs(
+        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> Topic:
+        """Set keys; None takes a key back to its default. Raises UnknownTopicError, InvalidConfigError."""
+        topic = self.topic(name)
+        checked: dict[str, str | None] = dict(
+            validate_overrides({key: value for key, value in changes.items() if value is not None})
+        )
+        checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
+        if checked and not validate_only:
+            await self._roller.commit(topic, lambda: topic.table.alter_config(checked))
+            log.info("topic.configs_altered", topic=name, changes=checked)
+        return topic
+
+    async def add_partitions(self, name: str, total: int) -> Topic:
+        """Grow to ``total`` partitions. Raises InvalidPartitionsError for fewer than there are, UnknownTopicError."""
+        return await self._change(self._add_partitions(name, total))
+
+    async def _add_partitions(self, name: str, total: int) -> Topic:
+        topic = self.topic(name)
+        _check_partitions(total)
+        if total < len(topic.partitions):
+            raise InvalidPartitionsError(
+                f"Topic '{name}' has {len(topic.partitions)} partitions; partitions can be added, never removed."
+            )
+        if total > len(topic.partitions):
+            await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
+            log.info("topic.partitions_added", topic=name, partitions=total)
+        return topic
+
+    async def _change(self, change: Coroutine[object, object, T]) -> T:
+        """One change of the catalogue at a time, each to its end even if the caller goes away."""
+
+        async def locked() -> T:
+            async with self._catalog_lock:
+                return await change
+
+        return await asyncio.shield(asyncio.create_task(locked()))
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    async def topic_for_produce(self, name: str) -> Topic:
+        """The topic; made first if ``auto.create.topics.enable`` says so. Raises UnknownTopicError."""
+        if name not in self._topics and self.settings.auto_create_topics_enable:
+            self._require_ready()
+            with contextlib.suppress(LogStoreError):
+                await self.create_topic(name)
+        return self.topic(name)
+
+    async def produce(
+        self,
+        topic: Topic,
+        records: DecodedRecords,
+        *,
+        partition: int | None = None,
+        acks: int = -1,
+        timeout_ms: int = 30_000,
+    ) -> ProduceResult:
+        """Append a request's records; per partition all of them with consecutive offsets, or none.
+
+        ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
+        Raises UnknownPartitionError, InvalidRecordError (a null key in a compacted topic), ThrottledError (the journal
+        is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError, RequestTimedOutError.
+        """
+        self._require_ready()
+        _check_keys(topic, records)
+        parts, payloads = await self._encode(topic, records, partition)
+        self._require_ready()
+        self._require_room(sum(len(payload) for payload in payloads))
+        ranges, durable = self._append(topic, parts, payloads)
+        if acks != 0:
+            await asyncio.wait([durable], timeout=timeout_ms / 1000)
+            if not durable.done():
+                raise RequestTimedOutError(
+                    f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
+                )
+            durable.result()
+        PRODUCED_RECORDS.labels(topic.name).inc(records.batch.num_rows)
+        PRODUCED_BYTES.labels(topic.name).inc(records.batch.nbytes)
+        return ProduceResult(ranges, records.batch.num_rows)
+
+    async def _encode(
+        self, topic: Topic, records: DecodedRecords, partition: int | None
+    ) -> tuple[list[PartitionBatch], list[pa.Buffer]]:
+        def encode() -> tuple[list[PartitionBatch], list[pa.Buffer]]:
+            parts = _split(topic, records, partition, sticky)
+            return parts, [encode_payload(p.batch) if p.verbatim is None else p.verbatim for p in parts]
+
+        sticky = next(self._sticky)
+        if records.batch.nbytes > _ENCODE_IN_THREAD_BYTES:
+            return await asyncio.to_thread(encode)
+        return encode()
+
+    def _append(
+        self, topic: Topic, parts: list[PartitionBatch], payloads: list[pa.Buffer]
+    ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
+        # No await in here: the order of offsets is the order of frames in the journal.
+        now_ms = self._clock.now_ms()
+        frames: list[Frame] = []
+        for part, payload in zip(parts, payloads, strict=True):
+            partition_log = topic.partition(part.partition)
+            frames.append(
+                partition_log.next_frame(
+                    part.batch, payload, now_ms=now_ms, log_append_time=topic.config.log_append_time
+                )
+            )
+        durable = self._journal.append(frames)
+        for at, (part, frame) in enumerate(zip(parts, frames, strict=True)):
+            topic.partitions[part.partition].track(frame, durable, at)
+        ranges = tuple(
+            ProducedRange(part.partition, frame.header.base_offset, frame.header.record_count, part.rows)
+            for part, frame in zip(parts, frames, strict=True)
+        )
+        return ranges, durable
+
+    def _require_room(self, num_bytes: int) -> None:
+        if self._journal.retained_bytes + num_bytes > self.settings.journal_max_bytes:
+            self._schedule.press()
+            THROTTLED.labels("journal").inc()
+            raise ThrottledError(
+                f"The journal holds {self._journal.retained_bytes} bytes not yet in Delta; journal.max.bytes is "
+                f"{self.settings.journal_max_bytes}. Send less, or try again after the next roll."
+            )
+
+    async def fetch(
+        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
+    ) -> FetchResult:
+        """Records from ``offset`` on; see ``LogReader.fetch``."""
+        result = await self._reader.fetch(
+            topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
+        )
+        FETCHED_RECORDS.labels(topic.name).inc(result.records.num_rows)
+        FETCHED_BYTES.labels(topic.name).inc(result.records.nbytes)
+        return result
+
+    async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
+        """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one."""
+        return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
+
+    async def delete_records(self, topic: Topic, partition: int, before_offset: int) -> int:
+        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
+
+        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
+        OffsetOutOfRangeError beyond the high watermark or below -1, UnknownPartitionError.
+        """
+        self._require_ready()
+        partition_log = topic.partition(partition)
+        target = partition_log.high_watermark if before_offset == -1 else before_offset
+        if not 0 <= target <= partition_log.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
+                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
+                log_start_offset=partition_log.log_start_offset,
+                high_watermark=partition_log.high_watermark,
+            )
+        if target > partition_log.sealed_offset:
+            await self._roller.roll(topic, lambda p: p is partition_log)
+        if target > partition_log.log_start_offset:
+            await self._roller.commit(
+                topic,
+                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
+            )
+        return partition_log.log_start_offset
+
+    async def roll(self, topic: Topic) -> RollResult:
+        """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
+        self._require_ready()
+        return await self._roller.roll(topic)
+
+
+def _check_partitions(count: int) -> None:
+    if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
+
+
+def _check_keys(topic: Topic, records: DecodedRecords) -> None:
+    keys = records.batch.column("key")
+    if topic.config.compacted and keys.null_count:
+        first = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+        raise InvalidRecordError(
+            f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
+        )
+
+
+def _split(topic: Topic, records: DecodedRecords, partition: int | None, sticky: int) -> list[PartitionBatch]:
+    if partition is None:
+        chosen = choose_partitions(records, len(topic.partitions), sticky)
+        return split_by_partition(records, chosen)
+    topic.partition(partition)
+    if records.partitions is not None:
+        others = np.flatnonzero((records.partitions != partition) & (records.partitions != -1))
+        if len(others):
+            raise InvalidRequestError(
+                f"Record {int(others[0])} names partition {int(records.partitions[others[0]])}, but the path names "
+                f"{partition}: leave it out of the record, or post to the topic."
+            )
+    return [PartitionBatch(partition, records.batch, None, records.verbatim)]
+
+
+__all__ = ["Broker", "FetchResult", "PartitionLog", "ProduceResult", "ProducedRange", "RollResult", "Topic"]

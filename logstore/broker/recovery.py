@@ -1,0 +1,65 @@
+"""What a broker finds when it starts: journal frames and Delta tables become partition logs again.
+
+History is Delta's to tell, the tail the journal's. Where Delta shows less than was sealed before (a foreign commit has
+overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
+"""
+
+from collections.abc import Mapping
+from uuid import UUID
+
+import structlog
+
+from logstore.errors import CorruptionError
+from logstore.journal.frame import FrameType, PartitionSnapshot
+from logstore.journal.journal import Journal
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+from logstore.segments.reader import read_footer
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic]) -> None:
+    """Read the whole journal once and bring every partition log to its state before the stop.
+
+    Frames of deleted topics are forgotten. Raises CorruptionError, naming topic and partition, where offsets are
+    missing.
+    """
+    logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
+    snapshots: dict[tuple[UUID, int], PartitionSnapshot] = {}
+    gone: set[UUID] = set()
+    for frame in journal.recover():
+        header = frame.header
+        key = header.topic_id, header.partition
+        partition_log = logs.get(key)
+        if partition_log is None:
+            gone.add(header.topic_id)
+        elif header.type == FrameType.SNAPSHOT:
+            assert frame.payload is not None
+            snapshots[key] = PartitionSnapshot.decode(frame.payload)
+        else:
+            partition_log.recover_frame(header, frame.location)
+    for topic_id in gone:
+        journal.forget(topic_id)
+    for topic in topics.values():
+        for partition_log in topic.partitions:
+            _finish(topic, partition_log, snapshots.get((topic.topic_id, partition_log.partition)))
+
+
+def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:
+    in_table = topic.snapshot.partitions[partition_log.partition].sealed
+    # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, what is
+    # missing was sealed.
+    journal_start = partition_log.index.lowest_above(in_table)
+    sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
+    if snapshot is not None:
+        epochs = snapshot.leader_epochs
+    elif partition_log.segments:
+        epochs = read_footer(topic.table.path / partition_log.segments[-1].path).leader_epochs
+    else:
+        epochs = ()
+    partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)
+    try:
+        partition_log.finish_recovery()
+    except CorruptionError as error:
+        raise CorruptionError(f"{partition_log.topic}-{partition_log.partition}: {error}") from error

@@ -1,0 +1,130 @@
+"""When topics roll: by size, by age, or because the journal fills up; and when their tables are looked at again."""
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from logstore.clock import Clock
+from logstore.errors import LogStoreError
+from logstore.journal.journal import Journal
+from logstore.limits import MIB
+from logstore.log.partition_log import PartitionLog
+from logstore.log.roller import Roller, due
+from logstore.log.topic import Topic
+from logstore.observability import ROLLS, UNSEALED_RECORDS
+
+log = structlog.stdlib.get_logger(__name__)
+
+_TICK_S = 0.1
+_REFRESH_S = 5.0
+# A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
+_NEARLY_OLD = 0.5
+_PRESSURE = 0.5
+_RETRY_S = 1.0
+# A journal of more files than this is pinned by something slow; up to so many bytes of a file are worth copying.
+_JOURNAL_FILES = 4
+_RELOCATE_BYTES_MAX = 8 * MIB
+
+
+class RollSchedule:
+    def __init__(
+        self, roller: Roller, journal: Journal, clock: Clock, journal_max_bytes: int, topics: Mapping[str, Topic]
+    ) -> None:
+        self._roller = roller
+        self._journal = journal
+        self._clock = clock
+        self._journal_max_bytes = journal_max_bytes
+        self._topics = topics
+        self._rolling: dict[Topic, asyncio.Task[None]] = {}
+        self._not_before: dict[Topic, float] = {}
+        self._pressed = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._loops = [asyncio.create_task(self._roll_loop()), asyncio.create_task(self._refresh_loop())]
+
+    async def stop(self) -> None:
+        """End the schedule; rolls under way come to their end."""
+        for task in self._loops:
+            task.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await asyncio.gather(*self._rolling.values(), return_exceptions=True)
+
+    def press(self) -> None:
+        """The journal is full: roll now."""
+        self._pressed.set()
+
+    async def _roll_loop(self) -> None:
+        while True:
+            pressed = self._pressed.is_set() or self._journal.retained_bytes > _PRESSURE * self._journal_max_bytes
+            self._pressed.clear()
+            for topic in list(self._topics.values()):
+                if topic not in self._rolling and self._is_due(topic, pressed=pressed):
+                    self._rolling[topic] = asyncio.create_task(self._roll(topic, pressed=pressed))
+            try:
+                await asyncio.wait_for(self._pressed.wait(), _TICK_S)
+            except TimeoutError:
+                continue
+
+    def _is_due(self, topic: Topic, *, pressed: bool) -> bool:
+        if self._clock.monotonic() < self._not_before.get(topic, 0.0):
+            return False
+        now_ms = self._clock.now_ms()
+        config = topic.config
+        if pressed:
+            return any(p.sealed_offset < p.last_stable_offset for p in topic.partitions)
+        return any(
+            due(p, now_ms=now_ms, segment_bytes=config.segment_bytes, segment_ms=config.segment_ms)
+            for p in topic.partitions
+        )
+
+    async def _roll(self, topic: Topic, *, pressed: bool) -> None:
+        now_ms, config = self._clock.now_ms(), topic.config
+
+        def select(partition_log: PartitionLog) -> bool:
+            nearly = config.segment_ms * _NEARLY_OLD
+            return pressed or due(partition_log, now_ms=now_ms, segment_bytes=config.segment_bytes, segment_ms=nearly)
+
+        try:
+            await self._roller.roll(topic, select)
+            self._not_before.pop(topic, None)
+        except (LogStoreError, OSError) as error:
+            # The journal keeps the records; the next attempt begins on a fresh snapshot.
+            ROLLS.labels(topic.name, "failed").inc()
+            log.error("roll.failed", topic=topic.name, error=str(error))
+            self._not_before[topic] = self._clock.monotonic() + _RETRY_S
+        finally:
+            del self._rolling[topic]
+            if topic.deleted:
+                self._not_before.pop(topic, None)
+
+    async def _refresh_loop(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            await self._unpin_journal()
+            for topic in list(self._topics.values()):
+                try:
+                    await self._roller.refresh(topic)
+                except (LogStoreError, OSError) as error:
+                    log.error("topic.refresh_failed", topic=topic.name, error=str(error))
+                if not topic.deleted:
+                    unsealed = sum(p.log_end_offset - p.sealed_offset for p in topic.partitions)
+                    UNSEALED_RECORDS.labels(topic.name).set(unsealed)
+
+    async def _unpin_journal(self) -> None:
+        """Copy what a slow topic still needs of an old journal file forward, so that the file can go."""
+        while len(self._journal.files) > _JOURNAL_FILES:
+            try:
+                moved = await self._journal.relocate_oldest(_RELOCATE_BYTES_MAX)
+            except LogStoreError as error:
+                log.error("journal.relocation_failed", error=str(error))
+                return
+            by_id = {topic.topic_id: topic for topic in self._topics.values()}
+            for header, location in moved:
+                if header.topic_id in by_id:
+                    by_id[header.topic_id].partitions[header.partition].index.move(header.base_offset, location)
+            if not moved:
+                return
+            await asyncio.sleep(0)
+            log.info("journal.relocated", frames=len(moved))

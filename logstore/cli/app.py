@@ -1,0 +1,48 @@
+"""The commands by name."""
+
+from typing import Annotated
+
+import typer
+
+from logstore import __version__
+from logstore.cli import serve
+from logstore.cli.command_group import CommandGroup
+from logstore.cli.options import UrlOption
+
+app = typer.Typer(
+    name="logstore",
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"logstore {__version__}")
+        raise typer.Exit
+
+
+@app.callback(
+    epilog="""\b
+First steps:
+  logstore serve                                      run a store on ./data
+  logstore topic create events --partitions 4
+  echo '{"user": "ann"}' | logstore produce events --ndjson --key-field user
+  logstore consume events
+  logstore doctor                                     is everything there that is needed?
+"""
+)
+def _logstore(
+    url: UrlOption = None,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """A log store with Kafka's model whose every topic is a plain Delta table."""
+
+
+app.command(epilog=serve.EXAMPLES)(serve.serve)

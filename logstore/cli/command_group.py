@@ -1,0 +1,51 @@
+"""How every command ends: what is raised becomes one line and an exit code."""
+
+import os
+import sys
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from logstore.errors import LogStoreError, StoreUnreachableError
+
+FAILED = 1
+INTERRUPTED = 130
+
+
+class CommandGroup(TyperGroup):
+    """The outermost group."""
+
+    def invoke(self, ctx: typer.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            # Here, where a reader that went away is still expected; at exit Python would complain about it.
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # `logstore consume t | head`: the reader has what it wanted.
+            _discard_output()
+            raise typer.Exit(0) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except StoreUnreachableError as error:
+            fail(f"{error.message}; start one with: logstore serve")
+        except LogStoreError as error:
+            fail(error.message)
+        except OSError as error:
+            fail(str(error) if error.filename is None else f"{error.filename}: {error.strerror}")
+        return result
+
+
+def fail(message: str) -> Any:
+    """End the command: ``message`` on stderr in one line, exit code 1."""
+    sys.stderr.write(f"logstore: {' '.join(message.split())}\n")
+    raise typer.Exit(FAILED) from None
+
+
+def _discard_output() -> None:
+    try:
+        descriptor = sys.stdout.fileno()
+    except OSError:
+        return
+    with open(os.devnull, "wb") as nothing:  # noqa: PTH123 (a device, for its descriptor)
+        os.dup2(nothing.fileno(), descriptor)

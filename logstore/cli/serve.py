@@ -1,0 +1,45 @@
+"""``logstore serve``."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = """\b
+Examples:
+  logstore serve
+  logstore serve --data /srv/log --port 9092
+  logstore serve --config conf/logstore.toml --host 0.0.0.0
+"""
+
+
+def serve(
+    data: Annotated[
+        Path | None, typer.Option(help="Directory of topics and journals. [default: data]", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(help="HTTP port; 0 takes a free one. [default: 8082]", show_default=False)
+    ] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on. [default: 127.0.0.1]", show_default=False)
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="Settings file (TOML). [default: conf/logstore.toml, if it is there]", show_default=False, exists=True
+        ),
+    ] = None,
+) -> None:
+    """Run a store in this terminal until Ctrl-C.
+
+    Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
+    answers. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta.
+    """
+    from ingest_api.server import serve as run_server
+    from logstore.settings import load_settings
+
+    if config is not None:
+        os.environ["LOGSTORE_CONFIG"] = str(config)
+    settings = load_settings(data=data, port=port, host=host)
+    raise typer.Exit(run_server(settings))

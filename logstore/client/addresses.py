@@ -1,0 +1,42 @@
+"""Where a store listens: the text of ``bootstrap`` and ``--url``, read strictly."""
+
+from urllib.parse import urlsplit
+
+from logstore.errors import InvalidRequestError
+
+DEFAULT_URL = "http://127.0.0.1:8082"
+
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def parse_bootstrap(bootstrap: str) -> tuple[str, ...]:
+    """The base URLs, without a slash at the end, of ``http(s)://host:port`` or ``host:port``, separated by commas.
+
+    A path is kept (a store behind a reverse proxy). InvalidRequestError naming the part that cannot be read.
+    """
+    urls = tuple(_parse_one(part.strip()) for part in bootstrap.split(",") if part.strip())
+    if not urls:
+        raise InvalidRequestError(f"No address of a store in {bootstrap!r}: give host:port or http(s)://host:port")
+    return urls
+
+
+def is_loopback(url: str) -> bool:
+    return urlsplit(url).hostname in _LOOPBACK
+
+
+def _parse_one(text: str) -> str:
+    expected = "give host:port or http(s)://host:port, several separated by commas"
+    parts = urlsplit(text if "://" in text else f"http://{text}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise InvalidRequestError(f"The port of address {text!r} is not a number from 1 to 65535: {expected}") from None
+    if parts.scheme not in ("http", "https"):
+        raise InvalidRequestError(f"Address {text!r} has an unknown scheme: {expected}")
+    if not parts.hostname or any(character.isspace() for character in text):
+        raise InvalidRequestError(f"Address {text!r} has no host: {expected}")
+    if port == 0 or (port is None and "://" not in text):
+        raise InvalidRequestError(f"Address {text!r} has no port: {expected}")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise InvalidRequestError(f"Address {text!r} is more than a host, a port and a path: {expected}")
+    return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")

@@ -1,0 +1,192 @@
+"""Topics over HTTP: make, look at, change, delete. No Arrow is needed here."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
+
+from logstore.client.addresses import DEFAULT_URL
+from logstore.client.metadata import (
+    ConfigEntry,
+    PartitionOffsets,
+    RollDescription,
+    TopicDescription,
+    TopicListing,
+    decode,
+)
+from logstore.client.transport import Transport, quote_name, topic_path
+from logstore.errors import (
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidRequestError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cluster:
+    cluster_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Clusters:
+    data: tuple[_Cluster, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Topics:
+    data: tuple[TopicListing, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Configs:
+    data: tuple[ConfigEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _LogStart:
+    log_start_offset: int
+
+
+class Admin:
+    """Administration of the topics of one store.
+
+    ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
+    StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes; ``retry_timeout_s`` bounds how
+    long a request is tried again where that is safe. A context manager.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str = DEFAULT_URL,
+        *,
+        client_id: str | None = None,
+        request_timeout_s: float = 30.0,
+        retry_timeout_s: float = 10.0,
+    ) -> None:
+        self._transport = Transport(
+            bootstrap, client_id=client_id, request_timeout_s=request_timeout_s, retry_timeout_s=retry_timeout_s
+        )
+        self._cluster_id = ""
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def cluster_id(self) -> str:
+        """The store's id; asked for once."""
+        if not self._cluster_id:
+            clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
+            self._cluster_id = clusters.data[0].cluster_id
+        return self._cluster_id
+
+    def topics(self) -> tuple[TopicListing, ...]:
+        """All topics, by name."""
+        listed = decode(self._transport.request("GET", self._topics_path).content, _Topics).data
+        return tuple(sorted(listed, key=lambda topic: topic.topic_name))
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        partitions: int | None = None,
+        configs: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+    ) -> None:
+        """Make a topic; ``partitions`` None takes the store's ``num.partitions``.
+
+        Raises TopicExistsError, InvalidRequestError (name, partition count or a configuration).
+        """
+        body = {
+            "topic_name": topic,
+            "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
+            "validate_only": validate_only,
+            **({} if partitions is None else {"partitions_count": partitions}),
+        }
+        try:
+            self._transport.request("POST", self._topics_path, json=body)
+        except InvalidRequestError as error:
+            # The protocol has one code for all that is wrong with a new topic.
+            if self._exists(topic):
+                raise TopicExistsError(error.message) from None
+            raise
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Offsets, sizes and configuration; UnknownTopicError."""
+        return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
+
+    def topic_configs(self, topic: str) -> tuple[ConfigEntry, ...]:
+        """Every configuration key of the topic and where its value comes from; UnknownTopicError."""
+        path = f"{self._topics_path}/{quote_name(topic)}/configs"
+        return decode(self._transport.request("GET", path).content, _Configs).data
+
+    def alter_configs(self, topic: str, changes: Mapping[str, str | None], *, validate_only: bool = False) -> None:
+        """Set keys, all or none; None takes a key back to its default.
+
+        Raises InvalidConfigError naming the key, UnknownTopicError.
+        """
+        data = [
+            {"name": name, "operation": "DELETE"}
+            if value is None
+            else {"name": name, "value": value, "operation": "SET"}
+            for name, value in changes.items()
+        ]
+        # Setting a key twice is setting it once: safe to send again.
+        self._transport.request(
+            "POST",
+            f"{self._topics_path}/{quote_name(topic)}/configs:alter",
+            json={"data": data, "validate_only": validate_only},
+            idempotent=True,
+            bad_request=InvalidConfigError,
+        )
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        """Grow the topic to ``total`` partitions; InvalidPartitionsError when it has that many or more."""
+        self._transport.request(
+            "PATCH",
+            f"{self._topics_path}/{quote_name(topic)}",
+            json={"partitions_count": total},
+            bad_request=InvalidPartitionsError,
+        )
+
+    def delete_topic(self, topic: str) -> None:
+        """Delete the topic and its data; UnknownTopicError."""
+        # Not sent again by itself: a second DELETE after a lost answer would say that there is no such topic.
+        self._transport.request("DELETE", f"{self._topics_path}/{quote_name(topic)}", idempotent=False)
+
+    def roll(self, topic: str) -> RollDescription:
+        """Put all records so far into Parquet and Delta; answers when that is durable."""
+        answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
+        return decode(answer.content, RollDescription)
+
+    def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
+        """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
+        params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
+        path = topic_path(topic, f"/partitions/{partition}/offsets")
+        return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
+        """Move the log start up to ``before_offset`` (-1: the high watermark); the new log start.
+
+        Raises OffsetOutOfRangeError, UnknownTopicError, UnknownPartitionError.
+        """
+        path = topic_path(topic, f"/partitions/{partition}/delete-records")
+        answer = self._transport.request("POST", path, json={"before_offset": before_offset}, idempotent=True)
+        return decode(answer.content, _LogStart).log_start_offset
+
+    @property
+    def _topics_path(self) -> str:
+        return f"/v3/clusters/{self.cluster_id}/topics"
+
+    def _exists(self, topic: str) -> bool:
+        try:
+            self.describe_topic(topic)
+        except (UnknownTopicError, InvalidRequestError):
+            return False
+        return True

@@ -1,0 +1,228 @@
+"""One place where a client talks HTTP: addresses, time limits, errors, and what may be sent again.
+
+Invariants:
+
+- A request goes to the next address only when a connection was refused, so that nothing was sent twice.
+- It is sent again only if that cannot store anything twice: it is idempotent, or the answer says that nothing was
+  stored (429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to 2 s.
+- Every other failure is an exception of ``logstore.errors``, found by the answer's ``error_code``. A 4xx means that
+  nothing was stored; NetworkError and RequestTimedOutError that it is unknown.
+
+The retry loop is our own: what it waits for is the server's header, and a library in a notebook must not log to it.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from logstore import errors
+from logstore.client.addresses import is_loopback, parse_bootstrap
+from logstore.errors import LogStoreError
+
+_CONNECT_SECONDS = 5.0
+# Below uvicorn's 5 s: a kept connection must not be closed by the server in the moment that a request goes out on it.
+_KEEPALIVE_SECONDS = 3.0
+_BACKOFF_SECONDS = 0.1
+_BACKOFF_SECONDS_MAX = 2.0
+# A proxy's page of HTML says no more than its first words do.
+_MESSAGE_CHARS_MAX = 500
+
+
+class _ErrorBody(msgspec.Struct):
+    error_code: int
+    message: str
+
+
+_ERRORS: Mapping[int, type[LogStoreError]] = {
+    40002: errors.InvalidRequestError,
+    40401: errors.UnknownTopicError,
+    40402: errors.UnknownPartitionError,
+    41301: errors.RequestTooLargeError,
+    41302: errors.RecordTooLargeError,
+    42206: errors.InvalidRecordError,
+    50003: errors.CommitStateUnknownError,
+    50301: errors.BrokerNotReadyError,
+    50302: errors.StorageFullError,
+    50401: errors.RequestTimedOutError,
+}
+#: What is left: by the first digits, the bare status.
+_ERRORS_BY_STATUS: Mapping[int, type[LogStoreError]] = {
+    404: errors.UnknownTopicError,
+    413: errors.RequestTooLargeError,
+    502: errors.NetworkError,
+    503: errors.BrokerNotReadyError,
+    504: errors.RequestTimedOutError,
+}
+_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError)
+
+
+class Transport:
+    """Requests to the first of ``bootstrap``'s addresses that answers. Safe from several threads.
+
+    ``request_timeout_s`` bounds the wait for one answer; ``retry_timeout_s`` how long a request is sent again where
+    that is safe (0: once). ``client_id`` names this client in the store's metrics and logs.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        *,
+        client_id: str | None = None,
+        request_timeout_s: float = 30.0,
+        retry_timeout_s: float = 10.0,
+    ) -> None:
+        self.urls = parse_bootstrap(bootstrap)
+        self._request_timeout_s = request_timeout_s
+        self._retry_timeout_s = retry_timeout_s
+        self._current = 0
+        self._stopped = threading.Event()
+        self._http = httpx.Client(
+            headers={"Logstore-Client-Id": client_id} if client_id else None,
+            limits=httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS),
+            # A proxy of the environment is for other machines: it does not know what our loopback address is.
+            trust_env=not all(is_loopback(url) for url in self.urls),
+        )
+
+    def stop_retrying(self) -> None:
+        """A request that waits to be sent again fails at once, and so does any other after its first attempt."""
+        self._stopped.set()
+
+    def close(self) -> None:
+        """Free the connections."""
+        self._stopped.set()
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        json: Any = None,
+        content: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str | int] | None = None,
+        idempotent: bool | None = None,
+        timeout_s: float | None = None,
+        retry_timeout_s: float | None = None,
+        bad_request: type[LogStoreError] = errors.InvalidRequestError,
+    ) -> httpx.Response:
+        """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
+        (a long poll's own wait); ``bad_request`` is what error_code 40002 means here.
+
+        Raises what ``logstore.errors`` has for the answer; StoreUnreachableError, NetworkError, RequestTimedOutError.
+        """
+        if json is not None:
+            content = msgspec.json.encode(json)
+            headers = {"Content-Type": "application/json", **(headers or {})}
+        again = method in ("GET", "PUT", "DELETE") if idempotent is None else idempotent
+        give_up = time.monotonic() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
+        read_s = self._request_timeout_s + (timeout_s or 0)
+        request = {"content": content, "headers": headers, "params": params}
+
+        def once() -> httpx.Response:
+            response = self._send(method, path, request, httpx.Timeout(read_s, connect=_CONNECT_SECONDS))
+            if not response.is_success:
+                raise error_of(response, bad_request)
+            return response
+
+        return self._with_retries(once, again=again, give_up=give_up)
+
+    def _with_retries(self, once: Callable[[], httpx.Response], *, again: bool, give_up: float) -> httpx.Response:
+        for backoff in _backoffs():
+            try:
+                return once()
+            except LogStoreError as error:
+                safe = again and isinstance(error, (errors.NetworkError, errors.RequestTimedOutError))
+                if not (safe or isinstance(error, (*_NOTHING_STORED, errors.StoreUnreachableError))):
+                    raise
+                wait = error.retry_after_s if isinstance(error, errors.ThrottledError) else backoff
+                if time.monotonic() + wait > give_up or self._stopped.wait(wait):
+                    raise
+        raise AssertionError
+
+    def _send(self, method: str, path: str, request: dict[str, Any], timeout: httpx.Timeout) -> httpx.Response:
+        """To the current address; to the others in turn while connections are refused."""
+        refused: httpx.TransportError | None = None
+        for turn in range(len(self.urls)):
+            index = (self._current + turn) % len(self.urls)
+            try:
+                response = self._http.request(method, self.urls[index] + path, timeout=timeout, **request)
+            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                refused = error
+                continue
+            except httpx.TimeoutException:
+                raise errors.RequestTimedOutError(
+                    f"{self.urls[index]} did not answer {method} {path} in {timeout.read:.0f} s: "
+                    "whether it took effect is unknown"
+                ) from None
+            except httpx.TransportError as error:
+                raise errors.NetworkError(
+                    f"The connection to {self.urls[index]} broke during {method} {path} ({_reason(error)}): "
+                    "whether it took effect is unknown"
+                ) from None
+            self._current = index
+            return response
+        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({_reason(refused)})") from None
+
+
+def topic_path(topic: str, rest: str = "") -> str:
+    """``/topics/<topic>`` with ``rest`` after it; InvalidTopicError for what cannot stand in a path."""
+    return f"/topics/{quote_name(topic)}{rest}"
+
+
+def quote_name(topic: str) -> str:
+    if topic in ("", ".", ".."):
+        raise errors.InvalidTopicError(
+            f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or .."
+        )
+    return quote(topic, safe="")
+
+
+def error_of(response: httpx.Response, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
+    """The exception that an answer other than 2xx stands for."""
+    try:
+        body = msgspec.json.decode(response.content, type=_ErrorBody)
+        code, message = body.error_code, body.message
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        # Not the store's own answer: a proxy's, or another program on that port.
+        code, message = response.status_code, f"{response.status_code} {response.text[:_MESSAGE_CHARS_MAX]}".strip()
+    if code == 41601:
+        start, end = (
+            int(response.headers.get(f"Logstore-{name}", -1)) for name in ("Log-Start-Offset", "High-Watermark")
+        )
+        return errors.OffsetOutOfRangeError(message, log_start_offset=start, high_watermark=end)
+    if response.status_code == 429:
+        return errors.ThrottledError(message, retry_after_s=_retry_after(response))
+    if code == 40002:
+        return bad_request(message)
+    unknown = errors.InvalidRequestError if response.status_code < 500 else LogStoreError
+    return _ERRORS.get(code, _ERRORS_BY_STATUS.get(response.status_code, unknown))(message)
+
+
+def _retry_after(response: httpx.Response) -> int:
+    text = response.headers.get("Retry-After", "1")
+    return int(text) if text.isdecimal() else 1
+
+
+def _backoffs() -> Iterator[float]:
+    wait = _BACKOFF_SECONDS
+    while True:
+        # Jitter, so that many clients do not come back in one moment.
+        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 (not a secret)
+        wait = min(2 * wait, _BACKOFF_SECONDS_MAX)
+
+
+def _reason(error: httpx.TransportError | None) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,246 @@
+"""The one commit protocol to a topic table (rules R4 and R5), for the roll, for administration and for jobs.
+
+An attempt: open a fresh snapshot V; check every precondition on V; commit with the handle at V and no retries, a
+compare-and-set of version V + 1; fsync the log entry (R7). On a conflict the handle is thrown away and the next attempt
+starts at the check. A handle is never refreshed between check and commit, nor kept for the next attempt: a kept one
+would not see a foreign commit that overwrote an entry it has read.
+
+Any exception of a commit leaves open whether it happened: its unique commit id is looked for in the log, and its
+transaction values and files in a fresh snapshot. If that cannot be done, CommitStateUnknownError.
+"""
+
+import random
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from logstore.delta.log_entries import (
+    COMMIT_ID_KEY,
+    LOG_DIRECTORY,
+    LogReplay,
+    entry_path,
+    list_log,
+    read_entry,
+)
+from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, add_action, remove_action
+from logstore.delta.snapshot import TopicSnapshot, read_snapshot
+from logstore.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    CommitStateUnknownError,
+    CorruptionError,
+    StorageError,
+)
+from logstore.filesystem import FileSystem
+from logstore.limits import COMMIT_ATTEMPTS_MAX
+from logstore.records.schema import TABLE_SCHEMA
+from logstore.segments.writer import Segment
+
+if TYPE_CHECKING:
+    from deltalake import CommitProperties, DeltaTable
+
+log = structlog.stdlib.get_logger(__name__)
+
+_OPEN_ATTEMPTS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    path: str
+    size: int
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What one commit does. ``properties`` are table properties to set; they exclude adds and removes."""
+
+    operation: str
+    transactions: dict[str, int] = field(default_factory=dict)
+    adds: tuple[Segment, ...] = ()
+    removes: tuple[Removal, ...] = ()
+    data_change: bool = True
+    properties: dict[str, str] = field(default_factory=dict)
+
+
+class Committer:
+    """Commits to one table; the caller serialises its calls."""
+
+    def __init__(self, path: Path, filesystem: FileSystem) -> None:
+        self._path = path
+        self._filesystem = filesystem
+        self._replay = LogReplay(path)
+        self._unsynced = True
+
+    def open(self) -> tuple["DeltaTable", TopicSnapshot]:
+        """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read."""
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        failure: Exception | None = None
+        for _ in range(_OPEN_ATTEMPTS):
+            try:
+                table = DeltaTable(str(self._path))
+                return table, read_snapshot(table, self._replay.transactions(table.version()))
+            except (DeltaError, OSError) as error:
+                # A checkpoint and clean-up may take log entries away between listing and reading.
+                failure = error
+        raise StorageError(f"Cannot read the Delta table {self._path}: {failure}") from failure
+
+    def tombstones(self, version: int) -> set[str]:
+        """Paths that commits up to ``version`` removed."""
+        return self._replay.tombstones(version)
+
+    def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
+        """Commit what ``plan`` decides on a fresh snapshot, and return the version that holds it, durably.
+
+        ``plan`` is called once an attempt; it raises CommitRefusedError, or returns None for nothing to do. Raises
+        CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
+        StorageError; nothing is committed but perhaps with CommitStateUnknownError.
+        """
+        for attempt in range(COMMIT_ATTEMPTS_MAX):
+            table, snapshot = self.open()
+            self._filesystem.reached("delta.opened")
+            wanted = plan(snapshot)
+            if wanted is None:
+                self.sync(snapshot.version)
+                return snapshot.version
+            self._check(wanted, snapshot)
+            self._filesystem.reached("delta.checked")
+            commit_id = uuid.uuid4().hex
+            failure: BaseException | None = None
+            try:
+                self._write(table, wanted, commit_id)
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception; what happened is looked up
+                failure = error
+            self._filesystem.reached("delta.committed")
+            version = self._find(wanted, commit_id, snapshot.version, failure)
+            if version is not None:
+                self.sync(version)
+                self._filesystem.reached("delta.synced")
+                return version
+            if failure is not None and list_log(self._path).last_version <= snapshot.version:
+                raise StorageError(
+                    f"Commit {wanted.operation} to {self._path} failed, nothing was committed: {failure}"
+                ) from failure
+            log.info("delta.conflict", table=str(self._path), operation=wanted.operation, version=snapshot.version + 1)
+            time.sleep(random.uniform(0, 0.002 * 2 ** min(attempt, 6)))  # noqa: S311  jitter
+        raise CommitConflictError(
+            f"Commit to {self._path}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
+        )
+
+    def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
+        """Rule R4: what must hold on the snapshot for any commit. delta-rs checks none of it."""
+        if FORBIDDEN_PROPERTY in snapshot.properties:
+            raise CommitRefusedError(
+                f"{self._path} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
+                f"as transactions. Run: ALTER TABLE delta.`{self._path}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
+            )
+        if snapshot.protocol != (1, 2):
+            raise CommitRefusedError(
+                f"{self._path} was upgraded to reader {snapshot.protocol[0]} / writer {snapshot.protocol[1]}; "
+                "a topic stays at reader 1 / writer 2"
+            )
+        for app, value in plan.transactions.items():
+            current = snapshot.transactions.get(app)
+            if current is not None and value <= current:
+                raise CommitRefusedError(f"{self._path}: {app} is {current} and cannot become {value}")
+        for removal in plan.removes:
+            if removal.path not in snapshot.paths:
+                raise CommitRefusedError(f"{self._path}: {removal.path} is not active, it cannot be removed")
+        if not plan.adds:
+            return
+        removed = self._replay.tombstones(snapshot.version)
+        for segment in plan.adds:
+            if segment.path in snapshot.paths:
+                raise CommitRefusedError(f"{self._path}: {segment.path} is active already")
+            if segment.path in removed:
+                raise CommitRefusedError(f"{self._path}: {segment.path} was removed by a later commit")
+            try:
+                size = (self._path / segment.path).stat().st_size
+            except FileNotFoundError as error:
+                raise CommitRefusedError(f"{self._path}: {segment.path} is not on disk, was it vacuumed?") from error
+            if size != segment.size:
+                raise CorruptionError(f"{self._path / segment.path} has {size} bytes, written were {segment.size}")
+
+    def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
+        from deltalake import Schema
+        from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
+
+        properties = commit_properties(plan.operation, plan.transactions, commit_id)
+        hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
+        if plan.properties:
+            table.alter.set_table_properties(
+                plan.properties,
+                raise_if_not_exists=False,
+                commit_properties=properties,
+                post_commithook_properties=hooks,
+            )
+            return
+        actions: list[AddAction | RemoveAction] = [
+            *(remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes),
+            *(add_action(segment, data_change=plan.data_change) for segment in plan.adds),
+        ]
+        table.create_write_transaction(
+            actions,
+            "append",
+            Schema.from_arrow(TABLE_SCHEMA),
+            PARTITION_COLUMNS,
+            commit_properties=properties,
+            post_commithook_properties=hooks,
+        )
+
+    def _find(self, plan: Plan, commit_id: str, read_version: int, failure: BaseException | None) -> int | None:
+        """The version that holds our commit now, or None if none does (rule R5)."""
+        try:
+            entries = list_log(self._path).entries
+            version = next(
+                (v for v in sorted(entries) if v > read_version and read_entry(entries[v]).commit_id == commit_id), None
+            )
+            if version is None or failure is None:
+                return version
+            _, snapshot = self.open()
+            held = all(snapshot.transactions.get(app, -1) >= value for app, value in plan.transactions.items())
+            return version if held and all(segment.path in snapshot.paths for segment in plan.adds) else None
+        except (CorruptionError, StorageError, OSError) as error:
+            raise CommitStateUnknownError(
+                f"Whether the commit {plan.operation} to {self._path} happened is unknown: {failure or error}, and "
+                f"looking for it failed: {error}. Look again before doing anything else"
+            ) from (failure or error)
+
+    def sync(self, version: int) -> None:
+        """Rule R7: make ``version`` durable; nobody else fsyncs what the Delta writer wrote.
+
+        The first time, and after a failure, all entries: a process killed between commit and fsync leaves one that
+        every snapshot shows and a power cut takes back.
+        """
+        try:
+            entries = list_log(self._path).entries if self._unsynced else {version: entry_path(self._path, version)}
+            self._unsynced = True
+            for entry in entries.values():
+                self._filesystem.sync_file(entry)
+            self._filesystem.sync_directory(self._path / LOG_DIRECTORY)
+            self._unsynced = False
+        except OSError as error:
+            raise CommitStateUnknownError(
+                f"Version {version} of {self._path} is committed, but its fsync failed: {error}. It may not survive a "
+                "power cut; look again before freeing anything"
+            ) from error
+
+
+def commit_properties(operation: str, transactions: dict[str, int], commit_id: str) -> "CommitProperties":
+    """Metadata of a commit: Delta's history shows the operation; one attempt only."""
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(
+        custom_metadata={"logstore.operation": operation, COMMIT_ID_KEY: commit_id},
+        max_commit_retries=0,
+        app_transactions=[Transaction(app, value) for app, value in transactions.items()],
+    )

@@ -1,0 +1,63 @@
+"""Checkpoints and log clean-up, apart from commits: a failure here says nothing about any commit.
+
+Order: a checkpoint is written, compared with the snapshot that it stands for, made durable; only then are expired log
+entries removed (those before the newest checkpoint that is itself older than ``delta.logRetentionDuration``), which
+from then on nothing but a checkpoint can replace.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from logstore.delta.log_entries import LOG_DIRECTORY, list_log, read_checkpoint_part
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.errors import CorruptionError, StorageError
+from logstore.filesystem import FileSystem
+from logstore.limits import DELTA_CHECKPOINT_INTERVAL
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+log = structlog.stdlib.get_logger(__name__)
+
+_LAST_CHECKPOINT = "_last_checkpoint"
+
+
+def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, filesystem: FileSystem) -> None:
+    """Checkpoint the version of ``table`` and clean up, if that many versions lie behind the last checkpoint.
+
+    Raises StorageError, or CorruptionError if the checkpoint does not say what the snapshot says (it is then removed).
+    """
+    from deltalake.exceptions import DeltaError
+
+    newest = max((version for version in list_log(path).checkpoints if version <= snapshot.version), default=0)
+    if snapshot.version - newest < DELTA_CHECKPOINT_INTERVAL:
+        return
+    try:
+        table.create_checkpoint()
+        filesystem.reached("delta.checkpointed")
+        _verify_and_sync(path, snapshot, filesystem)
+        table.cleanup_metadata()
+        filesystem.sync_directory(path / LOG_DIRECTORY)
+    except (DeltaError, OSError) as error:
+        raise StorageError(f"Checkpoint or log clean-up of {path} failed at {snapshot.version}: {error}") from error
+    log.info("delta.checkpoint", table=str(path), version=snapshot.version)
+
+
+def _verify_and_sync(path: Path, snapshot: TopicSnapshot, filesystem: FileSystem) -> None:
+    directory = path / LOG_DIRECTORY
+    parts = list_log(path).checkpoints.get(snapshot.version, ())
+    entries = [read_checkpoint_part(part) for part in parts]
+    transactions = {app: value for entry in entries for app, value in entry.transactions.items()}
+    added = {added for entry in entries for added in entry.added}
+    if transactions != snapshot.transactions or added != snapshot.paths:
+        for file in (directory / _LAST_CHECKPOINT, *parts):
+            filesystem.unlink(file)
+        raise CorruptionError(
+            f"{path}: the checkpoint of version {snapshot.version} lacks transactions or files of that version; it was "
+            "removed, the log entries are kept"
+        )
+    for file in (*parts, directory / _LAST_CHECKPOINT):
+        filesystem.sync_file(file)
+    filesystem.sync_directory(directory)

@@ -1,0 +1,99 @@
+"""What must hold for a change of a topic table, as functions of one snapshot (rule R4)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from logstore.delta.schema import EPOCH, app_id
+from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
+from logstore.errors import (
+    CommitRefusedError,
+    FencedLeaderEpochError,
+    InvalidPartitionsError,
+    UnknownPartitionError,
+)
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.segments.writer import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class RollPart:
+    """One partition's share of a roll: [base_offset, end_offset) in ``segments``, in order.
+
+    No segments = nothing of the range is kept (all aborted): only the facts are committed.
+    """
+
+    partition: int
+    base_offset: int
+    end_offset: int
+    leader_epoch: int
+    segments: tuple[Segment, ...]
+
+
+def is_rolled(part: RollPart, snapshot: TopicSnapshot, path: Path) -> bool:
+    """Whether the snapshot holds the part already. Raises what refuses it."""
+    state = partition_state(snapshot, part.partition, path)
+    check_epoch(snapshot, part.partition, part.leader_epoch, path)
+    snapshot.check(part.partition)
+    if state.sealed >= part.end_offset and all(segment.path in snapshot.paths for segment in part.segments):
+        return bool(part.segments) or state.sealed == part.end_offset
+    if state.sealed != part.base_offset:
+        raise CommitRefusedError(
+            f"{path}: partition {part.partition} is sealed up to {state.sealed} in version {snapshot.version}; "
+            f"a roll from {part.base_offset} does not follow it"
+        )
+    return False
+
+
+def partition_state(snapshot: TopicSnapshot, partition: int, path: Path) -> PartitionState:
+    state = snapshot.partitions.get(partition)
+    if state is None:
+        raise UnknownPartitionError(f"Topic {path.name!r} has no partition {partition}")
+    return state
+
+
+def check_epoch(snapshot: TopicSnapshot, partition: int, leader_epoch: int, path: Path) -> None:
+    stored = snapshot.partitions[partition].leader_epoch
+    if stored > leader_epoch:
+        raise FencedLeaderEpochError(
+            f"{path}: partition {partition} has a leader of epoch {stored}; this one of epoch {leader_epoch} must stop"
+        )
+
+
+def epoch_transaction(snapshot: TopicSnapshot, partition: int, leader_epoch: int) -> dict[str, int]:
+    if leader_epoch > snapshot.partitions[partition].leader_epoch:
+        return {app_id(partition, EPOCH): leader_epoch}
+    return {}
+
+
+def check_part(part: RollPart) -> None:
+    if not 0 <= part.base_offset < part.end_offset:
+        raise ValueError(f"a roll of [{part.base_offset}, {part.end_offset})")
+    if not part.segments:
+        return
+    ends = [part.base_offset, *(segment.end_offset for segment in part.segments)]
+    starts = [*(segment.base_offset for segment in part.segments), part.end_offset]
+    if ends != starts or any(segment.partition != part.partition for segment in part.segments):
+        raise ValueError(f"the segments do not make up [{part.base_offset}, {part.end_offset}) of {part.partition}")
+
+
+def check_replacement(
+    adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], at: Path
+) -> None:
+    """CommitRefusedError if ``adds`` would hold an offset that ``old`` did not, or one twice."""
+    low, high = min(file.min_offset for file in old), max(file.max_offset for file in old)
+    last = low - 1
+    for segment in sorted(adds, key=lambda segment: segment.min_offset):
+        if segment.min_offset <= last or segment.max_offset > high:
+            raise CommitRefusedError(f"{at}: {segment.path} does not fit into offsets {low} to {high} that it replaces")
+        last = segment.max_offset
+        for file in kept:
+            if file.min_offset <= segment.max_offset and segment.min_offset <= file.max_offset:
+                raise CommitRefusedError(f"{at}: {segment.path} overlaps {file.path}, which stays")
+    if sum(segment.num_records for segment in adds) > sum(file.num_records for file in old):
+        raise CommitRefusedError(f"{at}: a rewrite of offsets {low} to {high} would add records")
+
+
+def check_partition_count(num_partitions: int) -> None:
+    if not 1 <= num_partitions <= PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"a topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {num_partitions}")

@@ -1,0 +1,66 @@
+"""Names and forms of a topic table: application transactions, properties, add and remove actions.
+
+All of them are part of the format, see ``docs/table-format.md``.
+"""
+
+import json
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from logstore.segments.writer import Segment
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction, RemoveAction
+
+PROPERTY_PREFIX = "logstore."
+PARTITIONS_PROPERTY = "logstore.partitions"
+#: With it Spark's checkpoints forget application transactions, which are this table's state: refused.
+FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
+PARTITION_COLUMNS = ["partition"]
+
+#: Set when a topic is created.
+DELTA_PROPERTIES = {
+    "delta.checkpointInterval": "100",
+    "delta.dataSkippingStatsColumns": "offset,timestamp",
+    "delta.enableExpiredLogCleanup": "true",
+    "delta.logRetentionDuration": "interval 1 days",
+}
+
+SEALED, EPOCH, START, REWRITE, CLEANED = "sealed", "epoch", "start", "rewrite", "cleaned"
+
+
+def app_id(partition: int, fact: str) -> str:
+    """The application id under which a commit stores one fact of a partition."""
+    return f"logstore/{partition}/{fact}"
+
+
+def timestamp_stat(timestamp_us: int) -> str:
+    """A timestamp as Delta statistics spell it, exact to the µs: a rounded maximum would hide records from readers."""
+    return f"{np.datetime64(timestamp_us, 'us')}Z"
+
+
+def add_action(segment: Segment, *, data_change: bool) -> "AddAction":
+    from deltalake.transaction import AddAction
+
+    stats = {
+        "numRecords": segment.num_records,
+        "minValues": {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)},
+        "maxValues": {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)},
+        "nullCount": {"offset": 0, "timestamp": 0},
+    }
+    return AddAction(
+        path=segment.path,
+        size=segment.size,
+        partition_values={"partition": str(segment.partition)},
+        modification_time=time.time_ns() // 1_000_000,
+        data_change=data_change,
+        stats=json.dumps(stats, separators=(",", ":")),
+    )
+
+
+def remove_action(path: str, size: int, partition: int, *, data_change: bool) -> "RemoveAction":
+    from deltalake.transaction import RemoveAction
+
+    return RemoveAction(path, data_change, time.time_ns() // 1_000_000, size, {"partition": str(partition)})

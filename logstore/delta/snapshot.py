@@ -1,0 +1,234 @@
+"""One version of a topic's Delta table, and what must hold in it.
+
+Invariants, checked when they are relied on: every partition below ``logstore.partitions`` has a ``sealed``
+transaction; active files of a partition carry statistics, do not overlap, and end below ``sealed``. A breach, as by a
+foreign append, is CorruptionError naming the files: records are never served twice.
+"""
+
+import uuid
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.delta.schema import (
+    CLEANED,
+    EPOCH,
+    FORBIDDEN_PROPERTY,
+    PARTITIONS_PROPERTY,
+    PROPERTY_PREFIX,
+    REWRITE,
+    SEALED,
+    START,
+    app_id,
+)
+from logstore.errors import CorruptionError
+from logstore.segments.names import parse_segment_name
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The facts of a partition, all offsets but ``leader_epoch`` (of the last roll) and ``rewrite`` (a counter)."""
+
+    sealed: int
+    leader_epoch: int
+    log_start: int
+    rewrite: int
+    cleaned: int
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """An active file as its add action describes it. Bounds are inclusive; timestamps are rounded outwards to ms."""
+
+    path: str
+    size: int
+    num_records: int
+    min_offset: int
+    max_offset: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class TopicSnapshot:
+    """``config_overrides`` are the ``logstore.*`` properties without the prefix; an empty value means unset."""
+
+    location: str
+    version: int
+    topic_id: uuid.UUID
+    num_partitions: int
+    config_overrides: dict[str, str]
+    partitions: dict[int, PartitionState]
+    transactions: dict[str, int]
+    properties: dict[str, str]
+    protocol: tuple[int, int]
+    _actions: pa.Table
+
+    def segments(self, partition: int) -> tuple[SegmentFile, ...]:
+        """Active files of a partition by rising offset. CorruptionError if the invariants do not hold."""
+        known = self._segments.get(partition)
+        if known is None:
+            known = self._segments[partition] = self._parse(partition)
+        return known
+
+    def check(self, partition: int) -> None:
+        """CorruptionError if the active files of a partition break the invariants; no file is opened."""
+        columns = self._columns
+        rows = columns.rows_of(partition)
+        if not len(rows):
+            return
+        for row in rows[columns.incomplete[rows]]:
+            raise CorruptionError(
+                f"{self.location}: {columns.path(row)} has no statistics of offset and timestamp: "
+                "a foreign write; remove the file from the table (DELETE) to go on"
+            )
+        ends = columns.max_offset[rows]
+        for at in np.nonzero(columns.min_offset[rows][1:] <= ends[:-1])[0]:
+            raise CorruptionError(
+                f"{self.location}: {columns.path(rows[at + 1])} and {columns.path(rows[at])} overlap in offset: "
+                "the records of one of them would be served twice. Remove the foreign one from the table (DELETE)"
+            )
+        sealed = self.partitions[partition].sealed
+        if ends[-1] >= sealed:
+            raise CorruptionError(
+                f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1]}, but partition {partition} is "
+                f"sealed up to {sealed}: a foreign write. Remove the file from the table (DELETE) to go on"
+            )
+
+    @cached_property
+    def paths(self) -> frozenset[str]:
+        """Paths of all active files, relative to the table."""
+        return frozenset(self._actions.column("path").to_pylist())
+
+    def foreign_files(self) -> tuple[str, ...]:
+        """Active files that logstore did not write, or of a partition that the topic does not have."""
+        names = {path: parse_segment_name(path) for path in self.paths}
+        return tuple(sorted(p for p, name in names.items() if name is None or name.partition >= self.num_partitions))
+
+    def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
+        """Files that ``earlier`` shows and this version does not, though no rewrite of their partition was committed.
+
+        Either a foreign commit overwrote ours (rule R7), or a foreign writer removed them: the log then has tombstones,
+        and ``TopicTable.recommit`` leaves them alone.
+        """
+        return tuple(
+            sorted(
+                path
+                for path in earlier.paths - self.paths
+                if (name := parse_segment_name(path)) is not None
+                and self.partitions[name.partition].rewrite == earlier.partitions[name.partition].rewrite
+            )
+        )
+
+    @cached_property
+    def _columns(self) -> "_Columns":
+        return _Columns(self._actions)
+
+    @cached_property
+    def _segments(self) -> dict[int, tuple[SegmentFile, ...]]:
+        return {}
+
+    def _parse(self, partition: int) -> tuple[SegmentFile, ...]:
+        self.check(partition)
+        columns = self._columns
+        rows = columns.rows_of(partition)
+        fields = (
+            columns.paths.take(pa.array(rows)).to_pylist(),
+            *(
+                values[rows].tolist()
+                for values in (
+                    columns.size,
+                    columns.num_records,
+                    columns.min_offset,
+                    columns.max_offset,
+                    columns.min_timestamp_us // 1000,
+                    -(-columns.max_timestamp_us // 1000),
+                )
+            ),
+        )
+        return tuple(map(SegmentFile, *fields))
+
+
+class _Columns:
+    """Add actions as numpy columns, ordered by partition and first offset: rows of a partition are adjacent."""
+
+    def __init__(self, actions: pa.Table) -> None:
+        partition = _numbers(actions, "partition.partition", -1)
+        order = np.lexsort((_numbers(actions, "min.offset"), partition))
+        self.partition = partition[order]
+        self.paths = actions.column("path").combine_chunks().take(pa.array(order))
+        self.size = _numbers(actions, "size_bytes")[order]
+        self.num_records = _numbers(actions, "num_records")[order]
+        self.min_offset = _numbers(actions, "min.offset")[order]
+        self.max_offset = _numbers(actions, "max.offset")[order]
+        self.min_timestamp_us = _numbers(actions, "min.timestamp")[order]
+        self.max_timestamp_us = _numbers(actions, "max.timestamp")[order]
+        complete = np.ones(len(order), dtype=bool)
+        for name in ("num_records", "min.offset", "max.offset", "min.timestamp", "max.timestamp"):
+            complete &= actions.column(name).is_valid().to_numpy() if name in actions.column_names else False
+        self.incomplete = ~complete[order]
+
+    def rows_of(self, partition: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        low, high = np.searchsorted(self.partition, [partition, partition + 1])
+        return np.arange(low, high)
+
+    def path(self, row: int) -> str:
+        return str(self.paths[int(row)].as_py())
+
+
+def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+    if name not in actions.column_names:
+        return np.full(actions.num_rows, missing, dtype=np.int64)
+    column = actions.column(name)
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("us", "UTC"))
+    values: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).fill_null(missing).to_numpy()
+    return values
+
+
+def read_snapshot(table: "DeltaTable", transactions: dict[str, int]) -> TopicSnapshot:
+    """What a freshly opened handle shows; ``transactions`` as of its version. CorruptionError, see the module."""
+    metadata = table.metadata()
+    protocol = table.protocol()
+    properties = dict(metadata.configuration)
+    location = table.table_uri
+    try:
+        num_partitions = int(properties[PARTITIONS_PROPERTY])
+        topic_id = uuid.UUID(str(metadata.id))
+    except (KeyError, ValueError) as error:
+        raise CorruptionError(f"{location} is not a topic: no valid table property {PARTITIONS_PROPERTY}") from error
+    partitions = {}
+    for partition in range(num_partitions):
+        sealed = transactions.get(app_id(partition, SEALED))
+        if sealed is None:
+            raise CorruptionError(
+                f"{location}: version {table.version()} has no transaction {app_id(partition, SEALED)!r}; was "
+                f"{FORBIDDEN_PROPERTY} set on it? Restore _delta_log from a backup"
+            )
+        epoch, start, rewrite, cleaned = (
+            transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED)
+        )
+        partitions[partition] = PartitionState(sealed, epoch, start, rewrite, cleaned)
+    overrides = {
+        key.removeprefix(PROPERTY_PREFIX): value
+        for key, value in properties.items()
+        if key.startswith(PROPERTY_PREFIX) and key != PARTITIONS_PROPERTY
+    }
+    return TopicSnapshot(
+        location=location,
+        version=table.version(),
+        topic_id=topic_id,
+        num_partitions=num_partitions,
+        config_overrides=overrides,
+        partitions=partitions,
+        transactions=transactions,
+        properties=properties,
+        protocol=(protocol.min_reader_version, protocol.min_writer_version),
+        _actions=pa.table(table.get_add_actions(flatten=True)),
+    )

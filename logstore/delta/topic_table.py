@@ -1,0 +1,296 @@
+"""A topic as a Delta table: what can be read from it and committed to it.
+
+Invariants: all metadata of the topic is in the Delta log, each fact committed together with the files it is about;
+every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any thread, one commit at a time per
+instance. Other instances, processes and machines are excluded by the commit protocol, not by locks.
+"""
+
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from logstore.delta.committer import Committer, Plan, Removal, commit_properties
+from logstore.delta.log_entries import LOG_DIRECTORY, entry_path
+from logstore.delta.maintenance import maintain_log
+from logstore.delta.preconditions import (
+    RollPart,
+    check_epoch,
+    check_part,
+    check_partition_count,
+    check_replacement,
+    epoch_transaction,
+    is_rolled,
+    partition_state,
+)
+from logstore.delta.schema import (
+    CLEANED,
+    DELTA_PROPERTIES,
+    PARTITION_COLUMNS,
+    PARTITIONS_PROPERTY,
+    PROPERTY_PREFIX,
+    REWRITE,
+    SEALED,
+    START,
+    app_id,
+)
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.errors import (
+    CommitRefusedError,
+    CorruptionError,
+    FencedLeaderEpochError,
+    InvalidPartitionsError,
+    LogStoreError,
+    TopicExistsError,
+    UnknownPartitionError,
+)
+from logstore.filesystem import FileSystem
+from logstore.records.schema import TABLE_SCHEMA
+from logstore.segments.writer import Segment
+
+__all__ = ["RollCommit", "RollPart", "TopicTable"]
+
+
+@dataclass(frozen=True, slots=True)
+class RollCommit:
+    """``version`` shows every partition of ``committed`` sealed up to its end; ``refused`` ones are not committed."""
+
+    version: int
+    committed: tuple[int, ...]
+    refused: dict[int, LogStoreError]
+
+
+class TopicTable:
+    def __init__(self, path: Path, filesystem: FileSystem) -> None:
+        self.path = path
+        self._filesystem = filesystem
+        self._committer = Committer(path, filesystem)
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        *,
+        num_partitions: int,
+        config_overrides: Mapping[str, str],
+        filesystem: FileSystem | None = None,
+        staging: Path | None = None,
+    ) -> Self:
+        """Make the table of a new topic: one commit, then one rename, so that a crash leaves no half topic.
+
+        ``staging`` is a directory on the same file system, ``<data>/staging`` unless told. Raises TopicExistsError,
+        InvalidPartitionsError, OSError.
+        """
+        from deltalake import DeltaTable
+
+        check_partition_count(num_partitions)
+        filesystem = filesystem or FileSystem()
+        if path.exists():
+            raise TopicExistsError(f"Topic {path.name!r} already exists")
+        built = (staging or path.parent.parent / "staging") / f"{path.name}-{uuid.uuid4().hex}"
+        filesystem.make_directory(built)
+        filesystem.make_directory(path.parent)
+        DeltaTable.create(
+            str(built),
+            schema=TABLE_SCHEMA,
+            partition_by=PARTITION_COLUMNS,
+            configuration={
+                **DELTA_PROPERTIES,
+                PARTITIONS_PROPERTY: str(num_partitions),
+                **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
+            },
+            commit_properties=commit_properties(
+                "create", {app_id(partition, SEALED): 0 for partition in range(num_partitions)}, uuid.uuid4().hex
+            ),
+            raise_if_key_not_exists=False,
+        )
+        filesystem.sync_file(entry_path(built, 0))
+        filesystem.sync_directory(built / LOG_DIRECTORY)
+        filesystem.sync_directory(built)
+        filesystem.reached("delta.staged")
+        filesystem.rename(built, path)
+        filesystem.sync_directory(path.parent)
+        return cls(path, filesystem)
+
+    @classmethod
+    def open(cls, path: Path, *, filesystem: FileSystem | None = None) -> Self:
+        """Open an existing topic, and make durable what its log shows. CorruptionError, StorageError."""
+        table = cls(path, filesystem or FileSystem())
+        table._committer.sync(table.snapshot().version)
+        return table
+
+    def snapshot(self) -> TopicSnapshot:
+        """The newest version, read afresh. CorruptionError, StorageError."""
+        with self._lock:
+            return self._committer.open()[1]
+
+    def commit_roll(self, parts: Sequence[RollPart]) -> RollCommit:
+        """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
+
+        A part that the table shows already counts as committed, so that a roll of unknown outcome is just repeated;
+        the same files may be committed again after a foreign commit took them away (rule R7). Raises as
+        ``Committer.commit``.
+        """
+        if len({part.partition for part in parts}) != len(parts):
+            raise ValueError("a roll has one part per partition")
+        for part in parts:
+            check_part(part)
+        committed: tuple[int, ...] = ()
+        refused: dict[int, LogStoreError] = {}
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            nonlocal committed
+            refused.clear()
+            passed: list[RollPart] = []
+            present: list[RollPart] = []
+            for part in parts:
+                try:
+                    (present if is_rolled(part, snapshot, self.path) else passed).append(part)
+                except (CommitRefusedError, FencedLeaderEpochError, CorruptionError, UnknownPartitionError) as error:
+                    refused[part.partition] = error
+            committed = tuple(sorted(part.partition for part in (*present, *passed)))
+            if not passed:
+                return None
+            transactions: dict[str, int] = {}
+            for part in passed:
+                transactions[app_id(part.partition, SEALED)] = part.end_offset
+                transactions |= epoch_transaction(snapshot, part.partition, part.leader_epoch)
+            return Plan("roll", transactions, tuple(segment for part in passed for segment in part.segments))
+
+        with self._lock:
+            version = self._committer.commit(plan)
+        return RollCommit(version, committed, dict(refused))
+
+    def recommit(self, segments: Sequence[Segment]) -> int:
+        """Commit again files that a foreign commit took out of the log while later rolls went on (rule R7).
+
+        For files below ``sealed``; those that are active, or that a commit removed, are left alone. Raises as
+        ``Committer.commit``.
+        """
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            removed = self._committer.tombstones(snapshot.version)
+            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in removed)
+            for segment in lost:
+                partition_state(snapshot, segment.partition, self.path)
+                if segment.end_offset > snapshot.partitions[segment.partition].sealed:
+                    raise CommitRefusedError(f"{self.path}: {segment.path} reaches past sealed: roll it instead")
+                snapshot.check(segment.partition)
+                for other in snapshot.segments(segment.partition):
+                    if other.min_offset <= segment.max_offset and segment.min_offset <= other.max_offset:
+                        raise CommitRefusedError(f"{self.path}: {segment.path} overlaps {other.path}, which is active")
+            return Plan("recommit", adds=lost) if lost else None
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def advance_log_start(self, starts: Mapping[int, int], leader_epochs: Mapping[int, int]) -> int:
+        """Move the log start of partitions forward; the version that shows it. Equal values change nothing.
+
+        Raises CommitRefusedError (backwards, or beyond sealed), FencedLeaderEpochError, and as ``Committer.commit``.
+        """
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            transactions: dict[str, int] = {}
+            for partition, start in starts.items():
+                epoch = leader_epochs[partition]
+                state = partition_state(snapshot, partition, self.path)
+                check_epoch(snapshot, partition, epoch, self.path)
+                if not state.log_start <= start <= state.sealed:
+                    raise CommitRefusedError(
+                        f"{self.path}: log start of partition {partition} cannot become {start}: "
+                        f"it is {state.log_start}, sealed is {state.sealed}"
+                    )
+                if start > state.log_start:
+                    transactions[app_id(partition, START)] = start
+                    transactions |= epoch_transaction(snapshot, partition, epoch)
+            return Plan("advance-log-start", transactions) if transactions else None
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def commit_rewrite(
+        self,
+        partition: int,
+        removes: Sequence[str],
+        adds: Sequence[Segment],
+        *,
+        data_change: bool,
+        log_start: int | None = None,
+        cleaned: int | None = None,
+        operation: str = "rewrite",
+    ) -> int:
+        """Replace files of one partition: compaction and merge (``data_change=False``), retention (True, no adds).
+
+        Planned on any older snapshot, checked and committed on a fresh one (rule R6). Raises CommitRefusedError if a
+        removed file is no longer active or an added one would hold what the removed ones did not; ValueError for
+        removes with dataChange beside adds (plain streams would lose the adds); and as ``Committer.commit``.
+        """
+        if not removes:
+            raise ValueError("a rewrite removes files")
+        if data_change and adds:
+            raise ValueError("a commit never mixes dataChange removes with adds")
+        if any(segment.partition != partition for segment in adds):
+            raise ValueError("a rewrite is of one partition")
+
+        def plan(snapshot: TopicSnapshot) -> Plan:
+            state = partition_state(snapshot, partition, self.path)
+            active = {file.path: file for file in snapshot.segments(partition)}
+            gone = [path for path in removes if path not in active]
+            if gone:
+                raise CommitRefusedError(f"{self.path}: {', '.join(gone)} not active in partition {partition}")
+            old = [active[path] for path in removes]
+            kept = [file for file in active.values() if file.path not in set(removes)]
+            check_replacement(adds, old, kept, self.path)
+            transactions = {app_id(partition, REWRITE): state.rewrite + 1}
+            if log_start is not None and log_start > state.log_start:
+                if log_start > state.sealed:
+                    raise CommitRefusedError(f"{self.path}: log start {log_start} is beyond sealed {state.sealed}")
+                transactions[app_id(partition, START)] = log_start
+            if cleaned is not None and cleaned > state.cleaned:
+                transactions[app_id(partition, CLEANED)] = cleaned
+            removals = tuple(Removal(file.path, file.size, partition) for file in old)
+            return Plan(operation, transactions, tuple(adds), removals, data_change)
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def alter_config(self, changes: Mapping[str, str | None]) -> int:
+        """Set topic configuration (names without ``logstore.``, values validated); None = back to the default."""
+        if "partitions" in changes:
+            raise ValueError("the partition count is changed by add_partitions")
+        # Delta properties cannot be removed through delta-rs: an empty value stands for none.
+        wanted = {PROPERTY_PREFIX + key: value or "" for key, value in changes.items()}
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            changed = {key: value for key, value in wanted.items() if snapshot.properties.get(key, "") != value}
+            return Plan("alter-config", properties=changed) if changed else None
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def add_partitions(self, total: int) -> int:
+        """Grow to ``total`` partitions, in one commit. InvalidPartitionsError if that is fewer, or too many."""
+        check_partition_count(total)
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            if total < snapshot.num_partitions:
+                raise InvalidPartitionsError(
+                    f"Topic {self.path.name!r} has {snapshot.num_partitions} partitions; they are added, never removed"
+                )
+            if total == snapshot.num_partitions:
+                return None
+            sealed = {app_id(partition, SEALED): 0 for partition in range(snapshot.num_partitions, total)}
+            return Plan("add-partitions", sealed, properties={PARTITIONS_PROPERTY: str(total)})
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def maintain(self) -> None:
+        """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
+        with self._lock:
+            table, snapshot = self._committer.open()
+            maintain_log(self.path, table, snapshot, self._filesystem)

@@ -1,0 +1,1 @@
+"""The main job on real data, from HTTP to Spark: what ``make demo`` runs. Nothing else imports this package."""

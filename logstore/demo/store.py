@@ -1,0 +1,74 @@
+"""The store that the demo talks to: the one that serves the data directory already, or its own on a free port."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from logstore.client.admin import Admin
+from logstore.demo.flights import DemoError
+from logstore.errors import LogStoreError
+
+_START_SECONDS = 60
+_STOP_SECONDS = 60
+
+
+@contextmanager
+def store_of(data: Path, log: Path) -> Iterator[tuple[str, bool]]:
+    """The URL of a store on ``data``, and whether it ran before; one of its own ends with the block.
+
+    Its log goes to the file ``log``. Raises DemoError if none can be started.
+    """
+    if url := _running_store(data):
+        yield url, True
+        return
+    with _server(data, log) as url:
+        yield url, False
+
+
+def _running_store(data: Path) -> str | None:
+    """Where the store on ``data`` listens; a file that a killed one left behind does not count."""
+    for endpoint in sorted(data.glob("brokers/*/endpoint.json")):
+        try:
+            url = str(json.loads(endpoint.read_bytes())["url"])
+            cluster_id = json.loads((data / "cluster.json").read_bytes())["cluster_id"]
+            with Admin(url, retry_timeout_s=0) as admin:
+                if admin.cluster_id == cluster_id:
+                    return url
+        except (OSError, ValueError, KeyError, LogStoreError):
+            continue
+    return None
+
+
+@contextmanager
+def _server(data: Path, log: Path) -> Iterator[str]:
+    command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(data), "--host", "127.0.0.1", "--port", "0"]
+    with log.open("wb") as output:
+        # Settings of this shell are for another store.
+        process = subprocess.Popen(  # noqa: S603 (our own command)
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output, text=True, env=_environment()
+        )
+    assert process.stdout is not None
+    try:
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        line = process.stdout.readline() if ready else ""
+        if not line.startswith("listening on "):
+            reason = (log.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            raise DemoError(f"the store did not start: {reason} (its log is {log})")
+        yield line.removeprefix("listening on ").strip()
+    finally:
+        process.terminate()
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("LOGSTORE_")}

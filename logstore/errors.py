@@ -1,0 +1,189 @@
+"""The one tree of errors.
+
+Each class carries Kafka's name and number of the error (``org.apache.kafka.common.protocol.Errors``; -1 where Kafka has
+none) and whether the same request may succeed later unchanged. What they become over HTTP is one table in
+``ingest_api/errors.py``. A message names the operation, the object, and what to do next.
+"""
+
+from typing import ClassVar
+
+
+class LogStoreError(Exception):
+    """Base of everything that this project raises on purpose."""
+
+    kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
+    kafka_code: ClassVar[int] = -1
+    retriable: ClassVar[bool] = False
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+
+# ---- what a caller asked for is wrong -------------------------------------------------------------------------------
+
+
+class InvalidRequestError(LogStoreError):
+    """The request is malformed: a body, field, query parameter or header that cannot be read."""
+
+    kafka_name, kafka_code = "INVALID_REQUEST", 42
+
+
+class InvalidRecordError(InvalidRequestError):
+    """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range."""
+
+    kafka_name, kafka_code = "INVALID_RECORD", 87
+
+
+class RecordTooLargeError(LogStoreError):
+    """One record is over ``max.message.bytes``."""
+
+    kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
+
+
+class RequestTooLargeError(LogStoreError):
+    """A request body, as sent or inflated, is over ``max.request.size``."""
+
+    kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
+
+
+class UnknownTopicError(LogStoreError):
+    kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
+
+
+class UnknownPartitionError(LogStoreError):
+    kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
+
+
+class UnknownClusterError(LogStoreError):
+    """The cluster id of a v3 path is not this cluster's."""
+
+
+class InvalidTopicError(LogStoreError):
+    """A topic name is not allowed, or differs from an existing one only by case or by ``.`` and ``_``."""
+
+    kafka_name, kafka_code = "INVALID_TOPIC_EXCEPTION", 17
+
+
+class TopicExistsError(LogStoreError):
+    kafka_name, kafka_code = "TOPIC_ALREADY_EXISTS", 36
+
+
+class InvalidPartitionsError(LogStoreError):
+    """A partition count is not positive, too large, or smaller than what the topic has."""
+
+    kafka_name, kafka_code = "INVALID_PARTITIONS", 37
+
+
+class InvalidReplicationFactorError(LogStoreError):
+    kafka_name, kafka_code = "INVALID_REPLICATION_FACTOR", 38
+
+
+class InvalidConfigError(LogStoreError):
+    """An unknown configuration key, or a value that its key does not take."""
+
+    kafka_name, kafka_code = "INVALID_CONFIG", 40
+
+
+class OffsetOutOfRangeError(LogStoreError):
+    """The offset is outside [log start offset, high watermark]."""
+
+    kafka_name, kafka_code = "OFFSET_OUT_OF_RANGE", 1
+
+    def __init__(self, message: str, *, log_start_offset: int, high_watermark: int) -> None:
+        super().__init__(message)
+        self.log_start_offset = log_start_offset
+        self.high_watermark = high_watermark
+
+
+class UnreadableRecordError(LogStoreError):
+    """A stored record cannot be given in the format asked for (a value that is not JSON as JSON)."""
+
+    def __init__(self, message: str, *, offset: int) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+# ---- not now --------------------------------------------------------------------------------------------------------
+
+
+class ThrottledError(LogStoreError):
+    """A bound of memory or of the journal is reached; ask again after ``retry_after_s``."""
+
+    kafka_name, kafka_code, retriable = "THROTTLING_QUOTA_EXCEEDED", 89, True
+
+    def __init__(self, message: str, *, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimedOutError(LogStoreError):
+    """The time given ran out while the outcome was open: the records may or may not be stored."""
+
+    kafka_name, kafka_code, retriable = "REQUEST_TIMED_OUT", 7, True
+
+
+class BrokerNotReadyError(LogStoreError):
+    """The broker is starting, stopping, or has stopped taking appends after a storage failure."""
+
+    kafka_name, kafka_code, retriable = "BROKER_NOT_AVAILABLE", 8, True
+
+
+class StorageFullError(LogStoreError):
+    """No space on the disk: nothing was stored; appends work again by themselves once there is space."""
+
+    kafka_name, kafka_code, retriable = "KAFKA_STORAGE_ERROR", 56, True
+
+
+# ---- between a client and the store ----------------------------------------------------------------------------------
+
+
+class NetworkError(LogStoreError):
+    """A connection broke before the answer came: whether the request took effect is unknown."""
+
+    kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
+
+
+class StoreUnreachableError(NetworkError):
+    """None of the addresses takes a connection: nothing was sent."""
+
+
+# ---- storage and commits --------------------------------------------------------------------------------------------
+
+
+class StorageError(LogStoreError):
+    """A write or fsync failed. Whether the pending records are stored is unknown until a restart reads the journal."""
+
+    kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
+
+
+class CorruptionError(LogStoreError):
+    """Stored bytes are not what was written. Never guessed around: the message names file, position and repair."""
+
+    kafka_name, kafka_code = "CORRUPT_MESSAGE", 2
+
+
+class FencedLeaderEpochError(LogStoreError):
+    """The table holds a leader epoch above the caller's: another leader took over."""
+
+    kafka_name, kafka_code = "FENCED_LEADER_EPOCH", 74
+
+
+class CommitRefusedError(LogStoreError):
+    """A precondition of a commit does not hold on a fresh snapshot (rule R4); nothing was committed."""
+
+
+class CommitConflictError(CommitRefusedError):
+    """Other commits kept winning; nothing was committed."""
+
+    retriable = True
+
+
+class CommitStateUnknownError(LogStoreError):
+    """Whether a Delta commit happened could not be found out (rule R5). Look again before doing anything else."""
+
+    retriable = True
+
+
+class DataDirectoryError(LogStoreError):
+    """The data directory is in use by another process, of another format, or not one of ours."""

@@ -1,0 +1,127 @@
+"""The seam to the disk: every write, fsync, rename and unlink that durability rests on goes through here.
+
+A test passes ``tests.support.faulty_filesystem.FaultyFileSystem`` to tear a write, fill the disk or fail an fsync.
+A real process can be told by ``LOGSTORE_FAULT=point:count:action`` to die (``kill``) at the count-th time it reaches
+a named point (``journal.written``, ``delta.committed`` ...), which the fault tests use to prove recovery.
+"""
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+Buffer = bytes | bytearray | memoryview
+
+
+class FileSystem:
+    """POSIX calls with full writes; paths are local. Every method raises OSError as the system call does."""
+
+    def __init__(self, fault: str = "") -> None:
+        point, _, rest = fault.partition(":")
+        count, _, action = rest.partition(":")
+        self._fault_point, self._fault_countdown, self._fault_action = point, int(count or 1), action or "kill"
+
+    @classmethod
+    def from_environment(cls) -> "FileSystem":
+        return cls(os.environ.get("LOGSTORE_FAULT", ""))
+
+    def reached(self, point: str) -> None:
+        """Name a point of a protocol where a crash must be harmless."""
+        if point == self._fault_point:
+            self._fault_countdown -= 1
+            if self._fault_countdown == 0 and self._fault_action == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def create(self, path: Path) -> int:
+        """Open a new file for reading and writing; FileExistsError if it is there."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+
+    def open_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def open_write(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def allocate(self, fd: int, position: int, length: int) -> None:
+        """Reserve space, so that a full disk is found out before anything is written."""
+        os.posix_fallocate(fd, position, length)
+
+    def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all buffers at ``position``; the number of bytes written (always all of them)."""
+        views = [memoryview(b).cast("B") for b in buffers if len(b)]
+        total = sum(len(v) for v in views)
+        done = 0
+        while views:
+            n = os.pwritev(fd, views[:512], position + done)
+            done += n
+            while views and n >= len(views[0]):
+                n -= len(views.pop(0))
+            if n:
+                views[0] = views[0][n:]
+        return total
+
+    def read_at(self, fd: int, length: int, position: int) -> bytes:
+        """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+        chunk = os.pread(fd, length, position)
+        if len(chunk) == length or not chunk:
+            return chunk
+        parts = [chunk]
+        done = len(chunk)
+        while done < length and (chunk := os.pread(fd, length - done, position + done)):
+            parts.append(chunk)
+            done += len(chunk)
+        return b"".join(parts)
+
+    def size(self, fd: int) -> int:
+        return os.fstat(fd).st_size
+
+    def truncate(self, fd: int, length: int) -> None:
+        os.ftruncate(fd, length)
+
+    def fdatasync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def fsync(self, fd: int) -> None:
+        """As fdatasync, and all metadata: after a cut or before a file's name is relied on."""
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def sync_file(self, path: Path) -> None:
+        """fsync a file that another library wrote (rule R7)."""
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        """Make names created, renamed or removed in ``path`` durable."""
+        self.sync_file(path)
+
+    def make_directory(self, path: Path) -> None:
+        """Create ``path`` and its parents, each durably."""
+        if path.is_dir():
+            return
+        self.make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        self.sync_directory(path.parent)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def write_atomically(self, path: Path, content: bytes) -> None:
+        """Replace a small file durably: a reader sees the old content or the new, never a mixture."""
+        temporary = path.with_name(path.name + ".tmp")
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            self.write_at(fd, [content], 0)
+            self.fdatasync(fd)
+        finally:
+            self.close(fd)
+        self.rename(temporary, path)
+        self.sync_directory(path.parent)

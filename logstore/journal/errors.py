@@ -1,0 +1,25 @@
+"""Errors that only the journal raises."""
+
+from pathlib import Path
+
+from logstore.errors import CorruptionError, LogStoreError
+
+
+class JournalRangeFreedError(LogStoreError):
+    """The journal file of a location is gone: what was there is sealed, relocated or deleted. Look it up again."""
+
+    retriable = True
+
+
+class JournalCorruptionError(CorruptionError):
+    """Bytes that were durable are not what was written. ``position`` is where the good part of the journal ends."""
+
+    def __init__(self, path: Path, position: int, reason: str) -> None:
+        super().__init__(
+            f"journal file {path} is corrupt at journal position {position}: {reason}. Nothing was changed. "
+            f"Restore the file from a copy, or give up everything from there on (a copy is kept) with: "
+            f"logstore journal repair {path.parent}"
+        )
+        self.path = path
+        self.position = position
+        self.reason = reason

@@ -1,0 +1,282 @@
+"""The bytes of the journal: file headers, frames and the state in snapshot frames.
+
+Layout (little-endian, final): ``docs/formats.md``. Invariants: a frame is believed only if its magic, its own CRC-32C,
+its journal position and the random id of its file agree, so that a stale block, a misplaced write, or journal bytes
+that a producer sent as a value are never taken for a frame; the payload has a CRC-32C of its own, so that a header can
+be believed (its length, its ``durable_end``) where its payload never reached the disk.
+"""
+
+import functools
+import struct
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import google_crc32c
+import msgspec
+
+from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.filesystem import Buffer
+
+FORMAT_VERSION: Final = 1
+HEADER_BYTES: Final = 128
+FRAME_MAGIC: Final = b"LSJF"
+FILE_MAGIC: Final = b"LSJH"
+PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
+
+# Magic and the CRC-32C of the other 120 bytes of the header; then those.
+_PREFIX: Final = struct.Struct("<4sI")
+_FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqqQih10x")
+_STORED_FRAME: Final = struct.Struct("<4sIBBHIIiQQQ16sqiiqqqQih10x")
+_FILE: Final = struct.Struct("<B7xQQq88x")
+
+
+class FrameType(IntEnum):
+    DATA = 1
+    """A record batch: one encapsulated Arrow IPC record batch message."""
+    SNAPSHOT = 2
+    """The state of one partition at the beginning of a file (``PartitionSnapshot``)."""
+    MARK = 3
+    """Without a payload, at the durable end: says that all before it is durable. The next frame is written over it."""
+
+
+class FrameFlags(IntFlag):
+    LOG_APPEND_TIME = 1
+    """Every record's timestamp is the append time."""
+    RELOCATED = 2
+    """Copied forward from an older file: epoch, offset and append time are the original ones."""
+
+
+# Tuples, not dataclasses: a frozen dataclass of 13 fields takes ten times as long to make (measured: 5 µs against
+# 0.5 µs), and a recovery makes one per frame.
+class FrameHeader(NamedTuple):
+    """What a frame is about. Record i has offset ``base_offset + i``; times are milliseconds since the epoch."""
+
+    type: FrameType
+    flags: FrameFlags
+    topic_id: UUID
+    partition: int
+    base_offset: int
+    record_count: int
+    leader_epoch: int
+    append_time_ms: int
+    max_timestamp_ms: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+    idempotency_key_hash: int = 0
+
+    @property
+    def end_offset(self) -> int:
+        return self.base_offset + self.record_count
+
+
+class Frame(NamedTuple):
+    header: FrameHeader
+    payload: Buffer
+
+
+class FrameLocation(NamedTuple):
+    position: int
+    """Journal position of the frame's first byte."""
+    length: int
+    """Bytes of the whole frame."""
+
+
+class StoredHeader(NamedTuple):
+    """A frame's header as read: with what encoding added to it."""
+
+    header: FrameHeader
+    payload_length: int
+    payload_crc: int
+    durable_end: int
+
+
+class FileHeader(NamedTuple):
+    file_id: int
+    """Random, 64 bits; in each frame of the file, too."""
+    start: int
+    """Journal position of the file's first byte; everything before was durable when the file was made."""
+    created_ms: int
+
+
+def crc32c(data: Buffer) -> int:
+    """CRC-32C (Castagnoli). Takes a ``pyarrow.Buffer`` without a copy, too."""
+    if isinstance(data, memoryview | bytearray):
+        data = bytes(data)
+    crc: int = google_crc32c.value(data)
+    return crc
+
+
+def crc32c_extend(crc: int, data: bytes) -> int:
+    extended: int = google_crc32c.extend(crc, data)
+    return extended
+
+
+def _with_prefix(magic: bytes, body: bytes) -> bytes:
+    return _PREFIX.pack(magic, google_crc32c.value(body)) + body
+
+
+def encode_file_header(header: FileHeader) -> bytes:
+    return _with_prefix(FILE_MAGIC, _FILE.pack(FORMAT_VERSION, header.file_id, header.start, header.created_ms))
+
+
+def decode_file_header(data: bytes, start: int) -> FileHeader | None:
+    """The header of the file whose name says ``start``; None if these bytes are not it.
+
+    Raises DataDirectoryError if a newer release wrote it.
+    """
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, crc = _PREFIX.unpack_from(data)
+    body = data[_PREFIX.size : HEADER_BYTES]
+    if magic != FILE_MAGIC or google_crc32c.value(body) != crc:
+        return None
+    version, file_id, stored_start, created_ms = _FILE.unpack(body)
+    if version != FORMAT_VERSION:
+        raise _unknown_version(version)
+    return FileHeader(file_id, stored_start, created_ms) if stored_start == start else None
+
+
+def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_id: int) -> bytes:
+    """The bytes before the payload. Raises ValueError if the payload is over ``PAYLOAD_BYTES_MAX``."""
+    header, payload = frame
+    length = len(payload)
+    if length > PAYLOAD_BYTES_MAX:
+        raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {length}")
+    body = _FRAME.pack(
+        FORMAT_VERSION,
+        header.type,
+        header.flags,
+        length,
+        crc32c(payload),
+        header.partition,
+        position,
+        durable_end,
+        file_id,
+        header.topic_id.bytes,
+        header.base_offset,
+        header.record_count,
+        header.leader_epoch,
+        header.append_time_ms,
+        header.max_timestamp_ms,
+        header.producer_id,
+        header.idempotency_key_hash,
+        header.base_sequence,
+        header.producer_epoch,
+    )
+    return _PREFIX.pack(FRAME_MAGIC, google_crc32c.value(body)) + body
+
+
+_TYPES: Final = {int(t): t for t in FrameType}
+_FLAGS: Final = {value: FrameFlags(value) for value in range(4)}
+_topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
+
+
+def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None) -> StoredHeader | None:
+    """The header at ``data[at:]``, which is at journal position ``position``; None if no frame of this file is there.
+
+    ``file_id`` None accepts any file's (its own header being lost). Raises DataDirectoryError if a newer release
+    wrote it.
+    """
+    if len(data) < at + HEADER_BYTES:
+        return None
+    (
+        magic,
+        crc,
+        version,
+        kind,
+        flags,
+        length,
+        payload_crc,
+        partition,
+        stored_position,
+        durable_end,
+        stored_file_id,
+        topic_id,
+        base_offset,
+        record_count,
+        leader_epoch,
+        append_time_ms,
+        max_timestamp_ms,
+        producer_id,
+        key_hash,
+        base_sequence,
+        producer_epoch,
+    ) = _STORED_FRAME.unpack_from(data, at)
+    if magic != FRAME_MAGIC or stored_position != position or (file_id is not None and stored_file_id != file_id):
+        return None
+    if google_crc32c.value(data[at + 8 : at + HEADER_BYTES]) != crc:
+        return None
+    if version != FORMAT_VERSION:
+        raise _unknown_version(version)
+    if kind not in _TYPES or flags not in _FLAGS:
+        raise DataDirectoryError(
+            f"the journal frame at position {position} has type {kind}, flags {flags:#x}, which this release does not "
+            "know: a newer release wrote it; start that one"
+        )
+    header = (
+        _TYPES[kind],
+        _FLAGS[flags],
+        _topic_id(topic_id),
+        partition,
+        base_offset,
+        record_count,
+        leader_epoch,
+        append_time_ms,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        key_hash,
+    )
+    return StoredHeader(FrameHeader._make(header), length, payload_crc, durable_end)
+
+
+def _unknown_version(version: int) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"the journal has format version {version}, and this release knows {FORMAT_VERSION}: "
+        "start the release that wrote it"
+    )
+
+
+_MARK_HEADER: Final = FrameHeader(FrameType.MARK, FrameFlags(0), UUID(int=0), -1, -1, 0, -1, -1, -1)
+
+
+def encode_mark(*, durable_end: int, file_id: int) -> bytes:
+    return encode_frame_header(Frame(_MARK_HEADER, b""), position=durable_end, durable_end=durable_end, file_id=file_id)
+
+
+class _SnapshotState(msgspec.Struct):
+    """The msgpack map in a snapshot frame. Unknown fields are skipped, so that later releases may add some."""
+
+    sealed_offset: int
+    leader_epochs: list[tuple[int, int]]
+    producers: list[msgspec.Raw] = []
+    open_transactions: list[msgspec.Raw] = []
+    idempotency_keys: list[msgspec.Raw] = []
+
+
+_snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSnapshot:
+    """A partition's state at the beginning of a journal file."""
+
+    sealed_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    """(leader epoch, its start offset), rising."""
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(_SnapshotState(self.sealed_offset, list(self.leader_epochs)))
+
+    @classmethod
+    def decode(cls, payload: Buffer) -> "PartitionSnapshot":
+        """Raises CorruptionError."""
+        try:
+            state = _snapshot_decoder.decode(payload)
+        except msgspec.DecodeError as e:
+            raise CorruptionError(f"a journal snapshot frame passed its CRC but does not parse: {e}") from e
+        return cls(state.sealed_offset, tuple(state.leader_epochs))

@@ -1,0 +1,220 @@
+"""Looking at a journal from outside, and giving up the damaged end of one: ``logstore journal dump|verify|repair``.
+
+``dump`` and ``verify`` change nothing. ``repair`` is for a stopped broker only, and keeps a copy of every byte that it
+takes out of the journal.
+"""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from logstore.errors import LogStoreError, StorageError
+from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalCorruptionError
+from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
+from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
+from logstore.journal.scan import JournalScan, find_headers, payload_is_good
+
+CORRUPT_SUFFIX: Final = ".corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpRow:
+    """One frame, flat, for a table or JSON."""
+
+    file: str
+    position: int
+    length: int
+    type: str
+    relocated: bool
+    log_append_time: bool
+    topic_id: UUID
+    partition: int
+    base_offset: int
+    record_count: int
+    leader_epoch: int
+    append_time_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    snapshot: PartitionSnapshot | None
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    files: int
+    frames: int
+    bytes: int
+    end_position: int
+    tail_bytes: int
+    """What the next start will cut: bytes that no durable frame stands behind."""
+    damage: LogStoreError | None
+    """Why the broker would not start; the counts are then those of the good part before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class LostRange:
+    """Readable frames behind the damage: these records were stored, and are given up."""
+
+    topic_id: UUID
+    partition: int
+    first_offset: int
+    end_offset: int
+    records: int
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    position: int
+    """Where the journal ends now."""
+    copies: tuple[Path, ...]
+    """What was taken out, byte for byte."""
+    lost: tuple[LostRange, ...]
+
+
+def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[DumpRow]:
+    """Every good frame in journal order. Raises CorruptionError behind the last good one, StorageError."""
+    _check_directory(directory)
+    scan = JournalScan(directory, filesystem or FileSystem())
+    starts = [start for start, _ in list_files(directory)]
+    current = 0
+    for header, location, payload in scan.frames():
+        while current + 1 < len(starts) and starts[current + 1] <= location.position:
+            current += 1
+        yield DumpRow(
+            file_path(directory, starts[current]).name,
+            location.position,
+            location.length,
+            header.type.name,
+            FrameFlags.RELOCATED in header.flags,
+            FrameFlags.LOG_APPEND_TIME in header.flags,
+            header.topic_id,
+            header.partition,
+            header.base_offset,
+            header.record_count,
+            header.leader_epoch,
+            header.append_time_ms,
+            header.max_timestamp_ms,
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+            PartitionSnapshot.decode(payload) if payload is not None else None,
+        )
+    _close(scan.verdict.files)
+
+
+def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
+    """Read every byte and say what a start would. On a running broker's journal the last group may show as a tail."""
+    _check_directory(directory)
+    scan = JournalScan(directory, filesystem or FileSystem())
+    files = len(list_files(directory))
+    frames = length = end = 0
+    try:
+        for frame in scan.frames():
+            frames += 1
+            length += frame.location.length
+            end = sum(frame.location)
+    except LogStoreError as e:
+        return VerifyReport(files, frames, length, end, 0, e)
+    verdict = scan.verdict
+    _close(verdict.files)
+    return VerifyReport(files, frames, length, verdict.end, verdict.tail_bytes, None)
+
+
+def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairReport | None:
+    """End the journal where it is damaged; None if nothing is. For a stopped broker.
+
+    The damaged file is copied to ``<name>.corrupt`` and cut, all later files are renamed so: nothing is deleted. What
+    was readable in the part taken out is reported. Raises StorageError; run it again then.
+    """
+    _check_directory(directory)
+    filesystem = filesystem or FileSystem()
+    scan = JournalScan(directory, filesystem)
+    try:
+        for _ in scan.frames():
+            pass
+    except JournalCorruptionError as e:
+        damage = e
+    else:
+        _close(scan.verdict.files)
+        return None
+    try:
+        lost = _lost_ranges(directory, damage.position, filesystem)
+        return RepairReport(damage.position, _cut(directory, damage, filesystem), lost)
+    except OSError as e:
+        raise StorageError(f"could not repair the journal at {directory}: {e}; check the disk and run it again") from e
+
+
+def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem) -> tuple[Path, ...]:
+    """The copy first, then the later files from the newest on: cut short anywhere, nothing is lost."""
+    copies: list[Path] = []
+    files = list_files(directory)
+    keep = {path: damage.position - start for start, path in files if start < damage.position < start + _size(path)}
+    for path in keep:
+        copies.append(_copy_path(path))
+        shutil.copyfile(path, copies[-1])
+        filesystem.sync_file(copies[-1])
+        filesystem.sync_directory(directory)
+    for start, path in reversed(files):
+        if start >= damage.position:
+            copies.append(_copy_path(path))
+            filesystem.rename(path, copies[-1])
+            filesystem.sync_directory(directory)
+    for path, length in keep.items():
+        fd = filesystem.open_write(path)
+        try:
+            filesystem.truncate(fd, length)
+            filesystem.fsync(fd)
+        finally:
+            filesystem.close(fd)
+    return tuple(copies)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def _copy_path(path: Path) -> Path:
+    """A name for a copy that overwrites no earlier one."""
+    copy = path.with_name(path.name + CORRUPT_SUFFIX)
+    number = 1
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"{path.name}{CORRUPT_SUFFIX}.{number}")
+    return copy
+
+
+def _lost_ranges(directory: Path, position: int, filesystem: FileSystem) -> tuple[LostRange, ...]:
+    lost: dict[PartitionKey, LostRange] = {}
+    for start, path in list_files(directory):
+        file = JournalFile.open(path, start, filesystem)
+        try:
+            for stored, at in find_headers(file, max(position, start), start + file.allocated):
+                header = stored.header
+                if header.type is not FrameType.DATA or not payload_is_good(file, at + HEADER_BYTES, stored):
+                    continue
+                key = (header.topic_id, header.partition)
+                seen = lost.get(key, LostRange(*key, header.base_offset, header.end_offset, 0))
+                lost[key] = LostRange(
+                    *key,
+                    min(seen.first_offset, header.base_offset),
+                    max(seen.end_offset, header.end_offset),
+                    seen.records + header.record_count,
+                )
+        finally:
+            file.close()
+    return tuple(lost.values())
+
+
+def _check_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        raise StorageError(f"there is no journal directory {directory}; name one as <data>/brokers/<id>/journal/0")
+
+
+def _close(files: tuple[JournalFile, ...]) -> None:
+    for file in files:
+        file.close()

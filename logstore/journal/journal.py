@@ -1,0 +1,472 @@
+"""The journal as its broker sees it: appends with group commit, reads by location, files freed when they are sealed.
+
+Owns the order of appends and the list of files; the disk work is ``JournalWriter``'s on one thread. Invariants:
+- One group is in flight; what is appended meanwhile is the next group. Futures resolve after the fdatasync, in the
+  order of the appends, and fail all together: nothing is ever stored after something that failed.
+- After a failure, appends are refused until the callbacks of every failed future have run, so that nobody can append
+  with an offset that counts on one of them.
+- The files are always a gapless end of the journal: the oldest goes first, and only when no partition needs it and a
+  later file holds everybody's snapshot durably. A gap found at recovery is therefore a lost file.
+- All state is changed on the event loop; ``read`` may be called from any thread.
+"""
+
+import asyncio
+import bisect
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final, ParamSpec, TypeVar
+from uuid import UUID
+
+import structlog
+
+from logstore.clock import Clock
+from logstore.errors import BrokerNotReadyError, LogStoreError, StorageError, StorageFullError
+from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalCorruptionError, JournalRangeFreedError
+from logstore.journal.frame import (
+    HEADER_BYTES,
+    PAYLOAD_BYTES_MAX,
+    Frame,
+    FrameFlags,
+    FrameHeader,
+    FrameLocation,
+    FrameType,
+    crc32c,
+    decode_frame_header,
+)
+from logstore.journal.journal_file import JournalFile, PartitionKey
+from logstore.journal.scan import JournalScan, RecoveredFrame, good_frames
+from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
+from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
+from logstore.observability import JOURNAL_RETAINED_BYTES
+
+# Locations this near to each other are read together with what lies between them.
+_READ_GAP_BYTES: Final = 64 * KIB
+_READ_RUN_BYTES: Final = 8 * MIB
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_log = structlog.get_logger(__name__)
+
+
+class AppendFuture(asyncio.Future[list[FrameLocation]]):
+    """The locations of an append's frames. Cannot be cancelled: the frames are on their way whoever waits.
+
+    A waiter that may give up waits with ``asyncio.wait`` or ``asyncio.shield``.
+    """
+
+    def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
+        return False
+
+
+class _Append:
+    __slots__ = ("frames", "future", "length")
+
+    def __init__(self, frames: Sequence[Frame], length: int, future: AppendFuture) -> None:
+        self.frames = frames
+        self.length = length
+        self.future = future
+
+
+class Journal:
+    """Exhaust ``recover()``, ``await start()``, then ``append``, ``read``, ``release``; at last ``await close()``."""
+
+    def __init__(
+        self, directory: Path, *, filesystem: FileSystem, clock: Clock, file_bytes: int = JOURNAL_FILE_BYTES
+    ) -> None:
+        self._directory = directory
+        self._filesystem = filesystem
+        self._file_bytes = file_bytes
+        self._writer = JournalWriter(directory, filesystem, clock, file_bytes)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._files: list[JournalFile] = []
+        self._files_lock = threading.Lock()
+        self._current: JournalFile | None = None
+        self._end_position = 0
+        self._recovered = False
+        self._sealed: dict[PartitionKey, int] = {}
+        self._forgotten: set[UUID] = set()
+        self._snapshots: Callable[[], Sequence[Frame]] = tuple
+        self._queue: deque[_Append] = deque()
+        self._wake = asyncio.Event()
+        self._committer: asyncio.Task[None] | None = None
+        self._closing = False
+        self._failed: LogStoreError | None = None
+        self._settling: LogStoreError | None = None
+        self._full = False
+
+    # ---- what is ------------------------------------------------------------------------------------------------
+
+    @property
+    def failed(self) -> LogStoreError | None:
+        """Why every append fails until a restart; None while the journal works."""
+        return self._failed
+
+    @property
+    def end_position(self) -> int:
+        """Journal position of the durable end."""
+        return self._end_position
+
+    @property
+    def retained_bytes(self) -> int:
+        """Bytes of the files kept."""
+        return sum(file.size for file in self._files)
+
+    @property
+    def files(self) -> list[tuple[int, int]]:
+        """(start position, bytes) of the files kept, oldest first."""
+        return [(file.start, file.size) for file in self._files]
+
+    # ---- recovery -----------------------------------------------------------------------------------------------
+
+    def recover(self) -> Iterator[RecoveredFrame]:
+        """Every good frame of the files kept, in journal order; blocking. Exhaust it before ``start``.
+
+        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. What a
+        crash left behind the durable end is cut, and logged (rule R1). Raises CorruptionError, StorageError,
+        DataDirectoryError.
+        """
+        try:
+            self._filesystem.make_directory(self._directory)
+        except OSError as e:
+            raise StorageError(
+                f"cannot make the journal directory {self._directory}: {e.strerror}; check the disk"
+            ) from e
+        scan = JournalScan(self._directory, self._filesystem)
+        yield from scan.frames()
+        verdict = scan.verdict
+        if verdict.tail_bytes or verdict.unborn:
+            _log.warning(
+                "journal_tail_cut",
+                directory=str(self._directory),
+                position=verdict.end,
+                bytes=verdict.tail_bytes,
+                reason="not yet durable when the last process ended",
+            )
+        self._files.extend(verdict.files)
+        self._writer.settle(verdict)
+        self._end_position = verdict.end
+        self._recovered = True
+
+    async def start(self, snapshots: Callable[[], Sequence[Frame]]) -> None:
+        """Begin a new file and take appends.
+
+        ``snapshots`` gives one snapshot frame per partition, of what is durable at that moment; it is called on the
+        loop now and whenever a file is begun. On a full disk appends are refused until there is space. Raises
+        StorageError.
+        """
+        if not self._recovered:
+            raise RuntimeError("recover() has not been read to its end")
+        self._snapshots = snapshots
+        await self._begin_file()
+        self._committer = asyncio.create_task(self._commit_appends(), name="journal")
+
+    # ---- appends ------------------------------------------------------------------------------------------------
+
+    def append(self, frames: Sequence[Frame]) -> AppendFuture:
+        """Store frames; their locations when they are durable. All frames of one call share one fdatasync.
+
+        The future fails with StorageFullError (nothing was stored; try again later), StorageError (final; whether they
+        are stored shows after a restart) or BrokerNotReadyError (not started, or closed).
+        """
+        future = AppendFuture()
+        refused = self._failed or self._settling
+        if refused is None and (self._committer is None or self._closing):
+            refused = BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
+        if refused is not None:
+            future.set_exception(type(refused)(str(refused)))
+            return future
+        length = 0
+        for _, payload in frames:
+            if len(payload) > PAYLOAD_BYTES_MAX:
+                raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
+            length += HEADER_BYTES + len(payload)
+        self._queue.append(_Append(frames, length, future))
+        self._wake.set()
+        return future
+
+    async def _commit_appends(self) -> None:
+        """The group commit: one group at a time, until the journal closes."""
+        group: list[_Append] = []
+        while not (self._closing and not self._queue):
+            if not self._queue:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                if self._current is None or self._is_full(self._current):
+                    await self._begin_file()
+                group = self._take_group()
+                if group:
+                    await self._commit(group)
+            except LogStoreError as e:
+                self._fail(e, group)
+            except Exception as e:  # noqa: BLE001
+                error = StorageError(f"the journal at {self._directory} stopped on an unexpected error: {e!r}; restart")
+                error.__cause__ = e
+                self._fail(error, group)
+            group = []
+
+    def _is_full(self, file: JournalFile) -> bool:
+        if file.size + self._queue[0].length <= self._file_bytes:
+            return False
+        # A file of nothing but snapshots is not followed by another one: a large append goes over the bound instead.
+        return bool(file.data_bytes)
+
+    def _take_group(self) -> list[_Append]:
+        if not self._queue:
+            return []  # failed meanwhile
+        group = [self._queue.popleft()]
+        length = group[0].length
+        while self._queue and (length := length + self._queue[0].length) <= JOURNAL_GROUP_BYTES_MAX:
+            group.append(self._queue.popleft())
+        return group
+
+    async def _commit(self, group: list[_Append]) -> None:
+        file = self._current
+        if file is None:
+            raise StorageFullError(
+                f"no space for a new journal file in {self._directory}: nothing was stored; "
+                "free space on that disk, and appends work again by themselves"
+            )
+        buffers = FrameBuffers(file.end, file.end, file.file_id or 0)
+        begin = file.end
+        results: list[list[FrameLocation]] = []
+        for append in group:
+            locations = []
+            for frame in append.frames:
+                position = buffers.end
+                locations.append(FrameLocation(position, buffers.add(frame)))
+            results.append(locations)
+        length = buffers.end - begin
+        await self._on_thread(self._writer.commit, file, buffers.buffers(), length)
+        self._end_position = file.end
+        file.data_bytes += length
+        for append, locations in zip(group, results, strict=True):
+            for frame in append.frames:
+                if frame.header.topic_id not in self._forgotten:
+                    file.add(frame.header, self._sealed)
+            append.future.set_result(locations)
+        self._full = False
+        JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
+        if not self._queue:
+            # The next group would say what the mark says.
+            self._in_background(self._writer.mark, file)
+
+    async def _begin_file(self) -> None:
+        old = self._current
+        try:
+            file = await self._on_thread(self._writer.begin_file, old, self._end_position, self._snapshots())
+        except FileSwitchPostponedError as e:
+            _log.warning("journal_file_postponed", directory=str(self._directory), reason=str(e.__cause__))
+            return
+        with self._files_lock:
+            self._files.append(file)
+        self._current = file
+        self._end_position = file.end
+        self._free_files()
+
+    def _fail(self, error: LogStoreError, group: list[_Append]) -> None:
+        """Fail the group and everything queued behind it, in order, in this step of the loop."""
+        full = isinstance(error, StorageFullError)
+        if not full:
+            self._failed = self._failed or error
+        if not full or not self._full:
+            _log.error("journal_append_failed", message=str(error), final=not full)
+        self._full = full
+        self._settling = error
+        pending = [*group, *self._queue]
+        self._queue.clear()
+        for append in pending:
+            failure = type(error)(str(error))
+            failure.__cause__ = error.__cause__
+            append.future.set_exception(failure)
+        # The loop runs callbacks in the order they were scheduled: this one after those of the futures above.
+        asyncio.get_running_loop().call_soon(self._settled)
+
+    def _settled(self) -> None:
+        self._settling = None
+
+    # ---- reads --------------------------------------------------------------------------------------------------
+
+    def read(self, location: FrameLocation) -> Frame:
+        """The frame at a location that ``append``, ``recover`` or ``relocate_oldest`` gave; blocking, any thread.
+
+        Raises JournalRangeFreedError, CorruptionError, StorageError.
+        """
+        return self.read_many([location])[0]
+
+    def read_many(self, locations: Sequence[FrameLocation]) -> list[Frame]:
+        """The frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
+        frames: list[Frame] = []
+        at = 0
+        while at < len(locations):
+            file = self._file_at(locations[at].position)
+            begin, end = locations[at].position, sum(locations[at])
+            stop = at + 1
+            while stop < len(locations):
+                position, length = locations[stop]
+                near = end <= position <= end + _READ_GAP_BYTES and position + length <= min(
+                    file.end, begin + _READ_RUN_BYTES
+                )
+                if not near:
+                    break
+                end = position + length
+                stop += 1
+            data = file.read(begin, end - begin)
+            frames.extend(_decode(file, data, begin, location) for location in locations[at:stop])
+            at = stop
+        return frames
+
+    def _file_at(self, position: int) -> JournalFile:
+        with self._files_lock:
+            index = bisect.bisect_right(self._files, position, key=lambda file: file.start) - 1
+            file = self._files[index] if index >= 0 else None
+        if file is None:
+            raise JournalRangeFreedError(
+                f"journal position {position} is freed: what was there is sealed; look it up again"
+            )
+        return file
+
+    # ---- freeing ------------------------------------------------------------------------------------------------
+
+    def release(self, topic_id: UUID, partition: int, sealed_offset: int) -> None:
+        """Everything of a partition below ``sealed_offset`` is sealed and safe (rule R7): the journal may free it."""
+        key = (topic_id, partition)
+        if sealed_offset <= self._sealed.get(key, 0):
+            return
+        self._sealed[key] = sealed_offset
+        for file in self._files:
+            if file.needed_by.get(key, sealed_offset + 1) <= sealed_offset:
+                del file.needed_by[key]
+        self._free_files()
+
+    def forget(self, topic_id: UUID) -> None:
+        """A topic is deleted: nothing of it is needed, nor of what is still on its way."""
+        self._forgotten.add(topic_id)
+        for file in self._files:
+            for key in [key for key in file.needed_by if key[0] == topic_id]:
+                del file.needed_by[key]
+        for key in [key for key in self._sealed if key[0] == topic_id]:
+            del self._sealed[key]
+        self._free_files()
+
+    async def relocate_oldest(
+        self, max_bytes: int = JOURNAL_GROUP_BYTES_MAX
+    ) -> list[tuple[FrameHeader, FrameLocation]]:
+        """Copy what the oldest file still holds for somebody forward, so that it can be freed; where it is now.
+
+        Does nothing, and returns nothing, if there is no older file or it still holds over ``max_bytes``. The copies
+        carry ``RELOCATED`` and else their original header. The caller must take the new locations into its index
+        before it awaits anything: the file is freed in the loop's next step. Raises what ``append`` fails with, and
+        what ``read`` raises.
+        """
+        if not self._files or self._files[0] is self._current:
+            return []
+        oldest = self._files[0]
+        try:
+            frames = await asyncio.to_thread(
+                self._needed_frames, oldest, dict(oldest.needed_by), dict(self._sealed), max_bytes
+            )
+        except JournalRangeFreedError:
+            return []
+        if frames is None:
+            return []
+        moved: list[tuple[FrameHeader, FrameLocation]] = []
+        if frames:
+            locations = await self.append(frames)
+            moved = [(frame.header, location) for frame, location in zip(frames, locations, strict=True)]
+        oldest.needed_by.clear()
+        asyncio.get_running_loop().call_soon(self._free_files)
+        return moved
+
+    def _needed_frames(
+        self, file: JournalFile, needed_by: dict[PartitionKey, int], sealed: dict[PartitionKey, int], max_bytes: int
+    ) -> list[Frame] | None:
+        """The frames of a file that are not sealed, marked as relocated; None if they have over ``max_bytes``."""
+        locations = []
+        left = max_bytes
+        end = file.start + HEADER_BYTES
+        for stored, position in good_frames(file, file.end):
+            header = stored.header
+            length = HEADER_BYTES + stored.payload_length
+            end = position + length
+            key = (header.topic_id, header.partition)
+            if header.type is FrameType.DATA and key in needed_by and header.end_offset > sealed.get(key, 0):
+                locations.append(FrameLocation(position, length))
+                left -= length
+                if left < 0:
+                    return None
+        if end != file.end:
+            raise JournalCorruptionError(file.path, end, "a bad frame, and it was durable")
+        return [
+            Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload)
+            for header, payload in self.read_many(locations)
+        ]
+
+    def _free_files(self) -> None:
+        if self._current is None or self._failed is not None:
+            return
+        freed = list(itertools.takewhile(lambda file: file is not self._current and not file.needed_by, self._files))
+        if not freed:
+            return
+        with self._files_lock:
+            del self._files[: len(freed)]
+        for file in freed:
+            self._in_background(self._writer.free, file)
+        JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
+
+    # ---- the thread -----------------------------------------------------------------------------------------------
+
+    async def _on_thread(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *args, **kwargs))
+
+    def _in_background(self, work: Callable[[JournalFile], None], file: JournalFile) -> None:
+        """Disk work that nobody waits for, before whatever is handed to the thread next; its failure is final."""
+        asyncio.get_running_loop().run_in_executor(self._thread, work, file).add_done_callback(self._background_done)
+
+    def _background_done(self, done: asyncio.Future[None]) -> None:
+        if (error := done.exception()) is not None:
+            self._fail(
+                error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}"), []
+            )
+
+    async def close(self) -> None:
+        """Store what is queued, then close the files. Raises StorageError if the last bytes could not be synced."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        if self._committer is not None:
+            await self._committer
+        try:
+            if self._current is not None and self._failed is None:
+                await self._on_thread(self._writer.finish, self._current)
+        finally:
+            self._thread.shutdown()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        with self._files_lock:
+            files, self._files = self._files, []
+        for file in files:
+            file.close()
+
+
+def _decode(file: JournalFile, data: bytes, begin: int, location: FrameLocation) -> Frame:
+    """The frame at ``location`` in ``data``, which was read at journal position ``begin``."""
+    position, length = location
+    at = position - begin
+    stored = decode_frame_header(data, at, position, file.file_id)
+    if stored is None or stored.payload_length != length - HEADER_BYTES:
+        raise JournalCorruptionError(file.path, position, "no frame of that length is there")
+    payload = memoryview(data)[at + HEADER_BYTES : at + length]
+    if len(payload) != stored.payload_length or crc32c(payload) != stored.payload_crc:
+        raise JournalCorruptionError(file.path, position, "the frame's payload is not what was written")
+    return Frame(stored.header, payload)

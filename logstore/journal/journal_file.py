@@ -1,0 +1,137 @@
+"""One journal file: its name, its descriptor, and which partitions still need it.
+
+Invariants: ``size`` counts durable bytes only; the descriptor is closed when the last reader lets go, never under one;
+a file is needed while any partition has an end offset in ``needed_by``.
+"""
+
+import re
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+from logstore.errors import StorageError
+from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import HEADER_BYTES, FrameHeader, FrameType, decode_file_header
+
+PartitionKey = tuple[UUID, int]
+"""Topic id, partition."""
+
+_NAME: Final = re.compile(r"(\d{20})\.log")
+
+
+def file_path(directory: Path, start: int) -> Path:
+    """Where the file lives whose first byte is at journal position ``start``."""
+    return directory / f"{start:020d}.log"
+
+
+def list_files(directory: Path) -> list[tuple[int, Path]]:
+    """(start position, path) of a directory's journal files, in order; anything else there is not the journal's."""
+    matches = ((_NAME.fullmatch(path.name), path) for path in directory.iterdir())
+    return sorted((int(match[1]), path) for match, path in matches if match)
+
+
+class JournalFile:
+    """An open journal file, shared by the writer and any number of readers."""
+
+    __slots__ = (
+        "_closing",
+        "_fd",
+        "_filesystem",
+        "_lock",
+        "_users",
+        "allocated",
+        "data_bytes",
+        "file_id",
+        "needed_by",
+        "path",
+        "size",
+        "start",
+    )
+
+    def __init__(self, path: Path, start: int, file_id: int | None, fd: int, filesystem: FileSystem) -> None:
+        self.path = path
+        self.start = start
+        # None if the file's header is not good: then nothing in it counts.
+        self.file_id = file_id
+        self.size = 0
+        # Bytes that the file has on the disk, the reserved ones included.
+        self.allocated = 0
+        # Bytes appended since the file was begun by this process.
+        self.data_bytes = 0
+        # The end offset (exclusive) of what the file holds of each partition that still needs it.
+        self.needed_by: dict[PartitionKey, int] = {}
+        self._fd = fd
+        self._filesystem = filesystem
+        self._lock = threading.Lock()
+        self._users = 0
+        self._closing = False
+
+    @classmethod
+    def open(cls, path: Path, start: int, filesystem: FileSystem) -> "JournalFile":
+        """A file that is there, for reading. Raises OSError, DataDirectoryError."""
+        fd = filesystem.open_read(path)
+        try:
+            header = decode_file_header(filesystem.read_at(fd, HEADER_BYTES, 0), start)
+            file = cls(path, start, header.file_id if header else None, fd, filesystem)
+            file.allocated = filesystem.size(fd)
+        except BaseException:
+            filesystem.close(fd)
+            raise
+        return file
+
+    @property
+    def fd(self) -> int:
+        """For the writer; a reader goes through ``read``."""
+        return self._fd
+
+    @property
+    def end(self) -> int:
+        """Journal position of the durable end."""
+        return self.start + self.size
+
+    def add(self, header: FrameHeader, sealed: Mapping[PartitionKey, int]) -> None:
+        """Take note of a durable frame; one below what is ``sealed`` is not needed."""
+        if header.type is not FrameType.DATA:
+            return
+        key = (header.topic_id, header.partition)
+        end = header.base_offset + header.record_count
+        if end > self.needed_by.get(key, 0) and not (sealed and end <= sealed.get(key, 0)):
+            self.needed_by[key] = end
+
+    def read(self, position: int, length: int) -> bytes:
+        """Up to ``length`` bytes at a journal position, from any thread.
+
+        Raises JournalRangeFreedError once the file is closed, StorageError.
+        """
+        with self._lock:
+            if self._closing:
+                raise JournalRangeFreedError(
+                    f"journal position {position} is freed: what was there is sealed, relocated or deleted; "
+                    "look it up again"
+                )
+            self._users += 1
+        try:
+            return self._filesystem.read_at(self._fd, length, position - self.start)
+        except OSError as e:
+            raise StorageError(
+                f"cannot read journal file {self.path} at journal position {position}: {e.strerror}; check the disk"
+            ) from e
+        finally:
+            with self._lock:
+                self._users -= 1
+                last = self._closing and not self._users
+            if last:
+                self._filesystem.close(self._fd)
+
+    def close(self) -> None:
+        """Close once no reader is inside; later reads raise JournalRangeFreedError."""
+        with self._lock:
+            if self._closing:
+                return
+            self._closing = True
+            last = not self._users
+        if last:
+            self._filesystem.close(self._fd)

@@ -1,0 +1,234 @@
+"""Reading a journal from its first byte to its end, and the verdict on where that end is (rule R1). Changes nothing.
+
+Rule R1: a bad frame is corruption only if something written later says that its place was durable: a later frame whose
+``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end). If
+nothing says so, it and all that follows is the tail that a crash left behind (the kernel may have written a later page
+and not an earlier one): it ends the journal.
+
+Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
+not kept.
+"""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from logstore.errors import StorageError
+from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalCorruptionError
+from logstore.journal.frame import (
+    FRAME_MAGIC,
+    HEADER_BYTES,
+    FrameHeader,
+    FrameLocation,
+    FrameType,
+    StoredHeader,
+    crc32c,
+    crc32c_extend,
+    decode_frame_header,
+)
+from logstore.journal.journal_file import JournalFile, list_files
+from logstore.limits import MIB
+
+WINDOW_BYTES: Final = 4 * MIB
+
+
+class RecoveredFrame(NamedTuple):
+    header: FrameHeader
+    location: FrameLocation
+    payload: bytes | None
+    """Of a snapshot frame; None of a data frame: read it by its location."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a journal ends."""
+
+    files: tuple[JournalFile, ...]
+    """Open; whoever asked for the verdict closes them."""
+    end: int
+    """Journal position after the last good frame."""
+    attested_end: int
+    """Everything before is known to be durable; from here to ``end`` the bytes are there, but nothing says so."""
+    unborn: Path | None
+    """The last file, if it is one that a crash left before its header was durable: not among ``files``."""
+    tail_bytes: int
+    """Bytes other than zero after ``end``: the un-synced tail of a crash."""
+
+
+def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> bool:
+    """Whether the payload at ``position`` is the one that its header tells of; read in pieces."""
+    end = position + stored.payload_length
+    crc = 0
+    while position < end:
+        chunk = file.read(position, min(WINDOW_BYTES, end - position))
+        if not chunk:
+            return False
+        crc = crc32c_extend(crc, chunk)
+        position += len(chunk)
+    return crc == stored.payload_crc
+
+
+def good_frames(file: JournalFile, limit: int) -> Iterator[tuple[StoredHeader, int]]:
+    """The headers and positions of a file's good frames from its beginning to the first bad one, before ``limit``.
+
+    Raises StorageError, JournalRangeFreedError, DataDirectoryError.
+    """
+    position = window_at = file.start + HEADER_BYTES
+    window = b""
+    while position < limit:
+        at = position - window_at
+        if at + HEADER_BYTES > len(window):
+            window, window_at, at = file.read(position, min(WINDOW_BYTES, limit - position)), position, 0
+        stored = decode_frame_header(window, at, position, file.file_id)
+        if stored is None:
+            return
+        payload_at = at + HEADER_BYTES
+        payload_end = payload_at + stored.payload_length
+        if payload_end <= len(window):
+            good = crc32c(window[payload_at:payload_end]) == stored.payload_crc
+        else:
+            good = payload_is_good(file, position + HEADER_BYTES, stored)
+        if not good:
+            return
+        yield stored, position
+        position = window_at + payload_end
+
+
+def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple[StoredHeader, int]]:
+    """Frame headers anywhere from ``position`` on, good payload or not, and their positions.
+
+    Raises StorageError, JournalRangeFreedError, DataDirectoryError.
+    """
+    while position < limit:
+        chunk = file.read(position, min(WINDOW_BYTES, limit - position))
+        index = chunk.find(FRAME_MAGIC)
+        while index >= 0:
+            stored = decode_frame_header(chunk, index, position + index, file.file_id)
+            if stored is not None:
+                yield stored, position + index
+            index = chunk.find(FRAME_MAGIC, index + 1)
+        if len(chunk) < WINDOW_BYTES:
+            return
+        # The next piece overlaps this one: a header may lie across the border.
+        position += len(chunk) - HEADER_BYTES + 1
+
+
+def _attested_end(file: JournalFile, position: int) -> tuple[int, int]:
+    """The highest ``durable_end`` that a frame from ``position`` on tells, and that frame's position; else -1.
+
+    A header is believed without its payload: what it says was true when it was written.
+    """
+    headers = find_headers(file, position, file.start + file.allocated)
+    return max(((stored.durable_end, at) for stored, at in headers), default=(-1, -1))
+
+
+def _used_bytes(file: JournalFile, position: int) -> int:
+    """Bytes from ``position`` to the last one that is not zero."""
+    begin = used_end = position
+    while chunk := file.read(position, WINDOW_BYTES):
+        if used := len(chunk.rstrip(b"\0")):
+            used_end = position + used
+        position += len(chunk)
+    return used_end - begin
+
+
+class JournalScan:
+    """One pass over a journal directory: exhaust ``frames()``, then take ``verdict``."""
+
+    def __init__(self, directory: Path, filesystem: FileSystem) -> None:
+        self._directory = directory
+        self._filesystem = filesystem
+        self._verdict: Verdict | None = None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self._verdict is None:
+            raise RuntimeError("frames() has not been read to its end")
+        return self._verdict
+
+    def frames(self) -> Iterator[RecoveredFrame]:
+        """All good frames in journal order. Raises JournalCorruptionError, StorageError, DataDirectoryError."""
+        files: list[JournalFile] = []
+        try:
+            for start, path in list_files(self._directory):
+                try:
+                    files.append(JournalFile.open(path, start, self._filesystem))
+                except OSError as e:
+                    raise StorageError(f"cannot open journal file {path}: {e.strerror}; check the disk") from e
+            yield from self._frames(files)
+        finally:
+            kept = self._verdict.files if self._verdict else ()
+            for file in files:
+                if file not in kept:
+                    file.close()
+
+    def _frames(self, files: list[JournalFile]) -> Iterator[RecoveredFrame]:
+        unborn = files[-1] if files and files[-1].file_id is None else None
+        if unborn is not None:
+            _check_unborn(unborn, alone=len(files) == 1)
+        end = attested_end = tail_bytes = 0
+        for file, following in itertools.zip_longest(files, files[1:]):
+            if file is unborn:
+                break
+            if file.file_id is None:
+                raise JournalCorruptionError(file.path, file.start, "its header is damaged, and later files exist")
+            limit = file.start + file.allocated
+            end = file.start + HEADER_BYTES
+            attested_end = file.start
+            tail = end
+            for stored, position in good_frames(file, limit):
+                header, length, _, durable_end = stored
+                attested_end = max(attested_end, durable_end)
+                tail = position + HEADER_BYTES + length
+                if header.type is FrameType.MARK:
+                    break
+                end = tail
+                file.add(header, {})
+                payload = file.read(position + HEADER_BYTES, length) if header.type is FrameType.SNAPSHOT else None
+                yield RecoveredFrame(header, FrameLocation(position, HEADER_BYTES + length), payload)
+            file.size = end - file.start
+            if following is not None:
+                _check_finished(file, following)
+                attested_end = end
+            else:
+                tail_bytes = _check_tail(file, tail)
+        kept = tuple(file for file in files if file is not unborn)
+        self._verdict = Verdict(kept, end, attested_end, unborn.path if unborn else None, tail_bytes)
+
+
+def _check_unborn(file: JournalFile, *, alone: bool) -> None:
+    """A last file without a good header was never begun, unless something says that it was."""
+    if _attested_end(file, file.start)[0] > file.start:
+        raise JournalCorruptionError(file.path, file.start, "its header is damaged, and frames in it were durable")
+    if alone and file.start > 0:
+        raise JournalCorruptionError(
+            file.path, file.start, "its header is damaged, and the files before it were freed because it was durable"
+        )
+
+
+def _check_finished(file: JournalFile, following: JournalFile) -> None:
+    """A file that another one follows was cut and synced exactly to the other's start."""
+    if file.end == following.start and file.size == file.allocated:
+        return
+    if file.size == file.allocated and file.end < following.start:
+        reason = (
+            f"it ends there, and the next file, {following.path.name}, begins later: a file is missing or cut short"
+        )
+    else:
+        reason = f"a bad frame, and the next file, {following.path.name}, says that everything before it was durable"
+    raise JournalCorruptionError(file.path, min(file.end, following.start), reason)
+
+
+def _check_tail(file: JournalFile, tail: int) -> int:
+    """Rule R1 in the last file, whose good frames end at its ``end``, a mark included at ``tail``; the bytes to cut."""
+    durable_end, witness = _attested_end(file, tail)
+    if durable_end > file.end:
+        raise JournalCorruptionError(
+            file.path,
+            file.end,
+            f"a bad frame, and the later frame at {witness} says that everything before {durable_end} was durable",
+        )
+    return _used_bytes(file, tail)

@@ -1,0 +1,263 @@
+"""The disk side of the journal: what its one thread does. Every method blocks.
+
+Invariants (rules R1 and R3):
+- A frame's place is used again only if what was there was never durable and has been cut off, and the cut synced.
+- A file is begun only when the one before is cut to its durable end and synced, and counts only when it is itself
+  synced with its snapshot frames and its name. If that fails for lack of space or descriptors, its name is durably
+  removed before the old file grows on.
+- A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
+  Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
+"""
+
+import contextlib
+import errno
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from logstore.clock import Clock
+from logstore.errors import StorageError, StorageFullError
+from logstore.filesystem import Buffer, FileSystem
+from logstore.journal.frame import HEADER_BYTES, FileHeader, Frame, encode_file_header, encode_frame_header, encode_mark
+from logstore.journal.journal_file import JournalFile, file_path
+from logstore.journal.scan import Verdict
+from logstore.limits import MIB
+from logstore.observability import JOURNAL_FSYNC_SECONDS, JOURNAL_GROUP_BYTES
+
+# Reserved ahead of the durable end, so that a full disk is found before a write and most writes change no file size.
+ALLOCATE_BYTES: Final = 4 * MIB
+# Payloads up to this size are copied together: fewer buffers to write.
+_COPY_BYTES_MAX: Final = 64 * 1024
+_REWRITE_BYTES: Final = 4 * MIB
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NO_DESCRIPTORS: Final = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+class FileSwitchPostponedError(Exception):
+    """No new file could be begun for lack of space or descriptors; the old one is whole and can grow on."""
+
+
+class FrameBuffers:
+    """Frames encoded one after another for a place in a file."""
+
+    __slots__ = ("_buffers", "_durable_end", "_file_id", "_small", "end")
+
+    def __init__(self, position: int, durable_end: int, file_id: int) -> None:
+        self.end = position
+        self._durable_end = durable_end
+        self._file_id = file_id
+        self._buffers: list[Buffer] = []
+        self._small: list[Buffer] = []
+
+    def add(self, frame: Frame) -> int:
+        """Encode a frame at ``end``; its length."""
+        payload = frame.payload
+        self._small.append(
+            encode_frame_header(frame, position=self.end, durable_end=self._durable_end, file_id=self._file_id)
+        )
+        length = HEADER_BYTES + len(payload)
+        if length <= _COPY_BYTES_MAX:
+            self._small.append(payload)
+        else:
+            self._buffers.append(b"".join(self._small))
+            self._buffers.append(payload)
+            self._small.clear()
+        self.end += length
+        return length
+
+    def buffers(self) -> list[Buffer]:
+        if self._small:
+            self._buffers.append(b"".join(self._small))
+            self._small.clear()
+        return self._buffers
+
+
+class JournalWriter:
+    """Writes, syncs, cuts, begins and removes journal files. Used from one thread at a time."""
+
+    def __init__(self, directory: Path, filesystem: FileSystem, clock: Clock, file_bytes: int) -> None:
+        self._directory = directory
+        self._filesystem = filesystem
+        self._clock = clock
+        self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
+        self._failed: StorageError | None = None
+
+    # ---- a group -----------------------------------------------------------------------------------------------
+
+    def commit(self, file: JournalFile, buffers: Sequence[Buffer], length: int) -> None:
+        """Make ``length`` bytes durable at the file's durable end, and move that.
+
+        Raises StorageFullError (nothing of it is in the file) or StorageError.
+        """
+        self._check()
+        filesystem = self._filesystem
+        try:
+            self._reserve(file, length)
+            filesystem.write_at(file.fd, buffers, file.size)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise self._final("write", file.path, e) from e
+            self._cut_back(file)
+            raise StorageFullError(
+                f"no space left for {length} bytes in the journal at {self._directory}: nothing was stored; "
+                "free space on that disk, and appends work again by themselves"
+            ) from e
+        filesystem.reached("journal.written")
+        begun = self._clock.monotonic()
+        try:
+            filesystem.fdatasync(file.fd)
+        except OSError as e:
+            raise self._final("sync", file.path, e) from e
+        JOURNAL_FSYNC_SECONDS.observe(self._clock.monotonic() - begun)
+        JOURNAL_GROUP_BYTES.observe(length)
+        file.size += length
+        filesystem.reached("journal.synced")
+
+    def mark(self, file: JournalFile) -> None:
+        """Say behind the durable end that it is one, so that damage before it is told from a crash's tail.
+
+        Not synced: a power cut soon after may lose it, a killed process does not.
+        """
+        self._check()
+        mark = encode_mark(durable_end=file.end, file_id=file.file_id or 0)
+        try:
+            self._filesystem.write_at(file.fd, [mark], file.size)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise self._final("write", file.path, e) from e
+
+    def _reserve(self, file: JournalFile, length: int) -> None:
+        needed = file.size + length
+        if needed + HEADER_BYTES <= file.allocated:
+            return
+        ahead = needed + self._allocate_bytes
+        try:
+            self._filesystem.allocate(file.fd, file.size, ahead - file.size)
+        except OSError as e:
+            if e.errno not in _FULL:
+                raise
+            # What is left may do for this group.
+            self._filesystem.allocate(file.fd, file.size, length)
+            ahead = needed
+        file.allocated = ahead
+
+    def _cut_back(self, file: JournalFile) -> None:
+        """Leave nothing behind the durable end, durably."""
+        try:
+            self._filesystem.truncate(file.fd, file.size)
+            self._filesystem.fsync(file.fd)
+        except OSError as e:
+            raise self._final("cut back", file.path, e) from e
+        file.allocated = file.size
+
+    def _final(self, what: str, path: Path, e: OSError) -> StorageError:
+        self._failed = StorageError(
+            f"could not {what} journal file {path}: {e.strerror}. Appends are refused from now on, and whether "
+            "the pending ones are stored shows after a restart, which reads the journal again; check the disk first"
+        )
+        return self._failed
+
+    def _check(self) -> None:
+        """Nothing is written, begun or removed after a final failure, though it was handed over before."""
+        if self._failed is not None:
+            raise self._failed
+
+    # ---- files -------------------------------------------------------------------------------------------------
+
+    def begin_file(self, old: JournalFile | None, start: int, snapshots: Sequence[Frame]) -> JournalFile:
+        """Finish ``old`` and begin the file at ``start`` with its snapshot frames; durable when this returns.
+
+        Raises FileSwitchPostponedError (``old`` is as before) or StorageError.
+        """
+        self._check()
+        if old is not None:
+            self._cut_back(old)
+        path = file_path(self._directory, start)
+        header = FileHeader(secrets.randbits(64), start, self._clock.now_ms())
+        frames = FrameBuffers(start + HEADER_BYTES, start, header.file_id)
+        for snapshot in snapshots:
+            frames.add(snapshot)
+        try:
+            fd = self._filesystem.create(path)
+        except OSError as e:
+            if e.errno in _FULL | _NO_DESCRIPTORS:
+                raise FileSwitchPostponedError from e
+            raise self._final("create", path, e) from e
+        self._filesystem.reached("journal.file_created")
+        file = JournalFile(path, start, header.file_id, fd, self._filesystem)
+        length = frames.end - start
+        try:
+            self._reserve(file, length)
+            self._filesystem.write_at(fd, [encode_file_header(header), *frames.buffers()], 0)
+        except OSError as e:
+            file.close()
+            if e.errno in _FULL:
+                self.remove(path)
+                raise FileSwitchPostponedError from e
+            raise self._final("write", path, e) from e
+        try:
+            self._filesystem.fsync(fd)
+            self._filesystem.sync_directory(self._directory)
+        except OSError as e:
+            file.close()
+            raise self._final("sync", path, e) from e
+        file.size = length
+        self._filesystem.reached("journal.snapshotted")
+        return file
+
+    def remove(self, path: Path) -> None:
+        """Unlink a file durably, before any later one: else a gap could show. Raises StorageError."""
+        self._check()
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._filesystem.unlink(path)
+            self._filesystem.sync_directory(self._directory)
+        except OSError as e:
+            raise self._final("remove", path, e) from e
+
+    def free(self, file: JournalFile) -> None:
+        self.remove(file.path)
+        file.close()
+        self._filesystem.reached("journal.file_freed")
+
+    def finish(self, file: JournalFile) -> None:
+        """At a clean shutdown: nothing but a synced mark behind the durable end."""
+        self._cut_back(file)
+        self.mark(file)
+        try:
+            self._filesystem.fsync(file.fd)
+        except OSError as e:
+            raise self._final("sync", file.path, e) from e
+
+    # ---- recovery ----------------------------------------------------------------------------------------------
+
+    def settle(self, verdict: Verdict) -> None:
+        """Make the end that a scan found the durable end. May be cut short and done again. Raises StorageError."""
+        if verdict.unborn is not None:
+            self.remove(verdict.unborn)
+        if not verdict.files:
+            return
+        last = verdict.files[-1]
+        if last.allocated == last.size and verdict.attested_end >= verdict.end:
+            return
+        try:
+            fd = self._filesystem.open_write(last.path)
+            try:
+                self._rewrite(fd, max(0, verdict.attested_end - last.start), last.size)
+                self._filesystem.reached("journal.recovery_half")
+                self._filesystem.truncate(fd, last.size)
+                self._filesystem.fsync(fd)
+            finally:
+                self._filesystem.close(fd)
+        except OSError as e:
+            raise self._final("settle the end of", last.path, e) from e
+        last.allocated = last.size
+
+    def _rewrite(self, fd: int, begin: int, end: int) -> None:
+        """Write the same bytes again: after a failed sync the kernel holds pages as clean that are not on the disk."""
+        while begin < end:
+            chunk = self._filesystem.read_at(fd, min(_REWRITE_BYTES, end - begin), begin)
+            self._filesystem.write_at(fd, [chunk], begin)
+            begin += len(chunk)

@@ -1,0 +1,39 @@
+"""Every fixed bound in one place. What a user may change is in ``topic_config.py`` and ``settings.py`` instead."""
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+TOPIC_NAME_LENGTH_MAX = 249
+PARTITIONS_PER_TOPIC_MAX = 10_000
+HEADERS_PER_RECORD_MAX = 1_000
+# A record costs this much beside its key, value and headers (index, columns): bounds requests of empty records.
+RECORD_OVERHEAD_BYTES = 32
+# Records of one request: decoding JSON costs about 200 bytes of objects a record, however small the record is.
+REQUEST_RECORDS_MAX = 1_000_000
+# Arrow from outside. The metadata of an IPC message describes columns, it holds no data.
+ARROW_METADATA_BYTES_MAX = 256 * KIB
+ARROW_BATCHES_PER_REQUEST_MAX = 4_096
+# RFC 9659: the largest window that a decoder of the content coding "zstd" supports.
+ZSTD_WINDOW_BYTES_MAX = 8 * MIB
+
+# Parquet: the unit that a reader decodes at once.
+ROW_GROUP_ROWS_MAX = 128 * 1024
+ROW_GROUP_BYTES_MAX = 16 * MIB
+
+JOURNAL_FILE_BYTES = 64 * MIB
+# What one group commit writes at most before it fsyncs.
+JOURNAL_GROUP_BYTES_MAX = 32 * MIB
+
+DELTA_CHECKPOINT_INTERVAL = 100
+COMMIT_ATTEMPTS_MAX = 20
+
+FETCH_BYTES_DEFAULT = 1 * MIB
+FETCH_BYTES_MAX = 64 * MIB
+FETCH_WAIT_MS_MAX = 60_000
+ROW_GROUP_CACHE_BYTES = 128 * MIB
+
+# Timestamps that fit both ms and the table's µs in 64 bits, within what Spark, Python and JSON readers accept:
+# 0001-01-01T00:00:00Z to 9999-12-31T23:59:59.999Z.
+TIMESTAMP_MS_MIN = -62_135_596_800_000
+TIMESTAMP_MS_MAX = 253_402_300_799_999

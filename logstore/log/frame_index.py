@@ -1,0 +1,142 @@
+"""Where in the journal the un-sealed records of one partition are.
+
+Owns five parallel columns, one row a frame: offsets, journal location, append time, largest timestamp. 48 bytes a
+frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap).
+"""
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+
+from logstore.errors import CorruptionError
+from logstore.journal.frame import FrameHeader, FrameLocation
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedFrame:
+    base_offset: int
+    end_offset: int
+    location: FrameLocation
+    max_timestamp_ms: int
+
+
+class FrameIndex:
+    def __init__(self) -> None:
+        self._base = array("q")
+        self._end = array("q")
+        self._position = array("q")
+        self._length = array("q")
+        self._append_time = array("q")
+        self._max_timestamp = array("q")
+        self.num_bytes = 0  # journal bytes of all frames in the index
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    @property
+    def _columns(self) -> "tuple[array[int], ...]":
+        return self._base, self._end, self._position, self._length, self._append_time, self._max_timestamp
+
+    @property
+    def base_offset(self) -> int | None:
+        return self._base[0] if self._base else None
+
+    @property
+    def end_offset(self) -> int | None:
+        return self._end[-1] if self._end else None
+
+    def lowest_above(self, offset: int) -> int | None:
+        """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
+        return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)
+
+    @property
+    def oldest_append_time_ms(self) -> int | None:
+        return self._append_time[0] if self._append_time else None
+
+    def add(self, header: FrameHeader, location: FrameLocation) -> None:
+        self._base.append(header.base_offset)
+        self._end.append(header.base_offset + header.record_count)
+        self._position.append(location.position)
+        self._length.append(location.length)
+        self._append_time.append(header.append_time_ms)
+        self._max_timestamp.append(header.max_timestamp_ms)
+        self.num_bytes += location.length
+
+    def settle_recovered(self, from_offset: int) -> None:
+        """After a journal scan: drop what is below ``from_offset`` and bring the rest into offset order.
+
+        Of a frame that was copied forward the later copy stays. Raises CorruptionError on frames that overlap or leave
+        a hole, also between ``from_offset`` and the first.
+        """
+        base, end, position = (np.array(column, dtype=np.int64) for column in (self._base, self._end, self._position))
+        wanted = np.flatnonzero(end > from_offset)
+        order = wanted[np.lexsort((position[wanted], base[wanted]))]
+        last_copy = np.ones(len(order), dtype=bool)
+        last_copy[:-1] = base[order][1:] != base[order][:-1]
+        kept = order[last_copy]
+        for column in self._columns:
+            column[:] = array("q", np.array(column, dtype=np.int64)[kept].tolist())
+        self.num_bytes = sum(self._length)
+        expected = min(from_offset, self._base[0]) if self._base else from_offset
+        for at in range(len(self)):
+            if self._base[at] != expected:
+                raise CorruptionError(
+                    f"the journal does not hold offsets {expected} to {self._base[at]} "
+                    f"(the next frame is at journal position {self._position[at]})"
+                )
+            expected = self._end[at]
+
+    def move(self, base_offset: int, location: FrameLocation) -> None:
+        """A frame was copied forward in the journal; one that was dropped meanwhile is ignored."""
+        at = bisect_right(self._base, base_offset) - 1
+        if at >= 0 and self._base[at] == base_offset:
+            self._position[at], self._length[at] = location.position, location.length
+
+    def drop_below(self, offset: int) -> None:
+        """Forget frames that lie wholly below ``offset``."""
+        count = bisect_right(self._end, offset)
+        self.num_bytes -= sum(self._length[:count])
+        for column in self._columns:
+            del column[:count]
+
+    def frames(self, start: int, end: int) -> Iterator[IndexedFrame]:
+        """Frames that hold any offset of [start, end), rising."""
+        for at in range(bisect_right(self._end, start), len(self)):
+            if self._base[at] >= end:
+                return
+            yield self._frame(at)
+
+    def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:
+        """The first frames of [start, end) whose journal bytes reach ``max_bytes``; at least one if there is any."""
+        taken: list[IndexedFrame] = []
+        total = 0
+        for frame in self.frames(start, end):
+            taken.append(frame)
+            total += frame.location.length
+            if total >= max_bytes:
+                break
+        return taken
+
+    def frames_since(self, start: int, end: int, timestamp_ms: int) -> Iterator[IndexedFrame]:
+        """Frames of [start, end) that may hold a record with a timestamp of at least ``timestamp_ms``."""
+        return (frame for frame in self.frames(start, end) if frame.max_timestamp_ms >= timestamp_ms)
+
+    def offset_after_bytes(self, start: int, end: int, max_bytes: int) -> int:
+        """Where a segment that begins at ``start`` must end so that it holds about ``max_bytes``; a frame boundary."""
+        first = bisect_right(self._end, start)
+        for at, total in enumerate(accumulate(self._length[first:]), start=first):
+            if self._end[at] >= end or total >= max_bytes:
+                return min(self._end[at], end)
+        return end
+
+    def _frame(self, at: int) -> IndexedFrame:
+        return IndexedFrame(
+            self._base[at],
+            self._end[at],
+            FrameLocation(self._position[at], self._length[at]),
+            self._max_timestamp[at],
+        )

@@ -1,0 +1,82 @@
+"""Segment files that lie on disk, whether the Delta log names them or not (rule R7).
+
+A segment's footer says all that is needed to commit it again, so that a commit of ours that a foreign writer has
+overwritten is repaired with the very same files.
+"""
+
+from pathlib import Path
+
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.errors import CorruptionError
+from logstore.segments.names import parse_segment_name
+from logstore.segments.reader import segment_from_file
+from logstore.segments.writer import Segment
+
+
+def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
+    """Offset ranges below ``sealed`` that no file holds, of a partition whose files were never rewritten.
+
+    Rolls leave no gaps; compaction and retention do, and count in ``rewrite``.
+    """
+    state = snapshot.partitions[partition]
+    if state.rewrite:
+        return []
+    gaps = []
+    expected = 0
+    for segment in snapshot.segments(partition):
+        if segment.min_offset > expected:
+            gaps.append((expected, segment.min_offset))
+        expected = segment.max_offset + 1
+    if expected < state.sealed:
+        gaps.append((expected, state.sealed))
+    return gaps
+
+
+def sealed_segments_on_disk(table_path: Path, partition: int, start: int, end: int) -> tuple[Segment, ...]:
+    """Files that together hold exactly [start, end) of a partition, by offset; of rivals the highest leader epoch.
+
+    Raises CorruptionError if there are none: records that were sealed are neither in the table nor on disk.
+    """
+    by_base: dict[int, list[Segment]] = {}
+    for file in sorted((table_path / f"partition={partition}").glob("*.parquet")):
+        name = parse_segment_name(f"partition={partition}/{file.name}")
+        if name is not None and start <= name.base_offset < end:
+            try:
+                segment = segment_from_file(table_path, f"partition={partition}/{file.name}")
+            except CorruptionError:
+                continue  # left behind half-written by a crash; never committed
+            by_base.setdefault(segment.base_offset, []).append(segment)
+    chain = _chain(by_base, start, end)
+    if chain is None:
+        raise CorruptionError(
+            f"{table_path}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
+            "names them and no segment files on disk hold exactly them. Restore the table directory from a backup."
+        )
+    return chain
+
+
+def _chain(by_base: dict[int, list[Segment]], start: int, end: int) -> tuple[Segment, ...] | None:
+    """A gapless run of segments from ``start`` to ``end``; highest epoch first, longest first, with backtracking."""
+    dead: set[int] = set()
+    chain: list[Segment] = []
+    choices: list[list[Segment]] = [_best_last(by_base.get(start, []))]
+    while True:
+        at = chain[-1].end_offset if chain else start
+        if at == end:
+            return tuple(chain)
+        while choices[-1] and (choices[-1][-1].end_offset > end or choices[-1][-1].end_offset in dead):
+            choices[-1].pop()
+        if choices[-1]:
+            segment = choices[-1].pop()
+            chain.append(segment)
+            choices.append(_best_last(by_base.get(segment.end_offset, [])))
+        elif chain:
+            dead.add(at)
+            chain.pop()
+            choices.pop()
+        else:
+            return None
+
+
+def _best_last(segments: list[Segment]) -> list[Segment]:
+    return sorted(segments, key=lambda s: (s.leader_epoch, s.end_offset, s.path))

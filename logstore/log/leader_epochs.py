@@ -1,0 +1,30 @@
+"""Which leader epoch wrote which offsets of a partition (KIP-101).
+
+Owns a rising list of (epoch, start offset). Invariant: both rise strictly; an epoch is listed only if it wrote a
+record.
+"""
+
+from collections.abc import Iterable
+
+
+class LeaderEpochs:
+    def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
+        self._entries: list[tuple[int, int]] = []
+        for epoch, start in entries:
+            self.assign(epoch, start)
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """``epoch`` appends at ``start_offset``; epochs that had begun at or after it wrote nothing that is left."""
+        if self._entries and self._entries[-1][0] >= epoch:
+            return
+        while self._entries and self._entries[-1][1] >= start_offset:
+            self._entries.pop()
+        self._entries.append((epoch, start_offset))
+
+    def up_to(self, end_offset: int) -> tuple[tuple[int, int], ...]:
+        """The history of the offsets below ``end_offset``."""
+        return tuple(entry for entry in self._entries if entry[1] < end_offset)
+
+    @property
+    def entries(self) -> tuple[tuple[int, int], ...]:
+        return tuple(self._entries)

@@ -1,0 +1,221 @@
+"""One partition: its offsets, its un-sealed tail in the journal, and the segments that hold its history.
+
+Invariants (``check``), all on the event loop that owns the partition, so without locks::
+
+    log_start_offset <= sealed_offset <= last_stable_offset <= high_watermark <= log_end_offset <= next_offset
+
+* ``next_offset``: the offset that the next append gets; what lies between it and ``log_end_offset`` is being fsynced.
+* ``log_end_offset``: everything below is durable in this broker's journal or in Delta.
+* ``high_watermark``: everything below is durable on all in-sync replicas; readers and rolls stop here.
+* ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
+
+Offsets are assigned in the order of calls to ``next_frame`` and become durable in that order. If the journal fails,
+every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.delta.snapshot import SegmentFile
+from logstore.errors import LogStoreError
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.log.frame_index import FrameIndex
+from logstore.log.leader_epochs import LeaderEpochs
+
+
+@dataclass(slots=True)
+class _Pending:
+    header: FrameHeader
+    durable: asyncio.Future[list[FrameLocation]]
+    position_in_append: int
+
+
+class PartitionLog:
+    def __init__(self, topic: str, topic_id: UUID, partition: int, *, leader_epoch: int) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.partition = partition
+        self.leader_epoch = leader_epoch
+        self.log_start_offset = 0
+        self.sealed_offset = 0
+        self.high_watermark = 0
+        self.log_end_offset = 0
+        self.next_offset = 0
+        self.index = FrameIndex()
+        self.leader_epochs = LeaderEpochs()
+        self.segments: tuple[SegmentFile, ...] = ()
+        self._pending: deque[_Pending] = deque()
+        self._last_append_time_ms = 0
+        self._advanced: asyncio.Future[None] | None = None
+        self._closed: LogStoreError | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.topic}-{self.partition}[start={self.log_start_offset} sealed={self.sealed_offset} "
+            f"hw={self.high_watermark} end={self.log_end_offset} next={self.next_offset}]"
+        )
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Equal to the high watermark: nothing here opens a transaction."""
+        return self.high_watermark
+
+    @property
+    def segment_count(self) -> int:
+        return len(self.segments)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the segment files in Delta."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def unsealed_bytes(self) -> int:
+        return self.index.num_bytes
+
+    def check(self) -> None:
+        ends = (self.log_start_offset, self.sealed_offset, self.last_stable_offset, self.high_watermark)
+        rising = (*ends, self.log_end_offset, self.next_offset)
+        assert all(a <= b for a, b in itertools.pairwise(rising)), self
+        if self.sealed_offset < self.log_end_offset:
+            first = self.index.base_offset
+            assert first is not None, self
+            assert first <= self.sealed_offset, self
+            assert self.index.end_offset == self.log_end_offset, self
+
+    # ---- appending --------------------------------------------------------------------------------------------------
+
+    def next_frame(self, batch: pa.RecordBatch, payload: pa.Buffer, *, now_ms: int, log_append_time: bool) -> Frame:
+        """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
+
+        Between this call and ``track`` nothing may await: the order of frames in the journal is the order of offsets.
+        """
+        if self._closed:
+            raise self._closed
+        self._settle()
+        append_time = max(now_ms, self._last_append_time_ms)
+        self._last_append_time_ms = append_time
+        header = FrameHeader(
+            type=FrameType.DATA,
+            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else FrameFlags(0),
+            topic_id=self.topic_id,
+            partition=self.partition,
+            base_offset=self.next_offset,
+            record_count=batch.num_rows,
+            leader_epoch=self.leader_epoch,
+            append_time_ms=append_time,
+            max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
+        )
+        return Frame(header, payload)
+
+    def track(self, frame: Frame, durable: asyncio.Future[list[FrameLocation]], position_in_append: int) -> None:
+        """Follow a frame given to the journal; ``durable`` resolves to the locations of all frames of that append."""
+        assert frame.header.base_offset == self.next_offset, (frame.header, self)
+        self.next_offset += frame.header.record_count
+        self._pending.append(_Pending(frame.header, durable, position_in_append))
+        durable.add_done_callback(lambda _: self._settle())
+
+    def _settle(self) -> None:
+        # Also called before offsets are assigned: the journal fails all that is pending in one step, and callbacks run
+        # a step later; an append in between must not continue from offsets that were never stored.
+        while self._pending and self._pending[0].durable.done():
+            pending = self._pending.popleft()
+            if pending.durable.exception() is not None:
+                self.next_offset = self.log_end_offset
+                continue
+            assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
+            self.index.add(pending.header, pending.durable.result()[pending.position_in_append])
+            self.leader_epochs.assign(pending.header.leader_epoch, pending.header.base_offset)
+            self.log_end_offset += pending.header.record_count
+            self._advance_high_watermark(self.log_end_offset)
+
+    def _advance_high_watermark(self, offset: int) -> None:
+        if offset > self.high_watermark:
+            self.high_watermark = offset
+            self._wake()
+
+    # ---- waiting ----------------------------------------------------------------------------------------------------
+
+    async def wait_beyond(self, offset: int, timeout_s: float) -> bool:
+        """Wait until the last stable offset is above ``offset``; False if the time ran out first."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        while self.last_stable_offset <= offset:
+            if self._closed:
+                raise self._closed
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return False
+            if self._advanced is None:
+                self._advanced = asyncio.get_running_loop().create_future()
+            await asyncio.wait([self._advanced], timeout=left)
+        return True
+
+    def _wake(self) -> None:
+        if self._advanced is not None:
+            self._advanced.set_result(None)
+            self._advanced = None
+
+    def close(self, reason: LogStoreError) -> None:
+        """Waiting readers and later appends get ``reason``: the topic was deleted, or the broker stops."""
+        self._closed = reason
+        self._wake()
+
+    # ---- sealing ----------------------------------------------------------------------------------------------------
+
+    def seal(self, offset: int) -> None:
+        """Everything below ``offset`` is in Delta, durably."""
+        assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
+        self.sealed_offset = offset
+        self.index.drop_below(offset)
+
+    def snapshot_frame(self) -> Frame:
+        """The frame that every new journal file begins with for this partition."""
+        payload = PartitionSnapshot(sealed_offset=self.sealed_offset, leader_epochs=self.leader_epochs.entries)
+        header = FrameHeader(
+            type=FrameType.SNAPSHOT,
+            flags=FrameFlags(0),
+            topic_id=self.topic_id,
+            partition=self.partition,
+            base_offset=self.sealed_offset,
+            record_count=0,
+            leader_epoch=self.leader_epoch,
+            append_time_ms=self._last_append_time_ms,
+            max_timestamp_ms=self._last_append_time_ms,
+        )
+        return Frame(header, payload.encode())
+
+    # ---- recovery ---------------------------------------------------------------------------------------------------
+
+    def recover_frame(self, header: FrameHeader, location: FrameLocation) -> None:
+        """A data frame that the journal scan found; ``finish_recovery`` puts them in order."""
+        self._last_append_time_ms = max(self._last_append_time_ms, header.append_time_ms)
+        self.index.add(header, location)
+        self.leader_epochs.assign(header.leader_epoch, header.base_offset)
+
+    def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
+        """What Delta holds; leader epochs as the journal's snapshot or the last segment's footer tells them."""
+        self.sealed_offset = sealed_offset
+        written_since = self.leader_epochs.entries
+        self.leader_epochs = LeaderEpochs([*leader_epochs, *written_since])
+
+    def finish_recovery(self) -> None:
+        """Ends follow from what was found. Raises CorruptionError if the journal has a hole or an overlap."""
+        self.index.settle_recovered(self.sealed_offset)
+        self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
+        self.next_offset = self.high_watermark = self.log_end_offset
+        self.check()
+
+
+def _max_timestamp(batch: pa.RecordBatch, append_time_ms: int) -> int:
+    timestamps = batch.column("timestamp").cast(pa.int64())
+    latest = pc.max(timestamps).as_py()
+    if latest is None:
+        return append_time_ms
+    return int(max(latest, append_time_ms)) if timestamps.null_count else int(latest)

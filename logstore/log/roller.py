@@ -1,0 +1,268 @@
+"""From the journal into Delta: un-sealed ranges become Parquet segments, one commit a topic seals them all.
+
+The order that makes it safe, each step before the next: the segment file is written and fsynced; the Delta commit adds
+it and moves ``sealed``; the commit is fsynced (rule R7); the ``sealed_offset`` advances; the journal may free the
+range. A crash between any two leaves an orphan file at worst, which a later vacuum deletes.
+
+If a later snapshot shows less than was sealed, a foreign commit has overwritten ours: the same files are
+committed again.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import RollPart
+from logstore.errors import CorruptionError, UnknownTopicError
+from logstore.filesystem import FileSystem
+from logstore.journal.journal import Journal
+from logstore.limits import MIB
+from logstore.log.frame_index import IndexedFrame
+from logstore.log.frame_records import frame_records
+from logstore.log.history import history_gaps, sealed_segments_on_disk
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+from logstore.observability import ROLL_SECONDS, ROLLS
+from logstore.segments.reader import segment_from_file
+from logstore.segments.writer import Segment, SegmentWriter
+
+log = structlog.stdlib.get_logger(__name__)
+
+T = TypeVar("T")
+_READ_BYTES = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RollResult:
+    """``version`` of the Delta table that holds the commit; ``sealed`` offset of every partition of the topic."""
+
+    version: int
+    sealed: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    base_offset: int
+    end_offset: int
+    frames: list[IndexedFrame]
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """What one partition rolls: [base_offset, end_offset) in pieces of about ``segment.bytes``."""
+
+    partition: int
+    base_offset: int
+    end_offset: int
+    leader_epoch: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    pieces: list[_Piece]
+
+
+class Roller:
+    def __init__(self, journal: Journal, filesystem: FileSystem, executor: Executor) -> None:
+        self._journal = journal
+        self._filesystem = filesystem
+        self._executor = executor
+        self._running: set[asyncio.Task[object]] = set()
+
+    async def roll(self, topic: Topic, select: Callable[[PartitionLog], bool] = lambda _: True) -> RollResult:
+        """Seal everything committed so far of the partitions that ``select`` picks; return when that is durable.
+
+        Goes on to its end if the caller is cancelled. Raises UnknownTopicError for a topic deleted meanwhile,
+        StorageFullError, CommitConflictError, CommitStateUnknownError, FencedLeaderEpochError.
+        """
+        return await self._to_the_end(self._roll(topic, select))
+
+    async def refresh(self, topic: Topic, *, at_start: bool = False) -> None:
+        """Take over what others committed; commit again what a foreign commit overwrote.
+
+        ``at_start`` also looks for gaps in the history, which a commit overwritten before the last stop leaves. Raises
+        CorruptionError if what was sealed is neither in the table nor on disk.
+        """
+        await self._to_the_end(self._refresh(topic, at_start=at_start))
+
+    async def drain(self) -> None:
+        """Wait for what is under way."""
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def commit(self, topic: Topic, change: Callable[[], T]) -> T:
+        """Run a blocking change of the topic's table, then follow it."""
+
+        async def run() -> T:
+            async with topic.commit_lock:
+                _require(topic)
+                result = await self._in_thread(change)
+                await self._follow(topic)
+                return result
+
+        return await self._to_the_end(run())
+
+    async def _to_the_end(self, work: Coroutine[object, object, T]) -> T:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
+        async with topic.commit_lock:
+            _require(topic)
+            ranges = [_plan(p, topic.config.segment_bytes) for p in topic.partitions if select(p)]
+            ranges = [r for r in ranges if r.base_offset < r.end_offset]
+            if ranges:
+                await self._roll_ranges(topic, ranges)
+            return RollResult(topic.version, {p.partition: p.sealed_offset for p in topic.partitions})
+
+    async def _roll_ranges(self, topic: Topic, ranges: list[_Range]) -> None:
+        began = time.perf_counter()
+        codec = topic.config.segment_codec
+        parts = await self._in_thread(lambda: [self._write(topic, r, codec) for r in ranges])
+        commit = await self._in_thread(lambda: topic.table.commit_roll(parts))
+        await self._follow(topic)
+        for part in parts:
+            if part.partition in commit.committed:
+                self._seal(topic.partitions[part.partition], part.end_offset)
+        ROLLS.labels(topic.name, "committed" if commit.committed else "refused").inc()
+        ROLL_SECONDS.observe(time.perf_counter() - began)
+        log.info(
+            "roll.committed",
+            topic=topic.name,
+            version=commit.version,
+            sealed={p: topic.partitions[p].sealed_offset for p in commit.committed},
+            seconds=round(time.perf_counter() - began, 3),
+        )
+        for partition, error in commit.refused.items():
+            log.error("roll.refused", topic=topic.name, partition=partition, error=str(error))
+        if commit.refused:
+            raise next(iter(commit.refused.values()))
+
+    def _seal(self, partition_log: PartitionLog, offset: int) -> None:
+        partition_log.seal(offset)
+        self._journal.release(partition_log.topic_id, partition_log.partition, offset)
+
+    def _write(self, topic: Topic, span: _Range, codec: str) -> RollPart:
+        segments = tuple(self._write_piece(topic, span, piece, codec) for piece in span.pieces)
+        return RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments)
+
+    def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
+        with SegmentWriter(
+            topic.table.path, span.partition, piece.base_offset, span.leader_epoch, codec, filesystem=self._filesystem
+        ) as writer:
+            for frames in _in_chunks(piece.frames, _READ_BYTES):
+                for frame in self._journal.read_many([f.location for f in frames]):
+                    writer.write(frame_records(frame))
+            epochs = tuple(entry for entry in span.leader_epochs if entry[1] < piece.end_offset)
+            return writer.finish(piece.end_offset, leader_epochs=epochs)
+
+    # ---- following the table ----------------------------------------------------------------------------------------
+
+    async def _refresh(self, topic: Topic, *, at_start: bool) -> None:
+        async with topic.commit_lock:
+            if not topic.deleted:
+                await self._follow(topic, at_start=at_start)
+                await self._in_thread(topic.table.maintain)
+
+    async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:
+        snapshot = await self._in_thread(topic.table.snapshot)
+        if await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start)):
+            snapshot = await self._in_thread(topic.table.snapshot)
+        topic.follow(snapshot)
+        for partition_log in topic.partitions:
+            self._adopt(partition_log, snapshot)
+
+    def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
+        """A commit of ours whose outcome was unknown turns out to have happened."""
+        state = snapshot.partitions[partition_log.partition]
+        ours = state.leader_epoch == partition_log.leader_epoch
+        if ours and partition_log.sealed_offset < state.sealed <= partition_log.last_stable_offset:
+            partition_log.seal(state.sealed)
+
+    def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> bool:
+        """Rule R7: commit the same files again for what the table has forgotten; whether there was anything."""
+        path = topic.table.path
+        behind = [p for p in topic.partitions if snapshot.partitions[p.partition].sealed < p.sealed_offset]
+        lost = [segment_from_file(path, file) for file in snapshot.lost_since(topic.snapshot)]
+        lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
+        if at_start:
+            lost += [s for p in topic.partitions for s in _to_fill_gaps(path, snapshot, p.partition)]
+        if not behind and not lost:
+            return False
+        log.error(
+            "roll.overwritten",
+            topic=topic.name,
+            version=snapshot.version,
+            partitions=[p.partition for p in behind],
+            files=[s.path for s in lost],
+        )
+        parts = []
+        for partition_log in behind:
+            partition, end = partition_log.partition, partition_log.sealed_offset
+            start = snapshot.partitions[partition].sealed
+            segments = sealed_segments_on_disk(path, partition, start, end)
+            parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
+        if parts:
+            refused = topic.table.commit_roll(parts).refused
+            if refused:
+                raise next(iter(refused.values()))
+        if lost:
+            topic.table.recommit(lost)
+        return True
+
+
+def _to_fill_gaps(path: Path, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
+    segments: list[Segment] = []
+    for start, end in history_gaps(snapshot, partition):
+        try:
+            segments += sealed_segments_on_disk(path, partition, start, end)
+        except CorruptionError:
+            # Somebody deleted rows with SQL, and vacuumed: theirs to do. Readers pass over the gap.
+            log.warning("history.gap", table=str(path), partition=partition, start=start, end=end)
+    return segments
+
+
+def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
+    base, end = partition_log.sealed_offset, partition_log.last_stable_offset
+    pieces = []
+    start = base
+    while start < end:
+        piece_end = partition_log.index.offset_after_bytes(start, end, segment_bytes)
+        pieces.append(_Piece(start, piece_end, list(partition_log.index.frames(start, piece_end))))
+        start = piece_end
+    epochs = partition_log.leader_epochs.up_to(end)
+    return _Range(partition_log.partition, base, end, partition_log.leader_epoch, epochs, pieces)
+
+
+def _in_chunks(frames: list[IndexedFrame], max_bytes: int) -> list[list[IndexedFrame]]:
+    chunks: list[list[IndexedFrame]] = [[]]
+    total = 0
+    for frame in frames:
+        if total >= max_bytes:
+            chunks.append([])
+            total = 0
+        chunks[-1].append(frame)
+        total += frame.location.length
+    return chunks
+
+
+def _require(topic: Topic) -> None:
+    if topic.deleted:
+        raise UnknownTopicError(f"Topic {topic.name!r} was deleted.")
+
+
+def due(partition_log: PartitionLog, *, now_ms: int, segment_bytes: int, segment_ms: float) -> bool:
+    """Whether the un-sealed range is big or old enough to roll."""
+    oldest = partition_log.index.oldest_append_time_ms
+    if oldest is None or partition_log.sealed_offset >= partition_log.last_stable_offset:
+        return False
+    return partition_log.unsealed_bytes >= segment_bytes or now_ms - oldest >= segment_ms

@@ -1,0 +1,86 @@
+"""One topic: its Delta table, its configuration and its partition logs, kept in step with the table.
+
+The table is the truth about history; ``follow`` takes over what a snapshot of it says. All commits of this broker to
+one topic happen under ``commit_lock``, so that its own commits never race each other.
+"""
+
+import asyncio
+import uuid
+
+import structlog
+
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import InvalidConfigError, UnknownPartitionError, UnknownTopicError
+from logstore.log.partition_log import PartitionLog
+from logstore.topic_config import TopicConfig
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Topic:
+    def __init__(
+        self,
+        name: str,
+        table: TopicTable,
+        snapshot: TopicSnapshot,
+        *,
+        location: str,
+        defaults: dict[str, str],
+        leader_epoch: int,
+    ) -> None:
+        self.name = name
+        self.table = table
+        self.location = location
+        self.topic_id: uuid.UUID = snapshot.topic_id
+        self.partitions: list[PartitionLog] = []
+        self.commit_lock = asyncio.Lock()
+        self.deleted = False
+        self.config_overrides: dict[str, str] = {}
+        self._defaults = defaults
+        self._leader_epoch = leader_epoch
+        self.config = TopicConfig.parse({}, defaults)
+        self.follow(snapshot)
+
+    @property
+    def is_internal(self) -> bool:
+        return self.name.startswith("__")
+
+    def partition(self, partition: int) -> PartitionLog:
+        if 0 <= partition < len(self.partitions):
+            return self.partitions[partition]
+        raise UnknownPartitionError(
+            f"Partition {partition} not found: topic {self.name!r} has partitions 0 to {len(self.partitions) - 1}."
+        )
+
+    @property
+    def version(self) -> int:
+        """Of the newest snapshot seen."""
+        return self.snapshot.version
+
+    def follow(self, snapshot: TopicSnapshot) -> None:
+        """Take over a snapshot's configuration, partitions, log starts and segments."""
+        self.snapshot = snapshot
+        self._follow_config(snapshot)
+        for partition in range(len(self.partitions), snapshot.num_partitions):
+            new = PartitionLog(self.name, self.topic_id, partition, leader_epoch=self._leader_epoch)
+            self.partitions.append(new)
+        for partition_log in self.partitions:
+            partition_log.segments = snapshot.segments(partition_log.partition)
+            state = snapshot.partitions[partition_log.partition]
+            partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
+
+    def _follow_config(self, snapshot: TopicSnapshot) -> None:
+        try:
+            # A property cannot be removed through delta-rs: an empty one stands for none.
+            overrides = {key: value for key, value in snapshot.config_overrides.items() if value}
+            self.config = TopicConfig.parse(overrides, self._defaults)
+            self.config_overrides = overrides
+        except InvalidConfigError as error:
+            # Somebody set a property past us (ALTER TABLE in Spark). The topic goes on with what it had.
+            log.error("topic.bad_table_property", topic=self.name, version=snapshot.version, error=str(error))
+
+    def delete(self) -> None:
+        self.deleted = True
+        for partition_log in self.partitions:
+            partition_log.close(UnknownTopicError(f"Topic {self.name!r} was deleted."))

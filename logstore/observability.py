@@ -1,0 +1,179 @@
+"""Logs and metrics: what the store says about itself.
+
+Owns the set-up of structlog and every Prometheus metric. Invariants: metrics live in a registry of their own, with a
+bounded number of label values (a client names itself, so the first ``CLIENT_LABELS_MAX`` names count on their own and
+the rest as ``other``; topics are forgotten when they are deleted); log lines go to stderr, stdout is for answers.
+"""
+
+import logging
+import sys
+import threading
+from typing import Final
+
+import structlog
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    PlatformCollector,
+    ProcessCollector,
+)
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+CLIENT_LABELS_MAX: Final = 100
+OTHER_CLIENT: Final = "other"
+METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
+
+# From a fast local fsync (0.1 ms) to a request that waits for a roll (30 s).
+_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BYTES = tuple(float(4**n) for n in range(5, 14))  # 1 KiB to 64 MiB
+
+REGISTRY: Final = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
+PlatformCollector(registry=REGISTRY)
+GCCollector(registry=REGISTRY)
+
+REQUESTS: Final = Counter(
+    "logstore_http_requests",
+    "HTTP requests answered.",
+    ("method", "route", "status", "client"),
+    registry=REGISTRY,
+)
+REQUEST_SECONDS: Final = Histogram(
+    "logstore_http_request_seconds",
+    "Time from a request's first byte to the end of its answer.",
+    ("method", "route"),
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+THROTTLED: Final = Counter(
+    "logstore_throttled_requests",
+    "Requests refused with 429, by the bound that was reached: journal or in_flight.",
+    ("reason",),
+    registry=REGISTRY,
+)
+IN_FLIGHT_BYTES: Final = Gauge(
+    "logstore_in_flight_bytes",
+    "Bytes of request bodies being worked on; bounded by queued.max.request.bytes.",
+    registry=REGISTRY,
+)
+PRODUCED_RECORDS: Final = Counter("logstore_produced_records", "Records appended.", ("topic",), registry=REGISTRY)
+PRODUCED_BYTES: Final = Counter(
+    "logstore_produced_bytes", "Bytes of keys, values and headers appended.", ("topic",), registry=REGISTRY
+)
+FETCHED_RECORDS: Final = Counter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
+FETCHED_BYTES: Final = Counter(
+    "logstore_fetched_bytes", "Bytes of keys, values and headers served.", ("topic",), registry=REGISTRY
+)
+UNSEALED_RECORDS: Final = Gauge(
+    "logstore_unsealed_records", "Records not yet in Delta: journal only.", ("topic",), registry=REGISTRY
+)
+JOURNAL_FSYNC_SECONDS: Final = Histogram(
+    "logstore_journal_fsync_seconds", "Time of one fdatasync of the journal.", buckets=_SECONDS, registry=REGISTRY
+)
+JOURNAL_GROUP_BYTES: Final = Histogram(
+    "logstore_journal_group_bytes", "Bytes that one fdatasync made durable.", buckets=_BYTES, registry=REGISTRY
+)
+JOURNAL_RETAINED_BYTES: Final = Gauge(
+    "logstore_journal_retained_bytes", "Bytes of journal files kept; bounded by journal.max.bytes.", registry=REGISTRY
+)
+ROLLS: Final = Counter(
+    "logstore_rolls",
+    "Rolls, by outcome: committed, refused or failed.",
+    ("topic", "outcome"),
+    registry=REGISTRY,
+)
+ROLL_SECONDS: Final = Histogram(
+    "logstore_roll_seconds",
+    "Time of a roll, up to the durable commit.",
+    buckets=_SECONDS,
+    registry=REGISTRY,
+)
+COMMITS: Final = Counter(
+    "logstore_delta_commits",
+    "Delta commits to topic tables, by operation and outcome: committed, refused or unknown.",
+    ("operation", "outcome"),
+    registry=REGISTRY,
+)
+
+# Without local variables: they hold records.
+_PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
+
+_TOPIC_METRICS: Final = (PRODUCED_RECORDS, PRODUCED_BYTES, FETCHED_RECORDS, FETCHED_BYTES, UNSEALED_RECORDS, ROLLS)
+
+_clients: set[str] = set()
+_clients_lock = threading.Lock()
+
+
+def client_label(client_id: str | None) -> str:
+    """The label of a client's name: itself for the first ``CLIENT_LABELS_MAX`` names, then ``other``; "" if unnamed."""
+    if not client_id:
+        return ""
+    if client_id in _clients:
+        return client_id
+    with _clients_lock:
+        if len(_clients) < CLIENT_LABELS_MAX:
+            _clients.add(client_id)
+            return client_id
+    return OTHER_CLIENT
+
+
+def forget_topic(topic: str) -> None:
+    """Drop a deleted topic's series."""
+    for metric in _TOPIC_METRICS:
+        metric.remove_by_labels({"topic": topic})
+
+
+def render_metrics() -> bytes:
+    """All metrics in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
+    return generate_latest(REGISTRY)
+
+
+def configure_logging(level: str = "info", format: str = "console") -> None:
+    """Send structlog's and the standard library's events at ``level`` or above to stderr, one line each.
+
+    ``console`` is for people, ``json`` for programs. Fields bound with ``structlog.contextvars`` (the request id) are
+    on every line. May be called again.
+    """
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.stdlib.ExtraAdder(),
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    last: list[structlog.typing.Processor]
+    if format == "json":
+        last = [_PLAIN_TRACEBACKS, structlog.processors.JSONRenderer()]
+    else:
+        last = [
+            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+        ]
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *shared,
+            structlog.stdlib.PositionalArgumentsFormatter(),
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=False,  # a module's logger follows a later call
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    # The access log repeats the request metrics; HTTP client chatter is of interest only when debugging.
+    for name in ("uvicorn.access", "httpx", "httpcore", "py4j"):
+        logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

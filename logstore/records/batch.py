@@ -1,0 +1,113 @@
+"""A request's records as columns, and what is asked of them whatever format they came in.
+
+Sizes, limits and the split by partition are computed over whole columns: nothing here makes an object per record.
+Column arrays may be slices, so positions are always read through ``ListArray.offsets``, never from raw buffers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.errors import InvalidRecordError, InvalidRequestError, RecordTooLargeError, RequestTooLargeError
+from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedRecords:
+    """The records of one request, in request order, validated.
+
+    ``batch`` has WIRE_SCHEMA and at least one row. ``partitions`` is int32 per record, -1 where the record names none;
+    None when no record does. ``verbatim`` is the encapsulated Arrow IPC record batch message that the producer sent,
+    when that message alone is this batch and may be stored as it is.
+    """
+
+    batch: pa.RecordBatch
+    partitions: np.ndarray | None
+    verbatim: pa.Buffer | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBatch:
+    """The records of a request that go to one partition, in request order.
+
+    ``rows`` are their positions in the request, rising; None = all of the request.
+    """
+
+    partition: int
+    batch: pa.RecordBatch
+    rows: np.ndarray | None
+    verbatim: pa.Buffer | None
+
+
+def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
+    """Bytes of key, value and headers (their keys and values) of each record: int64, one per row."""
+    sizes: np.ndarray = _lengths(batch.column("key")) + _lengths(batch.column("value"))
+    headers = batch.column("headers")
+    if headers.null_count < len(headers):
+        elements = headers.values
+        # Prefix sums over the elements: a record's headers are one range of them.
+        ends = np.concatenate(([0], np.cumsum(_lengths(elements.field("key")) + _lengths(elements.field("value")))))
+        offsets = headers.offsets.to_numpy()
+        sizes += np.where(_valid(headers), ends[offsets[1:]] - ends[offsets[:-1]], 0)
+    return sizes
+
+
+def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int) -> None:
+    """RecordTooLargeError naming the first record over ``max_message_bytes``."""
+    sizes = record_sizes(batch)
+    if len(sizes) and sizes.max() > max_message_bytes:
+        row = int(np.argmax(sizes > max_message_bytes))
+        raise RecordTooLargeError(
+            f"Record {row} of the request has {sizes[row]} bytes (key, value and headers), "
+            f"max.message.bytes allows {max_message_bytes}: send smaller records or raise the topic's max.message.bytes"
+        )
+
+
+def check_records(batch: pa.RecordBatch, max_message_bytes: int) -> None:
+    """What every request must keep to: 1 to REQUEST_RECORDS_MAX records, each within its limits.
+
+    Raises InvalidRequestError, RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
+    """
+    if not batch.num_rows:
+        raise InvalidRequestError("records may not be empty: send at least one record")
+    check_record_count(batch.num_rows)
+    check_record_sizes(batch, max_message_bytes)
+    counts = pc.fill_null(pc.list_value_length(batch.column("headers")), 0).to_numpy()
+    if counts.max() > HEADERS_PER_RECORD_MAX:
+        row = int(np.argmax(counts > HEADERS_PER_RECORD_MAX))
+        raise InvalidRecordError(
+            f"Record {row} of the request has {counts[row]} headers, at most {HEADERS_PER_RECORD_MAX} are allowed"
+        )
+
+
+def check_record_count(count: int) -> None:
+    """RequestTooLargeError when a request has more than REQUEST_RECORDS_MAX records."""
+    if count > REQUEST_RECORDS_MAX:
+        raise RequestTooLargeError(
+            f"The request has more than {REQUEST_RECORDS_MAX} records: send them in several requests"
+        )
+
+
+def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[PartitionBatch]:
+    """The records by rising partition, in request order inside each. ``partitions`` is int32 per record."""
+    first = int(partitions[0])
+    if (partitions == first).all():
+        return [PartitionBatch(first, records.batch, None, records.verbatim)]
+    order = np.argsort(partitions, kind="stable")
+    found, starts = np.unique(partitions[order], return_index=True)
+    ends = np.append(starts[1:], len(order))
+    split = []
+    for partition, start, end in zip(found.tolist(), starts.tolist(), ends.tolist(), strict=True):
+        rows = order[start:end]
+        split.append(PartitionBatch(partition, records.batch.take(pa.array(rows)), rows, None))
+    return split
+
+
+def _lengths(column: pa.Array) -> np.ndarray:
+    return np.asarray(pc.fill_null(pc.binary_length(column), 0).to_numpy(), np.int64)
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    return np.asarray(column.is_valid().to_numpy(zero_copy_only=False))

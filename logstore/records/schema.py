@@ -1,0 +1,49 @@
+"""The shapes that records have on their way: as produced (wire), as read back (log), as stored (table).
+
+One element name, ``element``, and one order of columns everywhere: Spark, delta-rs, DuckDB and Polars agree on them.
+"""
+
+import pyarrow as pa
+
+HEADERS_TYPE = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.binary())]))
+)
+
+#: A batch of a producer. ``timestamp`` null = append time; ``value`` null = tombstone.
+WIRE_SCHEMA = pa.schema(
+    [
+        pa.field("timestamp", pa.timestamp("ms", "UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+#: What a reader of the log gets: offsets rising, timestamps filled in. Also the Arrow answer of the records endpoint.
+LOG_SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("ms", "UTC"), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS_TYPE),
+    ]
+)
+
+_TABLE_HEADERS_TYPE = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+
+#: Columns inside a segment file: LOG_SCHEMA with Delta's microseconds (Delta has one timestamp type).
+SEGMENT_SCHEMA = pa.schema(
+    [
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", "UTC")),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", _TABLE_HEADERS_TYPE),
+    ]
+)
+
+#: Columns of a topic's Delta table: those of a segment and the Delta partition column.
+TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])

@@ -1,0 +1,67 @@
+"""What a segment says of itself: the key-value metadata of its Parquet footer.
+
+With it a file can be committed again with nothing else at hand (rule R7), and losing a journal loses no producer
+state. All values are text; lists are JSON. The keys are part of the format, see ``docs/table-format.md``.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from logstore.errors import CorruptionError
+
+FORMAT_VERSION = 1
+_PREFIX = "logstore."
+
+#: State at the end of a segment that later releases fill (producer state, idempotency keys): JSON values.
+JsonState = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFooter:
+    """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising."""
+
+    partition: int
+    base_offset: int
+    end_offset: int
+    leader_epoch: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    producers: tuple[Any, ...]
+    idempotency_keys: tuple[Any, ...]
+
+
+def encode_footer(footer: SegmentFooter) -> dict[str, str]:
+    return {
+        f"{_PREFIX}format": str(FORMAT_VERSION),
+        f"{_PREFIX}partition": str(footer.partition),
+        f"{_PREFIX}base_offset": str(footer.base_offset),
+        f"{_PREFIX}end_offset": str(footer.end_offset),
+        f"{_PREFIX}leader_epoch": str(footer.leader_epoch),
+        f"{_PREFIX}leader_epochs": json.dumps(footer.leader_epochs),
+        f"{_PREFIX}producers": json.dumps(footer.producers),
+        f"{_PREFIX}idempotency_keys": json.dumps(footer.idempotency_keys),
+    }
+
+
+def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
+    """Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of a newer format."""
+    try:
+        text = {
+            key.decode().removeprefix(_PREFIX): value.decode()
+            for key, value in metadata.items()
+            if key.startswith(_PREFIX.encode())
+        }
+        if int(text["format"]) > FORMAT_VERSION:
+            raise CorruptionError(f"{path} has segment format {text['format']}: upgrade logstore to read it")
+        return SegmentFooter(
+            partition=int(text["partition"]),
+            base_offset=int(text["base_offset"]),
+            end_offset=int(text["end_offset"]),
+            leader_epoch=int(text["leader_epoch"]),
+            leader_epochs=tuple((int(epoch), int(start)) for epoch, start in json.loads(text["leader_epochs"])),
+            producers=tuple(json.loads(text["producers"])),
+            idempotency_keys=tuple(json.loads(text["idempotency_keys"])),
+        )
+    except (KeyError, ValueError, TypeError) as error:
+        raise CorruptionError(f"{path} has no valid segment footer ({error!r}): not written by logstore") from error

@@ -1,0 +1,234 @@
+"""Writes one segment: a sorted Parquet file that says all that is needed to commit it.
+
+Invariants: offsets rise strictly and lie in [base offset, end offset); a row group has at most 128 Ki rows and, unless
+it is one record, 16 MiB of Arrow data; after ``finish`` the file and its directory entry are durable (rule R7); a
+writer that is left without ``finish`` leaves no file.
+"""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from logstore.filesystem import FileSystem
+from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.segments.footer import JsonState, SegmentFooter, encode_footer
+from logstore.segments.names import new_unique, segment_name
+
+#: Names of ``compression.type`` that Parquet spells differently.
+_PARQUET_CODECS = {"uncompressed": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs."""
+
+    path: str
+    size: int
+    partition: int
+    base_offset: int
+    end_offset: int
+    leader_epoch: int
+    num_records: int
+    min_offset: int
+    max_offset: int
+    min_timestamp_us: int
+    max_timestamp_us: int
+
+
+class _Sink(io.RawIOBase):
+    """A file as pyarrow writes it, with every byte going through the file system seam."""
+
+    def __init__(self, filesystem: FileSystem, fd: int) -> None:
+        super().__init__()
+        self._filesystem, self._fd, self._position = filesystem, fd, 0
+        self.discarding = False
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def write(self, data: Any) -> int:
+        if self.discarding:
+            return len(memoryview(data).cast("B"))
+        written = self._filesystem.write_at(self._fd, [data], self._position)
+        self._position += written
+        return written
+
+
+class SegmentWriter:
+    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(end_offset, ...)``.
+
+    ``codec`` is a value of ``compression.type`` or Parquet's own name of it. Raises OSError as the disk does.
+    """
+
+    def __init__(
+        self,
+        table_path: Path,
+        partition: int,
+        base_offset: int,
+        leader_epoch: int,
+        codec: str = "zstd",
+        filesystem: FileSystem | None = None,
+    ) -> None:
+        self.path = segment_name(partition, base_offset, leader_epoch, new_unique())
+        self._file = table_path / self.path
+        self._partition, self._base_offset, self._leader_epoch = partition, base_offset, leader_epoch
+        self._filesystem = filesystem or FileSystem()
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = 0
+        self._num_records = 0
+        self._min_offset = self._max_offset = -1
+        self._min_timestamp = self._max_timestamp = 0
+        self._filesystem.make_directory(self._file.parent)
+        self._fd: int | None = self._filesystem.create(self._file)
+        self._sink = _Sink(self._filesystem, self._fd)
+        self._parquet = pq.ParquetWriter(
+            self._sink,
+            SEGMENT_SCHEMA,
+            compression=_PARQUET_CODECS.get(codec, codec),
+            write_page_index=True,
+            write_page_checksum=True,
+            # Min and max of large keys and values would only fatten the footer and the page index.
+            write_statistics=["offset", "timestamp"],
+            use_dictionary=["key", "headers.list.element.key"],
+            column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
+        )
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before."""
+        if batch.num_rows == 0:
+            return
+        if not batch.schema.equals(LOG_SCHEMA):
+            raise ValueError(f"a segment takes LOG_SCHEMA batches, not {batch.schema}")
+        offsets = batch.column("offset")
+        timestamps = batch.column("timestamp")
+        if offsets.null_count or timestamps.null_count:
+            raise ValueError("a record of a segment has an offset and a timestamp")
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        values = offsets.to_numpy(zero_copy_only=True)
+        if first < self._base_offset or first <= self._max_offset or not (values[1:] > values[:-1]).all():
+            raise ValueError(
+                f"offsets of {self.path} must rise from {self._base_offset}: [{first}, {last}] after {self._max_offset}"
+            )
+        bounds = pc.min_max(timestamps.cast(pa.int64()))
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        if self._num_records == 0:
+            self._min_offset, self._min_timestamp, self._max_timestamp = first, low, high
+        self._min_timestamp, self._max_timestamp = min(self._min_timestamp, low), max(self._max_timestamp, high)
+        self._max_offset = last
+        self._num_records += batch.num_rows
+        self._buffer(batch)
+
+    def finish(
+        self,
+        end_offset: int,
+        leader_epochs: Sequence[tuple[int, int]] = (),
+        producers: JsonState = (),
+        idempotency_keys: JsonState = (),
+    ) -> Segment:
+        """Write the footer and make the file durable. ValueError if it is empty or reaches past ``end_offset``."""
+        if self._fd is None:
+            raise ValueError(f"{self.path} is finished or aborted")
+        if self._num_records == 0:
+            raise ValueError(f"{self.path} would be empty: an empty range is committed without a file")
+        if end_offset <= self._max_offset:
+            raise ValueError(f"{self.path} holds offset {self._max_offset}, beyond its end {end_offset}")
+        footer = SegmentFooter(
+            self._partition,
+            self._base_offset,
+            end_offset,
+            self._leader_epoch,
+            tuple(leader_epochs),
+            tuple(producers),
+            tuple(idempotency_keys),
+        )
+        self._flush()
+        self._parquet.add_key_value_metadata(encode_footer(footer))
+        self._parquet.close()
+        self._filesystem.fdatasync(self._fd)
+        self._filesystem.close(self._fd)
+        self._fd = None
+        self._filesystem.sync_directory(self._file.parent)
+        self._filesystem.reached("segment.finished")
+        return Segment(
+            path=self.path,
+            size=self._sink.tell(),
+            partition=self._partition,
+            base_offset=self._base_offset,
+            end_offset=end_offset,
+            leader_epoch=self._leader_epoch,
+            num_records=self._num_records,
+            min_offset=self._min_offset,
+            max_offset=self._max_offset,
+            min_timestamp_us=self._min_timestamp * 1000,
+            max_timestamp_us=self._max_timestamp * 1000,
+        )
+
+    def abort(self) -> None:
+        """Remove the unfinished file; nothing happens after ``finish``."""
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        # Closing the Parquet writer, which its collection would do too, writes a footer: into nothing.
+        self._sink.discarding = True
+        try:
+            self._parquet.close()
+        finally:
+            self._filesystem.close(fd)
+            self._filesystem.unlink(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _buffer(self, batch: pa.RecordBatch) -> None:
+        while batch.num_rows:
+            rows = _rows_that_fit(
+                batch, ROW_GROUP_ROWS_MAX - self._pending_rows, ROW_GROUP_BYTES_MAX - self._pending_bytes
+            )
+            if rows == 0 and self._pending_rows == 0:
+                rows = 1
+            if rows:
+                head = batch.slice(0, rows)
+                self._pending.append(head)
+                self._pending_rows += rows
+                self._pending_bytes += head.nbytes
+                batch = batch.slice(rows)
+            if batch.num_rows:
+                self._flush()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        table = pa.Table.from_batches(self._pending).cast(SEGMENT_SCHEMA)
+        self._parquet.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+        self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+
+def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> int:
+    """The length of the longest prefix of ``batch`` within both bounds (nbytes grows with the prefix)."""
+    high = min(int(batch.num_rows), rows_max)
+    if high <= 0 or batch.slice(0, high).nbytes <= bytes_max:
+        return max(high, 0)
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        if batch.slice(0, middle).nbytes <= bytes_max:
+            low = middle
+        else:
+            high = middle - 1
+    return low

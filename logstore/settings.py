@@ -1,0 +1,198 @@
+"""Settings of the store: given arguments over ``LOGSTORE_*`` variables over ``conf/logstore.toml`` over defaults.
+
+Owns the names: a field ``journal_max_bytes`` is ``journal.max.bytes`` in the file (quoted or not) and
+``LOGSTORE_JOURNAL_MAX_BYTES`` in the environment. The store's defaults for topic keys stand in the file's table
+``[topic]`` or in ``LOGSTORE_TOPIC_<KEY>``. A misspelt name is refused, never ignored.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from logstore.errors import InvalidConfigError
+from logstore.limits import GIB, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
+
+ENV_PREFIX = "LOGSTORE_"
+CONFIG_FILE = Path("conf/logstore.toml")
+_TOPIC_PREFIX = "topic."
+
+
+class Settings(BaseSettings):
+    """What one broker process runs with; immutable. Sizes in bytes.
+
+    Raises pydantic.ValidationError for a value that does not fit, InvalidConfigError for a file or variable that cannot
+    be read or is misspelt. ``load_settings`` turns both into InvalidConfigError.
+    """
+
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", env_prefix=ENV_PREFIX, validate_default=True)
+
+    data: Path = Field(Path("data"), description="Directory that holds topics, journals and offsets.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address that the HTTP server listens on.")
+    port: int = Field(8082, ge=0, le=65_535, description="Port of the HTTP server; 0 takes a free one.")
+    broker_id: int = Field(0, ge=0, le=2**31 - 1, description="This broker's id; names its part of the data directory.")
+    journal_max_bytes: int = Field(
+        4 * GIB,
+        ge=1,
+        description="Bytes that the journal may hold; beyond, produce answers 429 until a roll is done.",
+    )
+    queued_max_request_bytes: int = Field(
+        256 * MIB,
+        ge=1,
+        description="Bytes of requests in flight; beyond, produce answers 429.",
+    )
+    max_request_size: int = Field(64 * MIB, ge=1, le=2**31 - 1, description="Largest request body, after inflation.")
+    auto_create_topics_enable: bool = Field(
+        default=False,
+        description="Create a topic when something is first produced to it. Kafka's default is true.",
+    )
+    num_partitions: int = Field(
+        1, ge=1, le=PARTITIONS_PER_TOPIC_MAX, description="Partitions of a topic that is created without a count."
+    )
+    topic_defaults: dict[str, str] = Field(
+        default_factory=dict, description="The store's defaults of topic keys: the table `[topic]` in the file."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events from this level on.")
+    log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for programs.")
+    data_location: str | None = Field(
+        None,
+        description="URI under which readers on other machines see the data directory. Default: its own `file://` URI.",
+    )
+
+    @field_validator("topic_defaults", mode="before")
+    @classmethod
+    def _check_topic_defaults(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return validate_overrides({str(name): str(text) for name, text in value.items()})
+
+    @field_validator("data_location")
+    @classmethod
+    def _check_data_location(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        scheme, separator, path = value.partition("://")
+        if not (scheme and separator and path):
+            raise ValueError("it takes a URI such as file:///srv/log or s3a://bucket/log")
+        return value.rstrip("/")
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        # As Kafka requires of queued.max.request.bytes: otherwise the largest request never fits.
+        if self.queued_max_request_bytes < self.max_request_size:
+            raise ValueError(
+                f"queued.max.request.bytes ({self.queued_max_request_bytes}) is below "
+                f"max.request.size ({self.max_request_size}); raise the first or lower the second"
+            )
+        return self
+
+    @property
+    def location(self) -> str:
+        """URI of the data directory for readers, without a slash at its end."""
+        return self.data_location or self.data.resolve().as_uri()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (pydantic's signature)
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # noqa: ARG003 (pydantic's signature)
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            InitSettingsSource(settings_cls, _from_environment(os.environ)),
+            InitSettingsSource(settings_cls, _from_file(os.environ.get(f"{ENV_PREFIX}CONFIG"))),
+        )
+
+
+def load_settings(**given: Any) -> Settings:
+    """Settings with ``given`` on top; a given None means "not given".
+
+    Raises InvalidConfigError naming the setting, its value and what is wrong with it.
+    """
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise InvalidConfigError("; ".join(_explain(error))) from None
+
+
+def setting_name(field: str) -> str:
+    """The spelling in the configuration file: dots between words, as Kafka has it."""
+    # TOML has no `data.location` beside `data`.
+    return field if field == "data_location" else field.replace("_", ".")
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    names = {setting_name(field) for field in Settings.model_fields}
+    for problem in error.errors():
+        text = problem["msg"].removeprefix("Value error, ")
+        if not problem["loc"]:
+            yield text
+        elif problem["type"] == "extra_forbidden":
+            name = setting_name(str(problem["loc"][0]))
+            yield f"no setting '{name}'; {nearest(name, names)}"
+        else:
+            yield f"{setting_name(str(problem['loc'][0]))} cannot be '{problem['input']}': {text}"
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    """``LOGSTORE_*`` variables. One that is nearly a setting's is refused; any other belongs to somebody else."""
+    fields = {f"{ENV_PREFIX}{field.upper()}": field for field in Settings.model_fields if field != "topic_defaults"}
+    topic_keys = {f"{ENV_PREFIX}TOPIC_{key.field.upper()}": key.name for key in CONFIG_KEYS}
+    values: dict[str, Any] = {}
+    topic_defaults: dict[str, str] = {}
+    for variable, text in environment.items():
+        if variable in fields:
+            values[fields[variable]] = text
+        elif variable in topic_keys:
+            topic_defaults[topic_keys[variable]] = text
+        elif variable.startswith(ENV_PREFIX):
+            close = difflib.get_close_matches(variable, [*fields, *topic_keys], n=1, cutoff=0.9)
+            if close:
+                raise InvalidConfigError(f"no setting {variable}; did you mean {close[0]}?")
+    return {**values, "topic_defaults": topic_defaults}
+
+
+def _from_file(named: str | None) -> dict[str, Any]:
+    """The TOML file ``named``, else ``./conf/logstore.toml`` if it is there."""
+    path = Path(named) if named else CONFIG_FILE
+    if not named and not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidConfigError(f"cannot read {path}: {error}") from None
+    fields = {setting_name(field): field for field in Settings.model_fields if field != "topic_defaults"}
+    values: dict[str, Any] = {}
+    topic_defaults: dict[str, str] = {}
+    for name, value in _flatten(document):
+        if name.startswith(_TOPIC_PREFIX):
+            topic_defaults[name.removeprefix(_TOPIC_PREFIX)] = _toml_text(value)
+        elif name in fields:
+            values[fields[name]] = value
+        else:
+            raise InvalidConfigError(f"{path}: no setting '{name}'; {nearest(name, fields)}")
+    return {**values, "topic_defaults": topic_defaults}
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """TOML reads ``journal.max.bytes = 1`` as tables in tables: back to dotted names."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _toml_text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

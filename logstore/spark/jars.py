@@ -1,0 +1,143 @@
+"""The Delta jars of a Spark session: which they are, where they lie, and how they get there.
+
+They are fetched once by Spark's own means (Ivy, so that ``spark.jars.ivySettings``, ``spark.jars.repositories`` and
+``spark.jars.ivy`` of the user hold) into the ordinary Ivy cache. Afterwards a session names the files and looks nothing
+up. Everything that Spark ships itself is excluded: a second Hadoop, Parquet or Jackson beside Spark's is 70 MB more and
+a class path with two versions of a class.
+"""
+
+# ruff: noqa: T201 - a command prints
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from filelock import FileLock
+
+from logstore.errors import LogStoreError
+
+DELTA_VERSION = "4.4.0"
+#: The line of Spark that this Delta is built for.
+SPARK_LINE = "4.2"
+SCALA_LINE = "2.13"
+DELTA_PACKAGE = f"io.delta:delta-spark_{SPARK_LINE}_{SCALA_LINE}:{DELTA_VERSION}"
+#: Spark ships these, or Delta needs them only for catalogs that a path never asks.
+EXCLUDED_PACKAGES = (
+    "com.*:*",
+    "commons-*:*",
+    "io.airlift:*",
+    "io.delta:delta-kernel-unitycatalog",
+    "io.unitycatalog:*",
+    "javax.*:*",
+    "org.*:*",
+)
+#: As Ivy names what it retrieves: organisation_artifact-revision.jar.
+JAR_NAMES = tuple(
+    f"io.delta_{artifact}-{DELTA_VERSION}.jar"
+    for artifact in (
+        f"delta-spark_{SPARK_LINE}_{SCALA_LINE}",
+        "delta-storage",
+        "delta-kernel-api",
+        "delta-kernel-defaults",
+    )
+)
+FETCH_SECONDS_MAX = 900
+
+
+class SparkJarsError(LogStoreError):
+    """The Delta jars could not be fetched."""
+
+
+def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
+    """The jars, if every one of them is there and whole; else None. Looks at no network.
+
+    ``ivy_home`` is Spark's ``spark.jars.ivy``; by default the directories in the home directory that Spark uses.
+    """
+    homes = [Path(ivy_home).expanduser()] if ivy_home else sorted(Path.home().glob(".ivy2*"), reverse=True)
+    for home in homes:
+        jars = tuple(home / "jars" / name for name in JAR_NAMES)
+        # An interrupted copy leaves a file without the archive's directory, which is at its end.
+        if all(zipfile.is_zipfile(jar) for jar in jars):
+            return jars
+    return None
+
+
+def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path, ...]:
+    """The jars, fetched first if any is missing: 12 MB, once per machine. Ivy's own output goes to the file ``log``.
+
+    Raises SparkJarsError with what to do about it.
+    """
+    if found := find(ivy_home):
+        return found
+    log = log or Path(tempfile.gettempdir()) / f"logstore-spark-jars-{os.getuid()}.log"
+    # Ivy's cache does not stand two processes that fill it at once.
+    with FileLock(f"{log}.lock"):
+        if found := find(ivy_home):
+            return found
+        _resolve(ivy_home, log)
+    if found := find(ivy_home):
+        return found
+    raise SparkJarsError(
+        f"fetching {DELTA_PACKAGE} failed{_reason(log)}; Ivy's log is {log}. Without access to Maven Central name a "
+        "repository in spark.jars.repositories (conf/spark-defaults.conf), or put the jars into spark.jars."
+    )
+
+
+def _resolve(ivy_home: str | None, log: Path) -> None:
+    # A Spark gateway without a session: spark-submit resolves packages before it starts anything.
+    arguments = ["--packages", DELTA_PACKAGE, "--exclude-packages", ",".join(EXCLUDED_PACKAGES)]
+    arguments += ["--conf", f"spark.jars.ivy={ivy_home}"] if ivy_home else []
+    environment = os.environ | {"PYSPARK_SUBMIT_ARGS": " ".join([*arguments, "pyspark-shell"])}
+    environment.pop("PYSPARK_GATEWAY_PORT", None)
+    command = [sys.executable, "-c", "from pyspark.java_gateway import launch_gateway; launch_gateway()"]
+    with log.open("wb") as output:
+        try:
+            subprocess.run(  # noqa: S603 - our own interpreter and constants
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=FETCH_SECONDS_MAX,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SparkJarsError(
+                f"fetching {DELTA_PACKAGE} took over {FETCH_SECONDS_MAX} s; see {log} and try again"
+            ) from error
+
+
+def _reason(log: Path) -> str:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if "JAVA_HOME is not set" in text or "java: command not found" in text:
+        return ": Java is missing (Debian: apt-get install openjdk-17-jre-headless)"
+    problem = re.search(
+        r"^.*(unresolved dependency|Server access error|UnknownHost|not found\. url).*$", text, re.MULTILINE
+    )
+    return f": {problem.group().strip(' :')}" if problem else ""
+
+
+def main() -> int:
+    """``python -m logstore.spark.jars``: have the jars, fetching them if need be; prints one line."""
+    from logstore.spark.spark_conf import user_settings
+
+    ivy_home = user_settings().get("spark.jars.ivy")
+    if found := find(ivy_home):
+        print(f"Spark's Delta {DELTA_VERSION} jars are in {found[0].parent}")
+        return 0
+    print(f"Fetching Spark's Delta {DELTA_VERSION} jars (12 MB, once) ...", flush=True)
+    try:
+        found = fetch(ivy_home)
+    except SparkJarsError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(f"Spark's Delta {DELTA_VERSION} jars are in {found[0].parent}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

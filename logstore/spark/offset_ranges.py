@@ -1,0 +1,221 @@
+"""Which offsets a read covers, and where they are read from. Pure functions; no Spark, no store.
+
+Invariants: ranges are half open, ``[start, end)``; for every partition ``log_start_offset <= start <= end <= end of
+the log``; the history part and the tail part of a range meet at the sealed offset and do not overlap (rule R8).
+"""
+
+import operator
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+
+from logstore.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownPartitionError
+
+#: As in Spark's Kafka source: -2 is the earliest offset and -1 the latest.
+EARLIEST, LATEST = -2, -1
+OffsetSpec = Literal["earliest", "latest"] | Mapping[int, "int | Literal['earliest', 'latest']"]
+
+_NAMES = {"earliest": EARLIEST, "latest": LATEST}
+#: A query plans each Delta scan by itself, at some tens of milliseconds.
+HISTORY_SCANS_MAX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class LogBounds:
+    """The offsets that one partition has: from ``log_start_offset`` up to and without ``end_offset``."""
+
+    partition: int
+    log_start_offset: int
+    end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets ``start <= offset < end`` of one partition."""
+
+    partition: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRange:
+    """Offsets ``first_offset <= offset <= last_offset`` that one history file of a partition spans."""
+
+    partition: int
+    first_offset: int
+    last_offset: int
+
+
+def resolve(topic: str, starting: OffsetSpec, ending: OffsetSpec, bounds: Sequence[LogBounds]) -> list[OffsetRange]:
+    """The range to read of every partition, in the order of ``bounds``.
+
+    Raises InvalidRequestError (not an offset; a partition left out; start above end), UnknownPartitionError and
+    OffsetOutOfRangeError. As in Spark's Kafka source, a mapping names every partition.
+    """
+    starts = _offsets("starting_offsets", topic, starting, bounds)
+    ends = _offsets("ending_offsets", topic, ending, bounds)
+    ranges = [OffsetRange(b.partition, starts[b.partition], ends[b.partition]) for b in bounds]
+    for r in ranges:
+        if r.start > r.end:
+            raise InvalidRequestError(
+                f"topic {topic}, partition {r.partition}: starting offset {r.start} is above ending offset {r.end}"
+            )
+    return ranges
+
+
+def _offsets(argument: str, topic: str, spec: OffsetSpec, bounds: Sequence[LogBounds]) -> dict[int, int]:
+    wanted = check_offsets(argument, spec)
+    known = {b.partition for b in bounds}
+    if isinstance(wanted, int):
+        wanted = dict.fromkeys(known, wanted)
+    if unknown := sorted(wanted.keys() - known):
+        raise UnknownPartitionError(
+            f"{argument}: topic {topic} has no partition {_listed(unknown)}; it has {len(known)} partitions, from 0"
+        )
+    if missing := sorted(known - wanted.keys()):
+        raise InvalidRequestError(
+            f"{argument} leaves out partition {_listed(missing)} of topic {topic}; name every partition "
+            '("earliest" and "latest" are allowed), or give one word for all'
+        )
+    return {b.partition: _within(argument, topic, wanted[b.partition], b) for b in bounds}
+
+
+def check_offsets(argument: str, spec: OffsetSpec) -> int | dict[int, int]:
+    """``spec`` as numbers: one for every partition, or one per partition; EARLIEST and LATEST for the words.
+
+    Raises InvalidRequestError for anything that is not an offset specification.
+    """
+    if isinstance(spec, str):
+        return _number(argument, spec)
+    if not isinstance(spec, Mapping):
+        raise InvalidRequestError(
+            f'{argument}={spec!r}: give "earliest", "latest", or a mapping such as {{0: 10, 1: "earliest"}}'
+        )
+    numbers = {}
+    for partition, offset in spec.items():
+        if isinstance(partition, bool) or not hasattr(partition, "__index__") or operator.index(partition) < 0:
+            raise InvalidRequestError(f"{argument}: {partition!r} is not a partition number")
+        numbers[operator.index(partition)] = _number(f"{argument}, partition {partition}", offset)
+    return numbers
+
+
+def _number(where: str, offset: object) -> int:
+    if isinstance(offset, str) and offset in _NAMES:
+        return _NAMES[offset]
+    if isinstance(offset, bool) or not hasattr(offset, "__index__") or (number := operator.index(offset)) < EARLIEST:
+        raise InvalidRequestError(f'{where}: {offset!r} is not an offset; give a number >= 0, "earliest" or "latest"')
+    return number
+
+
+def _within(argument: str, topic: str, offset: int, bounds: LogBounds) -> int:
+    if offset == EARLIEST:
+        return bounds.log_start_offset
+    if offset == LATEST:
+        return bounds.end_offset
+    if not bounds.log_start_offset <= offset <= bounds.end_offset:
+        raise OffsetOutOfRangeError(
+            f"{argument}: offset {offset} of topic {topic}, partition {bounds.partition} is out of range; "
+            f"valid are {bounds.log_start_offset} to {bounds.end_offset}",
+            log_start_offset=bounds.log_start_offset,
+            high_watermark=bounds.end_offset,
+        )
+    return offset
+
+
+def _listed(partitions: Sequence[int]) -> str:
+    text = ", ".join(map(str, partitions[:10]))
+    return f"{text} and {len(partitions) - 10} more" if len(partitions) > 10 else text
+
+
+def split_at_sealed(
+    ranges: Iterable[OffsetRange], sealed: Mapping[int, int]
+) -> tuple[list[OffsetRange], list[OffsetRange]]:
+    """(history, tail): the parts below and from the sealed offset of each partition; empty parts are left out."""
+    history, tail = [], []
+    for r in ranges:
+        border = min(max(sealed.get(r.partition, 0), r.start), r.end)
+        if r.start < border:
+            history.append(OffsetRange(r.partition, r.start, border))
+        if border < r.end:
+            tail.append(OffsetRange(r.partition, border, r.end))
+    return history, tail
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryScan:
+    """Ranges that one Delta scan reads, at most one per partition; never empty."""
+
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def start(self) -> int:
+        return min(r.start for r in self.ranges)
+
+    @property
+    def end(self) -> int:
+        return max(r.end for r in self.ranges)
+
+    def condition(self) -> str:
+        """The filter, in Spark SQL, on the topic's table.
+
+        Delta skips files by conjuncts on the partition column and by conjuncts on columns with statistics. A
+        disjunction that mixes both skips by neither of them fully: each partition would open the files of every other
+        one's range. So the partitions and the hull of the ranges are conjuncts of their own, and the exact bounds of
+        each partition, where they differ, are looked up in a constant array: the plan stays small with any number of
+        partitions.
+        """
+        conjuncts = [
+            f"partition IN ({', '.join(str(r.partition) for r in self.ranges)})",
+            f"offset >= {self.start}L",
+            f"offset < {self.end}L",
+        ]
+        if any((r.start, r.end) != (self.start, self.end) for r in self.ranges):
+            size = 1 + max(r.partition for r in self.ranges)
+            starts, ends = np.zeros((2, size), np.int64)
+            for r in self.ranges:
+                starts[r.partition], ends[r.partition] = r.start, r.end
+            conjuncts += [
+                f"offset >= get({_array_literal(starts)}, partition)",
+                f"offset < get({_array_literal(ends)}, partition)",
+            ]
+        return " AND ".join(conjuncts)
+
+
+def _array_literal(numbers: "np.ndarray[Any, np.dtype[np.int64]]") -> str:
+    return f"array({', '.join(f'{n}L' for n in numbers.tolist())})"
+
+
+def plan_history(
+    ranges: Sequence[OffsetRange], files: Iterable[FileRange], scans_max: int = HISTORY_SCANS_MAX
+) -> list[HistoryScan]:
+    """Divide ``ranges`` (one per partition) into at most ``scans_max`` scans that open few files outside their ranges.
+
+    One scan is enough as long as the hull of its ranges touches no file besides theirs: in particular from the
+    beginning up to what is sealed, however far each partition is. Else the scan that opens most files in vain is cut
+    where neighbouring ranges are farthest apart, again and again.
+    """
+    firsts: dict[int, list[int]] = {}
+    lasts: dict[int, list[int]] = {}
+    for file in sorted(files, key=lambda f: (f.partition, f.first_offset)):
+        firsts.setdefault(file.partition, []).append(file.first_offset)
+        lasts.setdefault(file.partition, []).append(file.last_offset)
+
+    def opened(partition: int, start: int, end: int) -> int:
+        return bisect_left(firsts.get(partition, ()), end) - bisect_left(lasts.get(partition, ()), start)
+
+    def in_vain(scan: Sequence[OffsetRange]) -> int:
+        start, end = min(r.start for r in scan), max(r.end for r in scan)
+        return sum(opened(r.partition, start, end) - opened(r.partition, r.start, r.end) for r in scan)
+
+    scans = [sorted(ranges, key=lambda r: (r.start, r.end, r.partition))] if ranges else []
+    while len(scans) < scans_max and (worst := max(scans, key=in_vain, default=None)) and in_vain(worst):
+        gaps = [b.start - a.start + abs(b.end - a.end) for a, b in pairwise(worst)]
+        cut = gaps.index(max(gaps)) + 1
+        scans.remove(worst)
+        scans += [worst[:cut], worst[cut:]]
+    return [HistoryScan(tuple(sorted(scan, key=lambda r: r.partition))) for scan in scans]

@@ -1,0 +1,276 @@
+"""The configuration of a topic: one table of keys drives parsing, defaults, the command line, HTTP and the docs.
+
+Owns the names (Kafka's, where Kafka has the key), the defaults and what each value may be. Invariants: a
+``TopicConfig`` holds only checked values; ``TopicConfig.parse(config.as_strings()) == config``; a value's text has one
+normal form, so that what is stored in a table's properties compares equal when it means the same.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Self
+
+from logstore.errors import InvalidConfigError
+from logstore.limits import MIB
+
+LONG_MAX = 2**63 - 1
+INT_MAX = 2**31 - 1
+
+Value = int | float | str | frozenset[str]
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One key: ``kind`` is Kafka's type name, ``takes`` says in words which values are allowed.
+
+    ``parse`` turns text into the checked value (ValueError if it does not take it), ``format`` back into normal text.
+    """
+
+    name: str
+    kind: Literal["int", "long", "double", "string", "list"]
+    default: str
+    takes: str
+    doc: str
+    parse: Callable[[str], Value]
+    format: Callable[[Any], str] = str
+
+    @property
+    def field(self) -> str:
+        """The attribute of ``TopicConfig``."""
+        return self.name.replace(".", "_")
+
+
+def _integer(name: str, default: int, low: int, high: int, doc: str) -> ConfigKey:
+    def parse(text: str) -> int:
+        if not _INTEGER.fullmatch(text):
+            raise ValueError(text)
+        value = int(text)
+        if not low <= value <= high:
+            raise ValueError(text)
+        return value
+
+    takes = f"a whole number of at least {low}" if high == LONG_MAX else f"a whole number from {low} to {high}"
+    return ConfigKey(name, "long" if high > INT_MAX else "int", str(default), takes, doc, parse)
+
+
+def _ratio(name: str, default: float, doc: str) -> ConfigKey:
+    def parse(text: str) -> float:
+        value = float(text)
+        if math.isnan(value) or not 0 <= value <= 1:
+            raise ValueError(text)
+        return value + 0.0  # -0.0 and 0.0 have one text
+
+    return ConfigKey(name, "double", str(default), "a number from 0 to 1", doc, parse)
+
+
+def _choice(name: str, choices: tuple[str, ...], doc: str) -> ConfigKey:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(text)
+        return text
+
+    return ConfigKey(name, "string", choices[0], f"one of {', '.join(choices)}", doc, parse)
+
+
+def _choice_set(name: str, choices: tuple[str, ...], doc: str) -> ConfigKey:
+    def parse(text: str) -> frozenset[str]:
+        values = frozenset(part.strip() for part in text.split(","))
+        if not values <= frozenset(choices):
+            raise ValueError(text)
+        return values
+
+    def normal(values: frozenset[str]) -> str:
+        return ",".join(sorted(values))
+
+    takes = f"one or more of {', '.join(choices)}, separated by commas"
+    return ConfigKey(name, "list", choices[0], takes, doc, parse, normal)
+
+
+CONFIG_KEYS: tuple[ConfigKey, ...] = (
+    _integer(
+        "segment.bytes",
+        128 * MIB,
+        1,
+        INT_MAX,
+        "Roll a partition's un-sealed records into a Parquet segment when they are this many bytes.",
+    ),
+    _integer(
+        "segment.ms",
+        60_000,
+        1,
+        LONG_MAX,
+        "Roll when the oldest un-sealed record is this old: how fresh plain Delta readers see the topic.",
+    ),
+    _integer(
+        "retention.ms",
+        -1,
+        -1,
+        LONG_MAX,
+        "Delete segments whose newest timestamp is older than this; -1 keeps them. Kafka's default: 604800000.",
+    ),
+    _integer(
+        "retention.bytes",
+        -1,
+        -1,
+        LONG_MAX,
+        "Delete a partition's oldest segments while it holds more bytes than this; -1 keeps them.",
+    ),
+    _choice_set(
+        "cleanup.policy",
+        ("delete", "compact"),
+        "What becomes of old records: `delete` by retention, `compact` to the latest value of each key, or both.",
+    ),
+    _ratio(
+        "min.cleanable.dirty.ratio",
+        0.5,
+        "Compact a partition when at least this share of its bytes was never compacted.",
+    ),
+    _integer("min.compaction.lag.ms", 0, 0, LONG_MAX, "Records younger than this are not compacted."),
+    _integer(
+        "max.compaction.lag.ms",
+        LONG_MAX,
+        1,
+        LONG_MAX,
+        "A record older than this makes its partition compact, whatever the dirty ratio; the default means never.",
+    ),
+    _integer(
+        "delete.retention.ms",
+        86_400_000,
+        0,
+        LONG_MAX,
+        "How long compaction keeps tombstones (null values), for readers that are behind.",
+    ),
+    _integer(
+        "file.delete.delay.ms",
+        604_800_000,
+        0,
+        LONG_MAX,
+        "Wait between removing a file from the table and deleting it from storage, for readers of older snapshots.",
+    ),
+    _integer(
+        "max.message.bytes",
+        MIB,
+        1,
+        INT_MAX,
+        "The largest record: key, value and headers together.",
+    ),
+    _choice(
+        "compression.type",
+        ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
+        "Codec of segment files. With `producer` batches stay in the journal as sent, and segments are zstd.",
+    ),
+    _choice(
+        "message.timestamp.type",
+        ("CreateTime", "LogAppendTime"),
+        "Whose clock a record's timestamp is: the producer's, or the broker's when it appends.",
+    ),
+    _integer(
+        "idempotency.window.ms",
+        600_000,
+        0,
+        LONG_MAX,
+        "How long the answer to a request with an idempotency key is remembered.",
+    ),
+    _integer(
+        "idempotency.keys.max",
+        100_000,
+        0,
+        INT_MAX,
+        "How many idempotency keys a partition remembers; past it the oldest are forgotten first.",
+    ),
+)
+
+_KEYS = {key.name: key for key in CONFIG_KEYS}
+_PARQUET_CODECS = {"producer": "zstd", "uncompressed": "none"}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """The effective configuration of one topic. Times in ms, sizes in bytes; -1 as retention is "no bound"."""
+
+    segment_bytes: int
+    segment_ms: int
+    retention_ms: int
+    retention_bytes: int
+    cleanup_policy: frozenset[str]
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    delete_retention_ms: int
+    file_delete_delay_ms: int
+    max_message_bytes: int
+    compression_type: str
+    message_timestamp_type: str
+    idempotency_window_ms: int
+    idempotency_keys_max: int
+
+    @classmethod
+    def parse(cls, overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> Self:
+        """A topic's overrides over the store's defaults over those of ``CONFIG_KEYS``.
+
+        An empty value is a key that is not set (a table property cannot be taken away, only emptied).
+
+        Raises InvalidConfigError naming the key, the value and what the key takes.
+        """
+        texts = {key.name: key.default for key in CONFIG_KEYS}
+        for layer in (defaults or {}, overrides):
+            texts.update({name: text for name, text in layer.items() if text})
+        config = cls(**{config_key(name).field: _parse_value(name, text) for name, text in texts.items()})
+        if config.min_compaction_lag_ms > config.max_compaction_lag_ms:
+            raise InvalidConfigError(
+                f"min.compaction.lag.ms ({config.min_compaction_lag_ms}) is above "
+                f"max.compaction.lag.ms ({config.max_compaction_lag_ms}); lower the first or raise the second"
+            )
+        return config
+
+    def as_strings(self) -> dict[str, str]:
+        """Every key in Kafka's spelling with its value's normal text, in the order of ``CONFIG_KEYS``."""
+        return {key.name: key.format(getattr(self, key.field)) for key in CONFIG_KEYS}
+
+    @property
+    def compacted(self) -> bool:
+        """Whether records must have a key, because compaction keeps the latest one of each."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def segment_codec(self) -> str:
+        """The Parquet codec of segment files, as pyarrow spells it."""
+        return _PARQUET_CODECS.get(self.compression_type, self.compression_type)
+
+
+def config_key(name: str) -> ConfigKey:
+    """The key called ``name``; InvalidConfigError names the nearest one if there is none."""
+    try:
+        return _KEYS[name]
+    except KeyError:
+        raise InvalidConfigError(f"no topic configuration key '{name}'; {nearest(name, _KEYS)}") from None
+
+
+def validate_overrides(overrides: Mapping[str, str]) -> dict[str, str]:
+    """Checked overrides in their normal text; InvalidConfigError for an unknown key or a wrong value."""
+    normal = {name: config_key(name).format(_parse_value(name, text)) for name, text in overrides.items()}
+    TopicConfig.parse(normal)
+    return normal
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Advice for a misspelt name: the nearest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return f"did you mean '{close[0]}'?" if close else f"the keys are {', '.join(names)}"
+
+
+def _parse_value(name: str, text: str) -> Any:
+    key = config_key(name)
+    try:
+        return key.parse(text.strip())
+    except ValueError:
+        raise InvalidConfigError(f"{name} cannot be '{text}': it takes {key.takes}") from None

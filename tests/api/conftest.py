@@ -1,0 +1,37 @@
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.api.api_client import ApiClient, running_api
+from tests.api.real_server import RealServer
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ApiClient]:
+    """A store of this test's own."""
+    async with running_api(tmp_path / "data") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ApiClient]:
+    """One store for the tests of a module: for those that must leave no trace, or have a topic of their own."""
+    async with running_api(tmp_path_factory.mktemp("shared") / "data") as client:
+        await client.create_topic("t", partitions=2, max_message_bytes="1000")
+        await client.create_topic("compacted", cleanup_policy="compact")
+        await client.create_topic("untouched")
+        yield client
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> "RealServer":
+    """A server in a process of its own, behind a real socket."""
+    with RealServer(tmp_path_factory.mktemp("server") / "data", max_request_size=1_000_000) as running:
+        running.create_topic("t")
+        yield running

@@ -1,0 +1,131 @@
+import asyncio
+import gzip
+import json
+
+import pytest
+
+from ingest_api.backpressure import InFlightBytes
+from logstore.errors import ThrottledError
+from tests.api.api_client import assert_error, running_api
+
+pytestmark = pytest.mark.anyio
+
+
+def in_flight(limit: int) -> InFlightBytes:
+    return InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
+
+
+def test_reservations_add_up_to_the_limit_and_no_further():
+    bytes_in_flight = in_flight(100)
+    with bytes_in_flight.reserve(60), bytes_in_flight.reserve(40):
+        with pytest.raises(ThrottledError, match=r"queued\.max\.request\.bytes = 100"):
+            bytes_in_flight.reserve(1)
+        assert bytes_in_flight.reserved == 100
+    assert bytes_in_flight.reserved == 0
+
+
+def test_what_was_held_stays_held_when_growing_fails():
+    bytes_in_flight = in_flight(100)
+    with bytes_in_flight.reserve(60), bytes_in_flight.reserve(10) as second:
+        with pytest.raises(ThrottledError):
+            second.grow(31)
+        second.grow(30)
+        assert bytes_in_flight.reserved == 100
+    assert bytes_in_flight.reserved == 0
+
+
+def test_a_request_that_is_alone_is_let_in_whatever_its_size():
+    bytes_in_flight = in_flight(100)
+    with bytes_in_flight.reserve(70) as alone:
+        alone.grow(70)
+        with pytest.raises(ThrottledError):
+            bytes_in_flight.reserve(1)
+    assert bytes_in_flight.reserved == 0
+
+
+def test_releasing_twice_gives_back_once():
+    bytes_in_flight = in_flight(100)
+    other = bytes_in_flight.reserve(10)
+    with bytes_in_flight.reserve(50) as reservation:
+        reservation.release()
+    assert bytes_in_flight.reserved == other.size == 10
+
+
+async def test_a_body_is_reserved_before_it_is_read_and_given_back_after(tmp_path):
+    async with running_api(tmp_path / "data", max_request_size=10_000, queued_max_request_bytes=10_000) as api:
+        await api.create_topic("t")
+        requests = api.app.state.api.requests
+        arrived, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow_body():
+            yield b'{"records":['
+            arrived.set()
+            await go_on.wait()
+            yield b'{"value":1}]}'
+
+        headers = {"Content-Type": "application/json", "Content-Length": str(len(b'{"records":[{"value":1}]}'))}
+        first = asyncio.create_task(api.post("/topics/t", content=slow_body(), headers=headers))
+        await arrived.wait()
+        assert requests.reserved == 25
+
+        large = json.dumps({"records": [{"value": "x" * 9_960}]})
+        refused = await api.post("/topics/t", content=large, headers={"Content-Type": "application/json"})
+        assert_error(refused, 429, 42901)
+        assert int(refused.headers["Retry-After"]) >= 1
+        assert api.end_offsets("t") == [0]
+
+        go_on.set()
+        assert (await first).status_code == 200
+        assert requests.reserved == 0
+        again = await api.post("/topics/t", content=large, headers={"Content-Type": "application/json"})
+        assert again.status_code == 200, again.text
+
+
+@pytest.mark.parametrize("coding", [None, "gzip"])
+async def test_bodies_of_unknown_length_are_reserved_as_they_grow(tmp_path, coding):
+    async with running_api(tmp_path / "data", max_request_size=100_000, queued_max_request_bytes=100_000) as api:
+        await api.create_topic("t")
+        body = json.dumps({"records": [{"value": "x" * 90_000}]}).encode()
+
+        async def chunks():
+            sent = gzip.compress(body) if coding else body
+            for start in range(0, len(sent), 1_000):
+                yield sent[start : start + 1_000]
+
+        headers = {"Content-Type": "application/json"} | ({"Content-Encoding": coding} if coding else {})
+        with api.app.state.api.requests.reserve(50_000):
+            assert_error(await api.post("/topics/t", content=chunks(), headers=headers), 429, 42901)
+            assert api.app.state.api.requests.reserved == 50_000
+        assert (await api.post("/topics/t", content=chunks(), headers=headers)).status_code == 200
+        assert api.app.state.api.requests.reserved == 0
+
+
+async def test_a_full_journal_answers_429_and_a_roll_makes_room(tmp_path):
+    async with running_api(tmp_path / "data", journal_max_bytes=20 << 20) as api:
+        await api.create_topic("t", max_message_bytes=str(8 << 20))
+        body = {"records": [{"value": "x" * (7 << 20)}]}
+        answers = [await api.post("/topics/t", json=body)]
+        while answers[-1].is_success and len(answers) < 5:
+            answers.append(await api.post("/topics/t", json=body))
+        assert_error(answers[-1], 429, 42901)
+        assert int(answers[-1].headers["Retry-After"]) >= 1
+        stored = len(answers) - 1
+        assert api.end_offsets("t") == [stored]
+
+        for _ in range(50):
+            await api.post("/topics/t/roll")
+            if (again := await api.post("/topics/t", json=body)).is_success:
+                break
+            await asyncio.sleep(0.1)
+        assert again.json()["offsets"][0]["offset"] == stored
+
+
+async def test_answers_to_slow_readers_are_bounded_apart_from_requests(api):
+    await api.create_topic("t")
+    await api.produce("t", ["x" * 1000])
+    state = api.app.state.api
+    with state.answers.reserve(state.answers.limit):
+        assert_error(await api.fetch("t"), 429, 42901)
+        assert (await api.produce("t", ["more"])).status_code == 200
+    assert await api.values("t") == ["x" * 1000, "more"]
+    assert state.answers.reserved == 0

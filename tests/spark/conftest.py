@@ -1,0 +1,102 @@
+"""One Spark session for all tests, topics written through the real committer, and what a plan has opened."""
+
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.records.schema import LOG_SCHEMA
+from logstore.segments.writer import SegmentWriter
+
+#: 2023-11-14T22:13:20Z: what the timestamp of offset 0 is in the topics here; it rises by 1 s per offset.
+EPOCH_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory):
+    from logstore.spark import session
+
+    os.environ["LOGSTORE_SPARK_LOG"] = str(tmp_path_factory.mktemp("spark") / "spark.log")
+    try:
+        session = session(app_name="tests", master="local[2]", config={"spark.driver.memory": "1g"})
+    finally:
+        del os.environ["LOGSTORE_SPARK_LOG"]
+    yield session
+    session.stop()
+
+
+def log_batch(start: int, end: int, *, marker: str = "") -> pa.RecordBatch:
+    """Offsets [start, end): every 7th key and every 11th value is null, every 5th record has headers."""
+    offsets = range(start, end)
+    return pa.RecordBatch.from_pydict(
+        {
+            "offset": offsets,
+            "timestamp": [EPOCH_MS + 1000 * o for o in offsets],
+            "key": [None if o % 7 == 0 else f"k{o % 3}".encode() for o in offsets],
+            "value": [None if o % 11 == 0 else f"{marker}{o}".encode() for o in offsets],
+            "headers": [
+                [{"key": "h", "value": b"1"}, {"key": "n", "value": None}] if o % 5 == 0 else None for o in offsets
+            ],
+        },
+        schema=LOG_SCHEMA,
+    )
+
+
+@dataclass
+class WrittenTopic:
+    """A topic's table under ``<data>/topics``, rolled as the store does it, without a store."""
+
+    data: Path
+    name: str
+    table: TopicTable
+
+    @classmethod
+    def create(cls, data: Path, name: str, partitions: int) -> "WrittenTopic":
+        path = data / "topics" / name
+        return cls(data, name, TopicTable.create(path, num_partitions=partitions, config_overrides={}))
+
+    def roll(self, partition: int, start: int, end: int, *, file_offsets: int = 100) -> None:
+        """Seal [start, end) of a partition in files of ``file_offsets``, in one commit."""
+        segments = []
+        for first in range(start, end, file_offsets):
+            last = min(first + file_offsets, end)
+            with SegmentWriter(self.table.path, partition, first, 0) as writer:
+                writer.write(log_batch(first, last, marker=f"{partition}-"))
+                segments.append(writer.finish(last))
+        done = self.table.commit_roll([RollPart(partition, start, end, 0, tuple(segments))])
+        assert done.committed == (partition,)
+
+
+@pytest.fixture
+def topic(tmp_path):
+    """A function that creates one: ``topic(partitions)``."""
+
+    def create(partitions: int = 1, name: str | None = None) -> WrittenTopic:
+        return WrittenTopic.create(tmp_path / "data", name or f"t-{uuid.uuid4().hex[:8]}", partitions)
+
+    return create
+
+
+def files_opened(frame) -> int:
+    """How many files the scans of a query read, counted by Spark itself while it ran."""
+    frame.collect()
+
+    def walk(node) -> int:
+        kind = node.getClass().getSimpleName()
+        if kind == "AdaptiveSparkPlanExec":
+            return walk(node.executedPlan())
+        if kind.endswith("QueryStageExec"):
+            return walk(node.plan())
+        here = node.metrics().apply("numFiles").value() if kind == "FileSourceScanExec" else 0
+        children = node.children()
+        return here + sum(walk(children.apply(i)) for i in range(children.size()))
+
+    return walk(frame._jdf.queryExecution().executedPlan())
+
+
+def offsets(frame, partition: int) -> list[int]:
+    return sorted(row.offset for row in frame.where(f"partition = {partition}").select("offset").collect())

@@ -1,0 +1,169 @@
+"""Sealed history, read by Spark with no store running: exact records, and no file opened in vain."""
+
+import datetime
+import uuid
+
+import pytest
+
+from logstore.errors import (
+    DataDirectoryError,
+    InvalidRequestError,
+    InvalidTopicError,
+    OffsetOutOfRangeError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from logstore.spark import read_offsets
+from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
+
+COLUMNS = (
+    "struct<topic:string,partition:int,offset:bigint,timestamp:timestamp,key:binary,value:binary,"
+    "headers:array<struct<key:string,value:binary>>>"
+)
+
+
+def test_every_column_is_exactly_what_was_written(spark, topic):
+    t = topic(2)
+    t.roll(0, 0, 40)
+    t.roll(1, 0, 25)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    assert frame.schema.simpleString() == COLUMNS
+    rows = sorted(frame.collect(), key=lambda r: (r.partition, r.offset))
+    expected = [(p, row) for p, n in ((0, 40), (1, 25)) for row in log_batch(0, n, marker=f"{p}-").to_pylist()]
+    assert len(rows) == len(expected)
+    for row, (partition, written) in zip(rows, expected, strict=True):
+        assert (row.topic, row.partition, row.offset) == (t.name, partition, written["offset"])
+        assert (row.key, row.value) == (written["key"], written["value"])
+        headers = None if row.headers is None else [{"key": h.key, "value": h.value} for h in row.headers]
+        assert headers == written["headers"]
+    micros = {
+        r.offset: r.us for r in frame.where("partition = 0").selectExpr("offset", "unix_micros(timestamp) us").collect()
+    }
+    assert micros == {o: (EPOCH_MS + 1000 * o) * 1000 for o in range(40)}
+
+
+def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
+    t = topic(2)
+    for p, end in ((0, 250), (1, 130)):
+        t.roll(p, 0, 100)
+        t.roll(p, 100, end)
+    rows = spark.sql(
+        f"SELECT partition, count(*) n, count(DISTINCT offset) d, min(offset) lo, max(offset) hi, max(timestamp) t "
+        f"FROM delta.`{t.table.path}` GROUP BY partition ORDER BY partition"
+    ).collect()
+    assert [tuple(r)[:5] for r in rows] == [(0, 250, 250, 0, 249), (1, 130, 130, 0, 129)]
+    assert rows[1].t.astimezone(datetime.UTC).timestamp() == EPOCH_MS / 1000 + 129
+
+
+def test_filters_on_offset_timestamp_and_partition_open_only_the_files_that_can_match(spark, topic):
+    t = topic(4)
+    for p in range(4):
+        t.roll(p, 0, 1000 + 100 * p)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    assert files_opened(frame) == 10 + 11 + 12 + 13
+    assert files_opened(frame.where("partition = 2")) == 12
+    assert files_opened(frame.where("offset >= 450 AND offset < 550")) == 4 * 2
+    assert files_opened(frame.where("partition = 1 AND offset = 1050")) == 1
+    at = f"timestamp_millis({EPOCH_MS + 1000 * 720})"
+    assert files_opened(frame.where(f"partition = 3 AND timestamp = {at}")) == 1
+    assert frame.where(f"timestamp = {at}").count() == 4
+    assert files_opened(frame.where("partition IN (0, 3) AND offset > 1150").select("value")) == 2
+
+
+def test_a_read_of_different_ranges_opens_only_their_files(spark, topic):
+    """A disjunction over partition and offset would open every range's files in every partition."""
+    t = topic(3)
+    for p in range(3):
+        t.roll(p, 0, 1000)
+    frame = read_offsets(spark, t.name, {0: 0, 1: 900, 2: 420}, {0: 100, 1: 1000, 2: 480}, storage=t.data)
+    assert offsets(frame, 0) == list(range(100))
+    assert offsets(frame, 1) == list(range(900, 1000))
+    assert offsets(frame, 2) == list(range(420, 480))
+    assert files_opened(frame) == 3
+    assert files_opened(frame.where("partition = 1 AND offset < 950")) == 1
+
+
+def test_a_hundred_partitions_each_with_its_own_end(spark, topic):
+    t = topic(100)
+    for p in range(0, 100, 9):
+        t.roll(p, 0, 10 + p)
+    starts = {p: min(3, 10 + p) if p % 9 == 0 else 0 for p in range(100)}
+    frame = read_offsets(spark, t.name, starts, storage=t.data)
+    counted = {r.partition: r["count"] for r in frame.groupBy("partition").count().collect()}
+    assert counted == {p: 7 + p for p in range(0, 100, 9)}
+    assert files_opened(frame) == 12
+
+
+def test_what_is_rolled_later_is_not_in_a_frame_made_before(spark, topic):
+    t = topic(2)
+    t.roll(0, 0, 50)
+    t.roll(1, 0, 20)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    assert (offsets(frame, 0), offsets(frame, 1)) == (list(range(50)), list(range(20)))
+    t.roll(0, 50, 120)
+    t.roll(1, 20, 70)
+    assert (offsets(frame, 0), offsets(frame, 1)) == (list(range(50)), list(range(20)))
+    assert offsets(read_offsets(spark, t.name, storage=t.data), 1) == list(range(70))
+
+
+def test_the_log_start_may_be_inside_a_file(spark, topic):
+    t = topic(1)
+    t.roll(0, 0, 200)
+    t.table.advance_log_start({0: 130}, {0: 0})
+    assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(130, 200))
+    with pytest.raises(OffsetOutOfRangeError, match="offset 129 .*valid are 130 to 200"):
+        read_offsets(spark, t.name, {0: 129}, storage=t.data)
+
+
+def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
+    t = topic(2)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    assert frame.schema.simpleString() == COLUMNS
+    assert frame.collect() == []
+    t.roll(0, 0, 10)
+    assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
+
+
+def test_topics_are_told_apart(spark, topic):
+    a, b = topic(1), topic(1)
+    a.roll(0, 0, 30)
+    b.roll(0, 0, 20)
+    both = read_offsets(spark, a.name, storage=a.data).union(read_offsets(spark, b.name, storage=b.data))
+    assert {r.topic: r["count"] for r in both.groupBy("topic").count().collect()} == {a.name: 30, b.name: 20}
+
+
+def test_a_data_root_with_blanks_and_percent_signs(spark, tmp_path):
+    from tests.spark.conftest import WrittenTopic
+
+    t = WrittenTopic.create(tmp_path / "my data %20 é", "a.b_c-D", 1)
+    t.roll(0, 0, 10)
+    assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(10))
+    assert offsets(read_offsets(spark, t.name, storage=t.data.as_uri()), 0) == list(range(10))
+
+
+def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
+    t = topic(2)
+    t.roll(0, 0, 10)
+
+    def read(*arguments, **keywords):
+        return read_offsets(spark, *arguments, **({"storage": t.data} | keywords))
+
+    with pytest.raises(UnknownTopicError, match="there is no topic nowhere in"):
+        read("nowhere")
+    with pytest.raises(InvalidTopicError, match="cannot be a topic's name"):
+        read("../escape")
+    with pytest.raises(UnknownPartitionError, match="no partition 2"):
+        read(t.name, {0: 0, 1: 0, 2: 0})
+    with pytest.raises(InvalidRequestError, match="leaves out partition 1"):
+        read(t.name, {0: 0})
+    with pytest.raises(OffsetOutOfRangeError, match="offset 11 .*valid are 0 to 10"):
+        read(t.name, "earliest", {0: 11, 1: 0})
+    with pytest.raises(InvalidRequestError, match="starting offset 5 is above ending offset 4"):
+        read(t.name, {0: 5, 1: 0}, {0: 4, 1: 0})
+    with pytest.raises(InvalidRequestError, match="not both"):
+        read(t.name, bootstrap="127.0.0.1:1")
+    with pytest.raises(InvalidRequestError, match="LOGSTORE_URL"):
+        read(t.name, storage=None)
+    with pytest.raises(DataDirectoryError, match="not on a file system"):
+        read(t.name, storage="s3://bucket/data")
+    assert uuid.UUID(str(t.table.snapshot().topic_id))

@@ -1,0 +1,61 @@
+"""Frames and running journals for tests."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from uuid import UUID
+
+from logstore.filesystem import FileSystem
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType, PartitionSnapshot
+from logstore.journal.journal import Journal
+from logstore.journal.scan import RecoveredFrame
+from tests.support.manual_clock import ManualClock
+
+TOPIC = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
+
+
+def data_frame(base_offset: int, payload: bytes = b"payload", *, partition: int = 0, count: int = 1, topic: UUID = TOPIC) -> Frame:
+    header = FrameHeader(FrameType.DATA, FrameFlags(0), topic, partition, base_offset, count, 0, 1_000, 900)
+    return Frame(header, payload)
+
+
+def snapshot_frame(sealed_offset: int = 0, *, partition: int = 0) -> Frame:
+    snapshot = PartitionSnapshot(sealed_offset, ((0, 0),))
+    header = FrameHeader(FrameType.SNAPSHOT, FrameFlags(0), TOPIC, partition, sealed_offset, 0, 0, 1_000, -1)
+    return Frame(header, snapshot.encode())
+
+
+def new_journal(directory: Path, filesystem: FileSystem | None = None, *, file_bytes: int = 1 << 20) -> Journal:
+    return Journal(directory, filesystem=filesystem or FileSystem(), clock=ManualClock(), file_bytes=file_bytes)
+
+
+@asynccontextmanager
+async def running(
+    directory: Path,
+    filesystem: FileSystem | None = None,
+    *,
+    file_bytes: int = 1 << 20,
+    snapshots: Callable[[], Sequence[Frame]] = tuple,
+) -> AsyncIterator[tuple[Journal, list[RecoveredFrame]]]:
+    """A started journal and what it recovered; closed at the end."""
+    journal = new_journal(directory, filesystem, file_bytes=file_bytes)
+    recovered = list(journal.recover())
+    await journal.start(snapshots)
+    try:
+        yield journal, recovered
+    finally:
+        await journal.close()
+
+
+def recovered_frames(directory: Path) -> list[RecoveredFrame]:
+    """What a start recovers now, which settles the journal's end. Not from inside a running event loop."""
+    journal = new_journal(directory)
+    frames = list(journal.recover())
+    asyncio.run(journal.close())
+    return frames
+
+
+def offsets(frames: Sequence[RecoveredFrame], partition: int = 0) -> list[int]:
+    """The base offsets of a partition's data frames, in journal order."""
+    return [f.header.base_offset for f in frames if f.header.type is FrameType.DATA and f.header.partition == partition]

@@ -1,0 +1,69 @@
+"""A real broker in the test's own event loop, and small ways to write to and read from it."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from logstore.broker.broker import Broker
+from logstore.clock import Clock
+from logstore.filesystem import FileSystem
+from logstore.log.topic import Topic
+from logstore.records.batch import DecodedRecords
+from logstore.records.schema import WIRE_SCHEMA
+from logstore.settings import Settings
+
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end on a new event loop, two minutes at most."""
+    return asyncio.run(asyncio.wait_for(work, 120))
+
+
+@contextlib.asynccontextmanager
+async def running_broker(
+    data: Path, *, clock: Clock | None = None, filesystem: FileSystem | None = None, **settings: Any
+) -> AsyncIterator[Broker]:
+    async with Broker.running(Settings(data=data, **settings), clock=clock, filesystem=filesystem) as broker:
+        yield broker
+
+
+def records(
+    values: list[bytes | None], *, keys: list[bytes | None] | None = None, timestamp: int | None = None
+) -> DecodedRecords:
+    count = len(values)
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "timestamp": [timestamp] * count,
+            "key": keys or [None] * count,
+            "value": values,
+            "headers": [None] * count,
+        },
+        schema=WIRE_SCHEMA,
+    )
+    return DecodedRecords(batch, None)
+
+
+async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
+    """The base offset that the values got."""
+    result = await broker.produce(topic, records(values), partition=partition)
+    return result.ranges[0].base_offset
+
+
+async def read_all(
+    broker: Broker, topic: Topic, partition: int = 0, *, max_bytes: int = 1 << 20
+) -> list[tuple[int, bytes | None]]:
+    """(offset, value) from the log start to the high watermark, as a consumer pages through them."""
+    partition_log = topic.partition(partition)
+    at = partition_log.log_start_offset
+    found: list[tuple[int, bytes | None]] = []
+    while at < partition_log.high_watermark:
+        fetched = await broker.fetch(topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+        assert fetched.next_offset > at
+        found += zip(fetched.records["offset"].to_pylist(), fetched.records["value"].to_pylist(), strict=True)
+        at = fetched.next_offset
+    return found

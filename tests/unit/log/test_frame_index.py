@@ -1,0 +1,114 @@
+"""The frame index against a list of frames."""
+
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore.errors import CorruptionError
+from logstore.journal.frame import FrameFlags, FrameHeader, FrameLocation, FrameType
+from logstore.log.frame_index import FrameIndex
+
+TOPIC = uuid.uuid4()
+
+
+def header(base: int, count: int, timestamp: int = 0) -> FrameHeader:
+    return FrameHeader(
+        type=FrameType.DATA,
+        flags=FrameFlags(0),
+        topic_id=TOPIC,
+        partition=0,
+        base_offset=base,
+        record_count=count,
+        leader_epoch=1,
+        append_time_ms=base,
+        max_timestamp_ms=timestamp,
+    )
+
+
+def filled(counts: list[int], start: int = 0) -> FrameIndex:
+    index = FrameIndex()
+    base = start
+    for at, count in enumerate(counts):
+        index.add(header(base, count, timestamp=base * 10), FrameLocation(at * 1000, 100 + count))
+        base += count
+    return index
+
+
+counts = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+
+
+@given(counts, st.integers(0, 300), st.integers(0, 300))
+def test_frames_are_those_that_overlap_the_range(counts: list[int], start: int, end: int) -> None:
+    spans = []
+    base = 0
+    for count in counts:
+        spans.append((base, base + count))
+        base += count
+    found = [(f.base_offset, f.end_offset) for f in filled(counts).frames(start, end)]
+    assert found == [(b, e) for b, e in spans if e > start and b < end]
+
+
+@given(counts, st.integers(0, 300))
+def test_dropping_keeps_exactly_the_frames_that_reach_beyond(counts: list[int], offset: int) -> None:
+    index = filled(counts)
+    index.drop_below(offset)
+    kept = list(index.frames(0, 10**9))
+    assert all(f.end_offset > offset for f in kept)
+    assert index.num_bytes == sum(f.location.length for f in kept)
+    assert index.end_offset == (sum(counts) if sum(counts) > offset else None)
+
+
+@given(counts, st.integers(1, 1000))
+def test_a_piece_ends_at_the_first_frame_that_reaches_the_bytes(counts: list[int], max_bytes: int) -> None:
+    index, total = filled(counts), sum(counts)
+    end = index.offset_after_bytes(0, total, max_bytes)
+    frames = list(index.frames(0, end))
+    assert frames[-1].end_offset == end
+    assert sum(f.location.length for f in frames[:-1]) < max_bytes
+    assert end == total or sum(f.location.length for f in frames) >= max_bytes
+
+
+def test_a_fetch_takes_at_least_one_frame_and_stops_at_its_bytes() -> None:
+    index = filled([5, 5, 5])
+    assert [f.base_offset for f in index.frames_by_bytes(0, 15, 1)] == [0]
+    assert [f.base_offset for f in index.frames_by_bytes(7, 15, 106)] == [5, 10]
+    assert index.frames_by_bytes(15, 15, 1000) == []
+
+
+def test_recovered_frames_come_into_order_and_the_later_copy_stays() -> None:
+    index = FrameIndex()
+    for base, position in ((10, 0), (20, 100), (0, 200), (10, 300)):
+        index.add(header(base, 10), FrameLocation(position, 50))
+    index.settle_recovered(5)
+    assert [(f.base_offset, f.location.position) for f in index.frames(0, 100)] == [(0, 200), (10, 300), (20, 100)]
+    assert index.num_bytes == 150
+
+
+@pytest.mark.parametrize(("bases", "start"), [((0, 20), 0), ((10, 20), 0), ((0, 5), 0)])
+def test_a_hole_or_an_overlap_is_corruption(bases: tuple[int, ...], start: int) -> None:
+    index = FrameIndex()
+    for at, base in enumerate(bases):
+        index.add(header(base, 10), FrameLocation(at * 100, 50))
+    with pytest.raises(CorruptionError, match="does not hold offsets"):
+        index.settle_recovered(start)
+
+
+def test_what_is_sealed_may_have_holes() -> None:
+    index = FrameIndex()
+    for at, base in enumerate((0, 20, 30)):
+        index.add(header(base, 10), FrameLocation(at * 100, 50))
+    index.settle_recovered(20)
+    assert index.base_offset == 20
+
+
+def test_a_frame_copied_forward_is_found_at_its_new_place() -> None:
+    index = filled([5, 5])
+    index.move(5, FrameLocation(9000, 105))
+    index.move(3, FrameLocation(1, 1))  # not the base of any frame
+    assert [f.location.position for f in index.frames(0, 10)] == [0, 9000]
+
+
+def test_timestamps_prune_frames() -> None:
+    assert [f.base_offset for f in filled([5, 5, 5]).frames_since(0, 15, 50)] == [5, 10]

@@ -1,0 +1,117 @@
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from logstore import observability
+from logstore.observability import client_label, configure_logging, forget_topic, render_metrics
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    levels = {name: logging.getLogger(name).level for name in ("uvicorn.access", "httpx", "httpcore", "py4j")}
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    for name, old in levels.items():
+        logging.getLogger(name).setLevel(old)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def samples(name: str, label: str) -> dict[str, float]:
+    """Values of a metric by one of its labels."""
+    families = text_string_to_metric_families(render_metrics().decode())
+    return {s.labels[label]: s.value for f in families for s in f.samples if s.name == name}
+
+
+def test_json_lines_carry_event_fields_level_and_bound_request_id(capsys: pytest.CaptureFixture[str]):
+    configure_logging("info", "json")
+    structlog.contextvars.bind_contextvars(request_id="r-1")
+    structlog.get_logger("logstore.log").info("rolled", topic="flights", sealed=3)
+    logging.getLogger("uvicorn.error").warning("slow %s", "start")
+    structlog.get_logger("logstore.log").debug("not shown")
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    first, second = map(json.loads, captured.err.splitlines())
+    assert (
+        first.items()
+        >= {
+            "event": "rolled",
+            "topic": "flights",
+            "sealed": 3,
+            "level": "info",
+            "logger": "logstore.log",
+            "request_id": "r-1",
+        }.items()
+    )
+    assert second.items() >= {"event": "slow start", "level": "warning", "logger": "uvicorn.error"}.items()
+
+
+@pytest.mark.parametrize("line_format", ["console", "json"])
+def test_a_logged_exception_shows_where_but_not_the_records(line_format: str, capsys: pytest.CaptureFixture[str]):
+    def append(record: str) -> None:
+        raise RuntimeError(len(record))
+
+    configure_logging("info", line_format)
+    try:
+        append("some user's " + "private text")
+    except RuntimeError:
+        structlog.get_logger().exception("append failed")
+    lines = capsys.readouterr().err
+    assert "append failed" in lines
+    assert "RuntimeError" in lines
+    assert "test_observability.py" in lines
+    assert "private text" not in lines.replace('append("some user\'s " + "private text")', "")
+
+
+def test_a_later_call_replaces_the_earlier_one(capsys: pytest.CaptureFixture[str]):
+    logger = structlog.get_logger("logstore.journal")
+    configure_logging("debug", "json")
+    logger.debug("first")
+    configure_logging("warning", "console")
+    logger.info("second")
+    logger.warning("third")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert json.loads(lines[0])["event"] == "first"
+    assert "third" in lines[1]
+    assert not lines[1].startswith("{")
+
+
+def test_clients_past_the_bound_count_together(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(observability, "_clients", set())
+    names = [f"client-{i}" for i in range(observability.CLIENT_LABELS_MAX + 50)]
+    labels = [client_label(name) for name in names]
+    assert labels[:100] == names[:100]
+    assert set(labels[100:]) == {"other"}
+    assert client_label("client-0") == "client-0"
+    assert client_label(None) == client_label("") == ""
+
+
+def test_a_deleted_topic_leaves_no_series():
+    for topic in ("kept", "gone"):
+        observability.PRODUCED_RECORDS.labels(topic).inc(3)
+        observability.ROLLS.labels(topic, "committed").inc()
+        observability.ROLLS.labels(topic, "failed").inc()
+    forget_topic("gone")
+    forget_topic("never seen")
+    produced = samples("logstore_produced_records_total", "topic")
+    assert produced["kept"] == 3
+    assert "gone" not in produced
+    assert "kept" in samples("logstore_rolls_total", "topic")
+    assert "gone" not in samples("logstore_rolls_total", "topic")
+    forget_topic("kept")
+
+
+def test_histograms_have_buckets_around_what_they_measure():
+    before = samples("logstore_journal_fsync_seconds_bucket", "le")
+    observability.JOURNAL_FSYNC_SECONDS.observe(0.0003)
+    after = samples("logstore_journal_fsync_seconds_bucket", "le")
+    assert after["0.00025"] == before["0.00025"]
+    assert after["0.0005"] == before["0.0005"] + 1

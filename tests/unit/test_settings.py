@@ -1,0 +1,146 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from logstore.errors import InvalidConfigError
+from logstore.settings import Settings, load_settings, setting_name
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory: no conf/logstore.toml."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write_config(directory: Path, text: str) -> Path:
+    path = directory / "conf/logstore.toml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_defaults_are_those_of_the_design(elsewhere: Path):
+    settings = load_settings()
+    assert (settings.host, settings.port, settings.data) == ("127.0.0.1", 8082, Path("data"))
+    assert (settings.journal_max_bytes, settings.queued_max_request_bytes) == (4 * 1024**3, 256 * 1024**2)
+    assert settings.max_request_size == 64 * 1024**2
+    assert (settings.auto_create_topics_enable, settings.num_partitions) == (False, 1)
+    assert settings.location == (elsewhere / "data").as_uri()
+
+
+def test_arguments_win_over_variables_which_win_over_the_file(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    write_config(elsewhere, 'port = 1\nhost = "file"\nnum.partitions = 3\n')
+    monkeypatch.setenv("LOGSTORE_PORT", "2")
+    monkeypatch.setenv("LOGSTORE_HOST", "variable")
+    settings = load_settings(port=4, data=None)
+    assert (settings.port, settings.host, settings.num_partitions) == (4, "variable", 3)
+
+
+def test_names_in_the_file_may_be_quoted_or_not_and_topic_defaults_stand_in_a_table(elsewhere: Path):
+    write_config(
+        elsewhere,
+        """
+        "journal.max.bytes" = 10
+        auto.create.topics.enable = true
+        [topic]
+        retention.ms = 604800000
+        "segment.ms" = 5
+        cleanup.policy = ["delete", "compact"]
+        """,
+    )
+    settings = load_settings()
+    assert (settings.journal_max_bytes, settings.auto_create_topics_enable) == (10, True)
+    assert settings.topic_defaults == {
+        "retention.ms": "604800000",
+        "segment.ms": "5",
+        "cleanup.policy": "compact,delete",
+    }
+
+
+def test_topic_defaults_of_variables_join_those_of_the_file(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    write_config(elsewhere, "[topic]\nretention.ms = 1\nsegment.ms = 2\n")
+    monkeypatch.setenv("LOGSTORE_TOPIC_SEGMENT_MS", "3")
+    assert load_settings().topic_defaults == {"retention.ms": "1", "segment.ms": "3"}
+
+
+def test_the_file_can_be_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    write_config(elsewhere, "port = 1\n")
+    other = elsewhere / "other.toml"
+    other.write_text("port = 2\n")
+    monkeypatch.setenv("LOGSTORE_CONFIG", str(other))
+    assert load_settings().port == 2
+    monkeypatch.setenv("LOGSTORE_CONFIG", str(elsewhere / "gone.toml"))
+    with pytest.raises(InvalidConfigError, match=r"cannot read .*gone\.toml: No such file"):
+        load_settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("journal.max.byte = 1\n", r"no setting 'journal\.max\.byte'; did you mean 'journal\.max\.bytes'\?"),
+        ("journal_max_bytes = 1\n", r"no setting 'journal_max_bytes'; did you mean 'journal\.max\.bytes'\?"),
+        ("topic_defaults = 1\n", r"no setting 'topic_defaults'"),
+        ("[topic]\nretention.m = 1\n", r"no topic configuration key 'retention\.m'; did you mean 'retention\.ms'\?"),
+        ("[topic]\nretention.ms = 'x'\n", r"retention\.ms cannot be 'x': it takes a whole number"),
+        ("port = 65536\n", r"port cannot be '65536'"),
+        ("port = true\n[", r"cannot read conf/logstore\.toml: Invalid initial character"),
+        ("log.level = 'loud'\n", r"log\.level cannot be 'loud'"),
+        ("data_location = '/srv'\n", r"data_location cannot be '/srv': it takes a URI"),
+        ("max.request.size = 300000000\n", r"queued\.max\.request\.bytes \(268435456\) is below max\.request\.size"),
+    ],
+)
+def test_a_file_with_a_mistake_is_refused_and_the_message_says_where(elsewhere: Path, text: str, message: str):
+    write_config(elsewhere, text)
+    with pytest.raises(InvalidConfigError, match=message):
+        load_settings()
+
+
+def test_a_misspelt_variable_is_refused_but_somebody_elses_is_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LOGSTORE_URL", "http://127.0.0.1:8082")
+    monkeypatch.setenv("LOGSTORE_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("LOGSTORE_FAULT", "journal.written:1:kill")
+    assert load_settings().port == 8082
+    monkeypatch.setenv("LOGSTORE_JOURNAL_MAX_BYTE", "1")
+    with pytest.raises(InvalidConfigError, match="did you mean LOGSTORE_JOURNAL_MAX_BYTES"):
+        load_settings()
+
+
+def test_an_unknown_argument_is_refused():
+    with pytest.raises(InvalidConfigError, match="no setting 'prt'; did you mean 'port'"):
+        load_settings(prt=1)
+
+
+def test_settings_do_not_change():
+    settings = Settings(port=0)
+    with pytest.raises(ValidationError):
+        settings.port = 1
+
+
+def test_the_location_for_readers_elsewhere_has_no_slash_at_its_end():
+    assert load_settings(data_location="s3a://bucket/log/").location == "s3a://bucket/log"
+
+
+def test_the_file_that_comes_along_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch):
+    text = (REPOSITORY / "conf/logstore.toml").read_text()
+    for field in Settings.model_fields:
+        if field != "topic_defaults":
+            assert f"{setting_name(field)} = " in text
+    monkeypatch.setenv("LOGSTORE_CONFIG", str(REPOSITORY / "conf/logstore.toml"))
+    with_file = load_settings()
+    monkeypatch.delenv("LOGSTORE_CONFIG")
+    assert with_file == load_settings()
+
+
+def test_the_examples_in_the_file_that_comes_along_are_valid_too(elsewhere: Path):
+    text = (REPOSITORY / "conf/logstore.toml").read_text()
+    examples = "\n".join(line.removeprefix("# ") if " = " in line else line for line in text.splitlines())
+    assert tomllib.loads(examples)["data_location"]
+    write_config(elsewhere, examples)
+    settings = load_settings()
+    assert settings.topic_defaults == {"segment.ms": "60000", "segment.bytes": "134217728", "retention.ms": "-1"}
+    assert settings.location == "file:///srv/logstore"
