@@ -61,6 +61,8 @@ class HttpError:
     error_code: int
 
 
+_MESSAGE_LENGTH_MAX = 1_000
+
 INTERNAL_ERROR = HttpError(500, 500)
 
 #: The nearest class in an error's line of ancestors counts.
@@ -104,9 +106,10 @@ def error_body(error_code: int, message: str) -> bytes:
 
 
 def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    # A message may quote what came in, of any length and with text that UTF-8 cannot carry.
+    shown = message if len(message) <= _MESSAGE_LENGTH_MAX else f"{message[:_MESSAGE_LENGTH_MAX]}..."
     return Response(
-        # A message may quote what came in: text that UTF-8 cannot carry must not break the answer.
-        error_body(http.error_code, message.encode("utf-8", "backslashreplace").decode()),
+        error_body(http.error_code, shown.encode("utf-8", "backslashreplace").decode()),
         http.status,
         headers,
         "application/json",

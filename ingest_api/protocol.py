@@ -2,7 +2,8 @@
 
 What is added: the head of a request is bounded in bytes and in time; a request that cannot be parsed is answered with
 our JSON error; such an answer never overtakes the answer to an earlier request on the same connection (a client that
-sent too long a body must not read 400 for records that are being stored); bytes after an early answer are read and
+sent too long a body must not read 400 for records that are being stored); an offer to upgrade (to HTTP/2, as Java's
+client makes with its first request) is ignored without losing the body; bytes after an early answer are read and
 dropped only up to a bound.
 """
 
@@ -10,6 +11,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.errors import HttpError, error_body
@@ -21,8 +23,10 @@ HEAD_SECONDS = 30.0
 DROPPED_BYTES_MAX = 256 * MIB
 
 _MALFORMED = HttpError(400, 400)
+_NO_TUNNELS = HttpError(405, 405)
 _HEAD_TOO_LARGE = HttpError(431, 431)
 _HEAD_TOO_SLOW = HttpError(408, 408)
+_UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -66,7 +70,15 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._ignore_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse(
+                _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
+            )
         if self._head_begun:
             # By what arrives: the parser does not report a header before its end, and holds it until then.
             self._head_bytes += len(data)
@@ -86,8 +98,31 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
             self._refuse_large_head()
             raise ValueError("head too large")  # makes the parser stop
+        if self.parser.should_upgrade():
+            return
         super().on_headers_complete()
         self._unanswered.append(self.cycle)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _ignore_upgrade(self, rest: bytes) -> None:
+        """Parse the request again without its offer: the parser stops at the end of such a head, whatever follows."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(_NO_TUNNELS, "CONNECT is not allowed: this is no proxy.")
+            return
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _UPGRADE_HEADERS)  # noqa: PLW2901
+            if name not in _UPGRADE_HEADERS:
+                lines.append(b"%b: %b" % (name, value))
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self.data_received(b"\r\n".join([*lines, b"", rest]))
 
     def _refuse_large_head(self) -> None:
         self._refuse(_HEAD_TOO_LARGE, f"The request line and headers are over {HEAD_BYTES_MAX} bytes.")
@@ -100,9 +135,6 @@ class HttpProtocol(HttpToolsProtocol):
                 self.transport.close()
 
     # ---- broken framing ---------------------------------------------------------------------------------------------
-
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(_MALFORMED, f"{msg.rstrip('.')}: its request line, headers or body framing are malformed.")
 
     def on_response_complete(self) -> None:
         if self._unanswered:

@@ -117,7 +117,7 @@ class FileSystem:
     def write_atomically(self, path: Path, content: bytes) -> None:
         """Replace a small file durably: a reader sees the old content or the new, never a mixture."""
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
         try:
             self.write_at(fd, [content], 0)
             self.fdatasync(fd)

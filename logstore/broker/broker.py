@@ -152,7 +152,7 @@ class Broker:
         try:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
             catalog = TopicCatalog(settings.data, filesystem)
-            file_bytes = max(MIB, min(JOURNAL_FILE_BYTES, settings.journal_max_bytes // 8))
+            file_bytes = max(MIB, min(JOURNAL_FILE_BYTES, settings.journal_max_bytes // 32))
             journal = Journal(home / "journal" / "0", filesystem=filesystem, clock=clock, file_bytes=file_bytes)
             broker = cls(settings, coordinator, catalog, journal, clock, filesystem)
             broker._lock = lock
@@ -199,6 +199,7 @@ class Broker:
             location=f"{self.settings.location}/topics/{urllib.parse.quote(name)}",
             defaults=self.settings.topic_defaults,
             leader_epoch=self._leader_epoch,
+            clock=self._clock,
         )
 
     def _snapshot_frames(self) -> list[Frame]:
@@ -416,15 +417,10 @@ class Broker:
         self, topic: Topic, parts: list[PartitionBatch], payloads: list[pa.Buffer]
     ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
         # No await in here: the order of offsets is the order of frames in the journal.
-        now_ms = self._clock.now_ms()
         frames: list[Frame] = []
         for part, payload in zip(parts, payloads, strict=True):
             partition_log = topic.partition(part.partition)
-            frames.append(
-                partition_log.next_frame(
-                    part.batch, payload, now_ms=now_ms, log_append_time=topic.config.log_append_time
-                )
-            )
+            frames.append(partition_log.next_frame(part.batch, payload, log_append_time=topic.config.log_append_time))
         durable = self._journal.append(frames)
         for at, (part, frame) in enumerate(zip(parts, frames, strict=True)):
             topic.partitions[part.partition].track(frame, durable, at)
@@ -505,7 +501,7 @@ def _check_keys(topic: Topic, records: DecodedRecords) -> None:
 
 def _split(topic: Topic, records: DecodedRecords, partition: int | None, sticky: int) -> list[PartitionBatch]:
     if partition is None:
-        chosen = choose_partitions(records, len(topic.partitions), sticky)
+        chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
         return split_by_partition(records, chosen)
     topic.partition(partition)
     if records.partitions is not None:

@@ -70,21 +70,17 @@ class RollSchedule:
     def _is_due(self, topic: Topic, *, pressed: bool) -> bool:
         if self._clock.monotonic() < self._not_before.get(topic, 0.0):
             return False
-        now_ms = self._clock.now_ms()
         config = topic.config
         if pressed:
             return any(p.sealed_offset < p.last_stable_offset for p in topic.partitions)
-        return any(
-            due(p, now_ms=now_ms, segment_bytes=config.segment_bytes, segment_ms=config.segment_ms)
-            for p in topic.partitions
-        )
+        return any(due(p, segment_bytes=config.segment_bytes, segment_ms=config.segment_ms) for p in topic.partitions)
 
     async def _roll(self, topic: Topic, *, pressed: bool) -> None:
-        now_ms, config = self._clock.now_ms(), topic.config
+        config = topic.config
 
         def select(partition_log: PartitionLog) -> bool:
             nearly = config.segment_ms * _NEARLY_OLD
-            return pressed or due(partition_log, now_ms=now_ms, segment_bytes=config.segment_bytes, segment_ms=nearly)
+            return pressed or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
 
         try:
             await self._roller.roll(topic, select)

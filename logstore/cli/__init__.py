@@ -1,8 +1,8 @@
 """The command line ``logstore``.
 
-Invariants: results go to stdout and everything else to stderr; an error is one line, never a traceback; the exit code is
-0, 1 (the operation failed), 2 (wrong usage) or 130 (Ctrl-C). ``--json`` shapes are documented in ``docs/cli.md`` and stable.
-What a command needs is imported when it runs, so that ``--help`` is quick.
+Invariants: results go to stdout and everything else to stderr; an error is one line, never a traceback; the exit code
+is 0, 1 (the operation failed), 2 (wrong usage) or 130 (Ctrl-C). ``--json`` shapes are documented in ``docs/cli.md``
+and stable. What a command needs is imported when it runs, so that ``--help`` is quick.
 """
 
 import sys

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from logstore import __version__
-from logstore.cli import serve
+from logstore.cli import consume, doctor, journal, produce, segment, serve, topic
 from logstore.cli.command_group import CommandGroup
 from logstore.cli.options import UrlOption
 
@@ -46,3 +46,9 @@ def _logstore(
 
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.add_typer(topic.app, name="topic")
+app.command(epilog=produce.EXAMPLES)(produce.produce)
+app.command(epilog=consume.EXAMPLES)(consume.consume)
+app.add_typer(journal.app, name="journal")
+app.add_typer(segment.app, name="segment")
+app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

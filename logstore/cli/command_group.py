@@ -2,12 +2,12 @@
 
 import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
 
-from logstore.errors import LogStoreError, StoreUnreachableError
+from logstore.errors import LogStoreError, StoreUnreachableError, UnknownTopicError
 
 FAILED = 1
 INTERRUPTED = 130
@@ -16,7 +16,7 @@ INTERRUPTED = 130
 class CommandGroup(TyperGroup):
     """The outermost group."""
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
             # Here, where a reader that went away is still expected; at exit Python would complain about it.
@@ -29,6 +29,8 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(INTERRUPTED) from None
         except StoreUnreachableError as error:
             fail(f"{error.message}; start one with: logstore serve")
+        except UnknownTopicError as error:
+            fail(f"{error.message.rstrip('.')}; logstore topic list shows what there is")
         except LogStoreError as error:
             fail(error.message)
         except OSError as error:
@@ -36,7 +38,7 @@ class CommandGroup(TyperGroup):
         return result
 
 
-def fail(message: str) -> Any:
+def fail(message: str) -> NoReturn:
     """End the command: ``message`` on stderr in one line, exit code 1."""
     sys.stderr.write(f"logstore: {' '.join(message.split())}\n")
     raise typer.Exit(FAILED) from None

@@ -1,5 +1,7 @@
 """Options that several commands have, and what they mean together."""
 
+import os
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -13,34 +15,48 @@ UrlOption = Annotated[
     typer.Option(
         "--url",
         metavar="URL",
-        envvar=URL_VARIABLE,
-        help=f"The store: http(s)://host:port or host:port, several separated by commas. [default: {DEFAULT_URL}]",
+        help="The store: http(s)://host:port or host:port, several separated by commas. "
+        f"[env var: {URL_VARIABLE}; default: {DEFAULT_URL}]",
         show_default=False,
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, in the shapes of docs/cli.md.")]
+CLIENT_ID = "logstore-cli"
+ClientIdOption = Annotated[
+    str, typer.Option("--client-id", metavar="NAME", help="Names this client in the store's metrics and logs.")
+]
 ConfigOption = Annotated[
     list[str] | None,
-    typer.Option("--config", "-c", metavar="KEY=VALUE", help="A topic configuration key; may be repeated."),
+    typer.Option("--config", "-c", metavar="KEY=VALUE", help="Topic configuration; may be repeated."),
 ]
 
 
 def store_url(ctx: typer.Context, given: str | None) -> str:
     """``--url`` after the command, else before it, else the variable, else the default."""
-    root = ctx.find_root().params.get("url")
-    if ctx.get_parameter_source("url") is not None and ctx.get_parameter_source("url").name == "COMMANDLINE" and given:
-        return given
-    return root or given or DEFAULT_URL
+    before_the_command: str | None = ctx.find_root().params.get("url")
+    return given or before_the_command or os.environ.get(URL_VARIABLE) or DEFAULT_URL
 
 
-def parse_configs(given: list[str] | None) -> dict[str, str]:
+def reachable_url(ctx: typer.Context, given: str | None) -> str:
+    """``store_url``, after a look whether a store answers: else StoreUnreachableError at once, not after the time
+    that a producer or consumer would keep trying.
+    """
+    from logstore.client.admin import Admin
+
+    url = store_url(ctx, given)
+    with Admin(url, client_id=CLIENT_ID, retry_timeout_s=0) as admin:
+        _ = admin.cluster_id
+    return url
+
+
+def parse_configs(given: Sequence[str] | None) -> dict[str, str]:
     """``KEY=VALUE`` pairs; a usage error for one without ``=`` or a key given twice."""
     configs: dict[str, str] = {}
     for text in given or ():
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
+        key, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not key:
             raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="--config")
-        if key.strip() in configs:
-            raise typer.BadParameter(f"{key.strip()} is given twice", param_hint="--config")
-        configs[key.strip()] = value.strip()
+        if key in configs:
+            raise typer.BadParameter(f"{key} is given twice", param_hint="--config")
+        configs[key] = value
     return configs

@@ -8,9 +8,10 @@ threads.
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
+import numpy as np
 import pyarrow as pa
 
 from logstore.client.addresses import DEFAULT_URL
@@ -54,6 +55,11 @@ class FetchedBatch:
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)
+
+    def before(self, end_offset: int | None = None, max_records: int | None = None) -> Self:
+        """The records with offsets below ``end_offset``, and of these the first ``max_records``; a view, no copy."""
+        length = len(self) if end_offset is None else int(np.searchsorted(self.batch.column("offset"), end_offset))
+        return replace(self, batch=self.batch.slice(0, length if max_records is None else min(length, max_records)))
 
     def records(self) -> Iterator[Record]:
         """A view with an object per record: convenient, and slower than the columns."""

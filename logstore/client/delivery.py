@@ -112,6 +112,11 @@ class BatchDelivery:
         self._outcome.wait(timeout_s)
         return list(self._outcome.failures)
 
+    def places(self, timeout_s: float | None = None) -> BatchMetadata:
+        """Where the records are, also when some failed: offset -1 for those. Waits."""
+        self._outcome.wait(timeout_s)
+        return self._outcome.metadata()
+
     def result(self, timeout_s: float | None = None) -> BatchMetadata:
         """Where the records are stored; waits. Raises the first failure."""
         if failures := self.failures(timeout_s):

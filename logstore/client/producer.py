@@ -211,7 +211,7 @@ class Producer:
                 self._close_batch(topic)
         if not self._changed.wait_for(possible, self._max_block_s):
             raise ThrottledError(
-                f"The buffer of {self._buffer_bytes} bytes is still full after {self._max_block_s} s: nothing was queued. "
+                f"The buffer of {self._buffer_bytes} bytes is full for {self._max_block_s} s: nothing was queued. "
                 "Send less at a time, or raise buffer_bytes."
             )
         if self._stopping:

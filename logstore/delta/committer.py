@@ -86,15 +86,11 @@ class Committer:
         for _ in range(_OPEN_ATTEMPTS):
             try:
                 table = DeltaTable(str(self._path))
-                return table, read_snapshot(table, self._replay.transactions(table.version()))
+                return table, read_snapshot(table, self._replay.state(table.version()))
             except (DeltaError, OSError) as error:
                 # A checkpoint and clean-up may take log entries away between listing and reading.
                 failure = error
         raise StorageError(f"Cannot read the Delta table {self._path}: {failure}") from failure
-
-    def tombstones(self, version: int) -> set[str]:
-        """Paths that commits up to ``version`` removed."""
-        return self._replay.tombstones(version)
 
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
         """Commit what ``plan`` decides on a fresh snapshot, and return the version that holds it, durably.
@@ -157,11 +153,10 @@ class Committer:
                 raise CommitRefusedError(f"{self._path}: {removal.path} is not active, it cannot be removed")
         if not plan.adds:
             return
-        removed = self._replay.tombstones(snapshot.version)
         for segment in plan.adds:
             if segment.path in snapshot.paths:
                 raise CommitRefusedError(f"{self._path}: {segment.path} is active already")
-            if segment.path in removed:
+            if segment.path in snapshot.tombstones:
                 raise CommitRefusedError(f"{self._path}: {segment.path} was removed by a later commit")
             try:
                 size = (self._path / segment.path).stat().st_size
@@ -200,12 +195,14 @@ class Committer:
     def _find(self, plan: Plan, commit_id: str, read_version: int, failure: BaseException | None) -> int | None:
         """The version that holds our commit now, or None if none does (rule R5)."""
         try:
-            entries = list_log(self._path).entries
-            version = next(
-                (v for v in sorted(entries) if v > read_version and read_entry(entries[v]).commit_id == commit_id), None
-            )
-            if version is None or failure is None:
-                return version
+            if failure is None:
+                # A commit without retries is of the next version or none; a foreign one may have overwritten it.
+                mine = read_entry(entry_path(self._path, read_version + 1)).commit_id == commit_id
+                return read_version + 1 if mine else None
+            versions = sorted(v for v in list_log(self._path).entries if v > read_version)
+            version = next((v for v in versions if read_entry(entry_path(self._path, v)).commit_id == commit_id), None)
+            if version is None:
+                return None
             _, snapshot = self.open()
             held = all(snapshot.transactions.get(app, -1) >= value for app, value in plan.transactions.items())
             return version if held and all(segment.path in snapshot.paths for segment in plan.adds) else None
@@ -222,10 +219,10 @@ class Committer:
         every snapshot shows and a power cut takes back.
         """
         try:
-            entries = list_log(self._path).entries if self._unsynced else {version: entry_path(self._path, version)}
+            versions = list_log(self._path).entries if self._unsynced else {version}
             self._unsynced = True
-            for entry in entries.values():
-                self._filesystem.sync_file(entry)
+            for number in versions:
+                self._filesystem.sync_file(entry_path(self._path, number))
             self._filesystem.sync_directory(self._path / LOG_DIRECTORY)
             self._unsynced = False
         except OSError as error:

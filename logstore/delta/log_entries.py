@@ -8,7 +8,9 @@ an entry, makes it new.
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ LOG_DIRECTORY = "_delta_log"
 #: Key in ``commitInfo`` of a value that no other commit has.
 COMMIT_ID_KEY = "logstore.commit_id"
 
-_ENTRY = re.compile(r"(\d{20})\.json")
+_ENTRY_NAME_LENGTH = len("00000000000000000000.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
 
@@ -61,9 +63,9 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """One listing of the log directory. ``checkpoints`` holds whole ones only: their version and their files."""
+    """One listing of the log directory: versions that have an entry; whole checkpoints with their files."""
 
-    entries: dict[int, Path]
+    entries: set[int]
     checkpoints: dict[int, tuple[Path, ...]]
 
     @property
@@ -77,11 +79,13 @@ def entry_path(table_path: Path, version: int) -> Path:
 
 def list_log(table_path: Path) -> LogFiles:
     log = table_path / LOG_DIRECTORY
-    entries: dict[int, Path] = {}
+    entries: set[int] = set()
     parts: dict[tuple[int, int], list[Path]] = {}
-    for name in os.listdir(log):  # noqa: PTH208  names only: a Path for each of thousands of entries costs
-        if match := _ENTRY.fullmatch(name):
-            entries[int(match[1])] = log / name
+    # Names only: a Path for each of some thousand entries would be most of the cost of a commit.
+    for name in os.listdir(log):  # noqa: PTH208
+        if name.endswith(".json"):
+            if len(name) == _ENTRY_NAME_LENGTH and name[:20].isdecimal():
+                entries.add(int(name[:20]))
         elif match := _CHECKPOINT.fullmatch(name):
             parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(log / name)
     whole = {version: tuple(sorted(paths)) for (version, total), paths in parts.items() if len(paths) == total}
@@ -114,9 +118,9 @@ def read_checkpoint_part(path: Path) -> LogEntry:
     """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it is unreadable."""
     try:
         table = pq.ParquetFile(path).read(columns=["txn.appId", "txn.version", "add.path", "remove.path"])
-    except FileNotFoundError:
-        raise
     except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise CorruptionError(f"{path} is not a readable Delta checkpoint: {error}") from error
     transactions = {row["appId"]: row["version"] for row in _rows(table, "txn")}
     added, removed = (frozenset(row["path"] for row in _rows(table, column)) for column in ("add", "remove"))
@@ -130,38 +134,42 @@ def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
     return rows
 
 
+class LogState:
+    """The log up to one version, as far as this project reads it itself."""
+
+    def __init__(self, entries: Sequence[LogEntry]) -> None:
+        self._entries = entries
+        self.transactions: dict[str, int] = {}
+        for entry in entries:
+            self.transactions.update(entry.transactions)
+
+    @cached_property
+    def tombstones(self) -> frozenset[str]:
+        """Paths that a commit removed, while the log remembers (``delta.deletedFileRetentionDuration``, 7 days)."""
+        removed: set[str] = set()
+        for entry in self._entries:
+            removed -= entry.added
+            removed |= entry.removed
+        return frozenset(removed)
+
+
 class LogReplay:
-    """Replays one table's log up to a version. Not safe for use from several threads at once."""
+    """Replays one table's log. Not safe for use from several threads at once."""
 
     def __init__(self, table_path: Path) -> None:
         self._table_path = table_path
         self._parsed: dict[Path, tuple[tuple[int, int, int], LogEntry]] = {}
 
-    def transactions(self, version: int) -> dict[str, int]:
-        """Every application transaction as of ``version``. CorruptionError if the log has a hole."""
-        found: dict[str, int] = {}
-        for entry in self._entries(version):
-            found.update(entry.transactions)
-        return found
-
-    def tombstones(self, version: int) -> set[str]:
-        """Paths that a commit up to ``version`` removed, while the log remembers (7 days by default)."""
-        removed: set[str] = set()
-        for entry in self._entries(version):
-            removed -= entry.added
-            removed |= entry.removed
-        return removed
-
-    def _entries(self, version: int) -> list[LogEntry]:
+    def state(self, version: int) -> LogState:
+        """The log up to ``version``. CorruptionError if it has a hole or cannot be parsed; OSError."""
         files = list_log(self._table_path)
         base = max((v for v in files.checkpoints if v <= version), default=-1)
         paths = list(files.checkpoints.get(base, ()))
         for number in range(base + 1, version + 1):
+            path = entry_path(self._table_path, number)
             if number not in files.entries:
-                raise CorruptionError(
-                    f"{entry_path(self._table_path, number)} is missing, and no checkpoint covers it: restore it"
-                )
-            paths.append(files.entries[number])
+                raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
+            paths.append(path)
         parsed: dict[Path, tuple[tuple[int, int, int], LogEntry]] = {}
         for path in paths:
             status = path.stat()
@@ -171,4 +179,4 @@ class LogReplay:
                 known = signature, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
             parsed[path] = known
         self._parsed = parsed
-        return [entry for _, entry in parsed.values()]
+        return LogState([entry for _, entry in parsed.values()])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from logstore.delta.log_entries import LogState
 from logstore.delta.schema import (
     CLEANED,
     EPOCH,
@@ -65,7 +66,7 @@ class TopicSnapshot:
     num_partitions: int
     config_overrides: dict[str, str]
     partitions: dict[int, PartitionState]
-    transactions: dict[str, int]
+    log: LogState
     properties: dict[str, str]
     protocol: tuple[int, int]
     _actions: pa.Table
@@ -100,6 +101,15 @@ class TopicSnapshot:
                 f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1]}, but partition {partition} is "
                 f"sealed up to {sealed}: a foreign write. Remove the file from the table (DELETE) to go on"
             )
+
+    @property
+    def transactions(self) -> dict[str, int]:
+        return self.log.transactions
+
+    @property
+    def tombstones(self) -> frozenset[str]:
+        """Paths of files that earlier commits removed."""
+        return self.log.tombstones
 
     @cached_property
     def paths(self) -> frozenset[str]:
@@ -192,8 +202,8 @@ def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, 
     return values
 
 
-def read_snapshot(table: "DeltaTable", transactions: dict[str, int]) -> TopicSnapshot:
-    """What a freshly opened handle shows; ``transactions`` as of its version. CorruptionError, see the module."""
+def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
+    """What a freshly opened handle shows; ``log`` up to its version. CorruptionError, see the module."""
     metadata = table.metadata()
     protocol = table.protocol()
     properties = dict(metadata.configuration)
@@ -205,14 +215,14 @@ def read_snapshot(table: "DeltaTable", transactions: dict[str, int]) -> TopicSna
         raise CorruptionError(f"{location} is not a topic: no valid table property {PARTITIONS_PROPERTY}") from error
     partitions = {}
     for partition in range(num_partitions):
-        sealed = transactions.get(app_id(partition, SEALED))
+        sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
             raise CorruptionError(
                 f"{location}: version {table.version()} has no transaction {app_id(partition, SEALED)!r}; was "
                 f"{FORBIDDEN_PROPERTY} set on it? Restore _delta_log from a backup"
             )
         epoch, start, rewrite, cleaned = (
-            transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED)
+            log.transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED)
         )
         partitions[partition] = PartitionState(sealed, epoch, start, rewrite, cleaned)
     overrides = {
@@ -227,7 +237,7 @@ def read_snapshot(table: "DeltaTable", transactions: dict[str, int]) -> TopicSna
         num_partitions=num_partitions,
         config_overrides=overrides,
         partitions=partitions,
-        transactions=transactions,
+        log=log,
         properties=properties,
         protocol=(protocol.min_reader_version, protocol.min_writer_version),
         _actions=pa.table(table.get_add_actions(flatten=True)),

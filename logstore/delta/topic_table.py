@@ -65,7 +65,7 @@ class RollCommit:
 class TopicTable:
     def __init__(self, path: Path, filesystem: FileSystem) -> None:
         self.path = path
-        self._filesystem = filesystem
+        self.filesystem = filesystem
         self._committer = Committer(path, filesystem)
         self._lock = threading.Lock()
 
@@ -172,8 +172,7 @@ class TopicTable:
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
-            removed = self._committer.tombstones(snapshot.version)
-            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in removed)
+            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in snapshot.tombstones)
             for segment in lost:
                 partition_state(snapshot, segment.partition, self.path)
                 if segment.end_offset > snapshot.partitions[segment.partition].sealed:
@@ -293,4 +292,4 @@ class TopicTable:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:
             table, snapshot = self._committer.open()
-            maintain_log(self.path, table, snapshot, self._filesystem)
+            maintain_log(self.path, table, snapshot, self.filesystem)

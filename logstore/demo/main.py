@@ -45,15 +45,15 @@ class Checks:
         self.rows.append((what, f"{found.total:,}", found.records == expected and found.dense))
 
     def holds(self, what: str, *, held: bool) -> None:
-        self.rows.append((what, "yes" if held else "no", held))
+        self.rows.append((what, "", held))
 
     @property
     def agree(self) -> bool:
         return all(held for _, _, held in self.rows)
 
     def table(self) -> Table:
-        table = Table(title=f"Topic {TOPIC}", title_justify="left")
-        table.add_column("")
+        table = Table(title=f"Topic {TOPIC}: does it agree everywhere?", title_justify="left")
+        table.add_column("what")
         table.add_column("records", justify="right")
         table.add_column("agrees")
         for what, found, held in self.rows:
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(steps: Steps, data: Path, url: str, *, ran_before: bool) -> bool:
     steps.console.print(f"{'The store that runs on' if ran_before else 'A store on'} {data} listens on {url}")
     checks = Checks()
-    with steps.step("Sorting the flights by scheduled departure"):
+    with steps.step("Reading the flights and sorting them by scheduled departure"):
         flights = read_flights()
         streams = batches(flights, PARTITIONS, BATCH_RECORDS)
     checks.count("flights in the data files", flights.num_rows, FLIGHTS_COUNT)
@@ -128,7 +128,7 @@ def _run(steps: Steps, data: Path, url: str, *, ran_before: bool) -> bool:
 
 def _delay_table(delays: Sequence[CarrierDelay]) -> Table:
     names = read_airlines()
-    table = Table(title="Mean arrival delay per carrier (Spark over the topic)", title_justify="left")
+    table = Table(title="Mean arrival delay, asked of Spark", title_justify="left")
     table.add_column("carrier")
     table.add_column("flights", justify="right")
     table.add_column("minutes", justify="right")

@@ -1,6 +1,6 @@
 """Where in the journal the un-sealed records of one partition are.
 
-Owns five parallel columns, one row a frame: offsets, journal location, append time, largest timestamp. 48 bytes a
+Owns five parallel columns, one row a frame: offsets, journal location, largest timestamp. 40 bytes a
 frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap).
 """
 
@@ -30,7 +30,6 @@ class FrameIndex:
         self._end = array("q")
         self._position = array("q")
         self._length = array("q")
-        self._append_time = array("q")
         self._max_timestamp = array("q")
         self.num_bytes = 0  # journal bytes of all frames in the index
 
@@ -39,7 +38,7 @@ class FrameIndex:
 
     @property
     def _columns(self) -> "tuple[array[int], ...]":
-        return self._base, self._end, self._position, self._length, self._append_time, self._max_timestamp
+        return self._base, self._end, self._position, self._length, self._max_timestamp
 
     @property
     def base_offset(self) -> int | None:
@@ -53,16 +52,11 @@ class FrameIndex:
         """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
         return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)
 
-    @property
-    def oldest_append_time_ms(self) -> int | None:
-        return self._append_time[0] if self._append_time else None
-
     def add(self, header: FrameHeader, location: FrameLocation) -> None:
         self._base.append(header.base_offset)
         self._end.append(header.base_offset + header.record_count)
         self._position.append(location.position)
         self._length.append(location.length)
-        self._append_time.append(header.append_time_ms)
         self._max_timestamp.append(header.max_timestamp_ms)
         self.num_bytes += location.length
 

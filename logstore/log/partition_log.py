@@ -23,6 +23,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.clock import Clock
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import LogStoreError
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
@@ -38,7 +39,7 @@ class _Pending:
 
 
 class PartitionLog:
-    def __init__(self, topic: str, topic_id: UUID, partition: int, *, leader_epoch: int) -> None:
+    def __init__(self, topic: str, topic_id: UUID, partition: int, *, leader_epoch: int, clock: Clock) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
@@ -51,7 +52,9 @@ class PartitionLog:
         self.index = FrameIndex()
         self.leader_epochs = LeaderEpochs()
         self.segments: tuple[SegmentFile, ...] = ()
+        self._clock = clock
         self._pending: deque[_Pending] = deque()
+        self._unsealed_since: float | None = None
         self._last_append_time_ms = 0
         self._advanced: asyncio.Future[None] | None = None
         self._closed: LogStoreError | None = None
@@ -80,6 +83,14 @@ class PartitionLog:
     def unsealed_bytes(self) -> int:
         return self.index.num_bytes
 
+    @property
+    def unsealed_ms(self) -> float:
+        """How long the oldest un-sealed record has been waiting here, at least; 0 if there is none.
+
+        By the monotonic clock: a wall clock that is set back must not hold up rolls.
+        """
+        return 0.0 if self._unsealed_since is None else (self._clock.monotonic() - self._unsealed_since) * 1000
+
     def check(self) -> None:
         ends = (self.log_start_offset, self.sealed_offset, self.last_stable_offset, self.high_watermark)
         rising = (*ends, self.log_end_offset, self.next_offset)
@@ -92,7 +103,7 @@ class PartitionLog:
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
-    def next_frame(self, batch: pa.RecordBatch, payload: pa.Buffer, *, now_ms: int, log_append_time: bool) -> Frame:
+    def next_frame(self, batch: pa.RecordBatch, payload: pa.Buffer, *, log_append_time: bool) -> Frame:
         """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
 
         Between this call and ``track`` nothing may await: the order of frames in the journal is the order of offsets.
@@ -100,7 +111,7 @@ class PartitionLog:
         if self._closed:
             raise self._closed
         self._settle()
-        append_time = max(now_ms, self._last_append_time_ms)
+        append_time = max(self._clock.now_ms(), self._last_append_time_ms)
         self._last_append_time_ms = append_time
         header = FrameHeader(
             type=FrameType.DATA,
@@ -131,6 +142,8 @@ class PartitionLog:
                 self.next_offset = self.log_end_offset
                 continue
             assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
+            if self._unsealed_since is None:
+                self._unsealed_since = self._clock.monotonic()
             self.index.add(pending.header, pending.durable.result()[pending.position_in_append])
             self.leader_epochs.assign(pending.header.leader_epoch, pending.header.base_offset)
             self.log_end_offset += pending.header.record_count
@@ -174,6 +187,7 @@ class PartitionLog:
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
         self.index.drop_below(offset)
+        self._unsealed_since = self._clock.monotonic() if len(self.index) else None
 
     def snapshot_frame(self) -> Frame:
         """The frame that every new journal file begins with for this partition."""
@@ -210,6 +224,8 @@ class PartitionLog:
         self.index.settle_recovered(self.sealed_offset)
         self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
         self.next_offset = self.high_watermark = self.log_end_offset
+        if len(self.index):
+            self._unsealed_since = self._clock.monotonic()
         self.check()
 
 

@@ -260,9 +260,8 @@ def _require(topic: Topic) -> None:
         raise UnknownTopicError(f"Topic {topic.name!r} was deleted.")
 
 
-def due(partition_log: PartitionLog, *, now_ms: int, segment_bytes: int, segment_ms: float) -> bool:
+def due(partition_log: PartitionLog, *, segment_bytes: int, segment_ms: float) -> bool:
     """Whether the un-sealed range is big or old enough to roll."""
-    oldest = partition_log.index.oldest_append_time_ms
-    if oldest is None or partition_log.sealed_offset >= partition_log.last_stable_offset:
+    if partition_log.sealed_offset >= partition_log.last_stable_offset:
         return False
-    return partition_log.unsealed_bytes >= segment_bytes or now_ms - oldest >= segment_ms
+    return partition_log.unsealed_bytes >= segment_bytes or partition_log.unsealed_ms >= segment_ms

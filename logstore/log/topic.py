@@ -9,6 +9,7 @@ import uuid
 
 import structlog
 
+from logstore.clock import Clock
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidConfigError, UnknownPartitionError, UnknownTopicError
@@ -28,6 +29,7 @@ class Topic:
         location: str,
         defaults: dict[str, str],
         leader_epoch: int,
+        clock: Clock,
     ) -> None:
         self.name = name
         self.table = table
@@ -39,6 +41,7 @@ class Topic:
         self.config_overrides: dict[str, str] = {}
         self._defaults = defaults
         self._leader_epoch = leader_epoch
+        self._clock = clock
         self.config = TopicConfig.parse({}, defaults)
         self.follow(snapshot)
 
@@ -63,7 +66,7 @@ class Topic:
         self.snapshot = snapshot
         self._follow_config(snapshot)
         for partition in range(len(self.partitions), snapshot.num_partitions):
-            new = PartitionLog(self.name, self.topic_id, partition, leader_epoch=self._leader_epoch)
+            new = PartitionLog(self.name, self.topic_id, partition, leader_epoch=self._leader_epoch, clock=self._clock)
             self.partitions.append(new)
         for partition_log in self.partitions:
             partition_log.segments = snapshot.segments(partition_log.partition)

@@ -40,7 +40,7 @@ def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) 
     check_record_count(sum(message.num_rows for message in layout.batches))
     try:
         return _decode(pa.py_buffer(body), layout, max_message_bytes, max_request_size)
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise InvalidRequestError(f"The Arrow stream is malformed: {str(error)[:_ERROR_LENGTH_MAX]}") from error
 
 

@@ -97,7 +97,7 @@ def _are_json(texts: list[bytes]) -> bool:
         elements = _JSON_TEXTS.decode(joined)
     except (msgspec.MsgspecError, RecursionError):
         return False
-    return len(elements) == len(texts) and list(map(len, elements)) == list(map(len, texts)) and is_utf8(joined)
+    return list(map(len, elements)) == list(map(len, texts)) and is_utf8(joined)
 
 
 def _check_each(texts: list[bytes], column: str, offsets: pa.Array, topic: str, partition: int) -> None:

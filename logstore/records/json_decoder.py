@@ -100,8 +100,8 @@ def is_utf8(data: bytes) -> bool:
 def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> list[R]:
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
-    # Each record and header is an object: so many braces bound what decoding can allocate, else it has to count.
-    if body.count(b"{") > REQUEST_RECORDS_MAX:
+    # Each record and header is an object, so that few braces bound what decoding allocates; else it has to count.
+    if np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX:
         decoder = _counting_decoder(record_type)
     try:
         request = decoder.decode(body)
@@ -145,17 +145,20 @@ def _decoded(records: Sequence[_Record], keys: pa.Array, values: pa.Array, max_m
 
 def _json_text_column(texts: list[msgspec.Raw]) -> pa.Array:
     """JSON texts as a binary column; the text ``null`` as null."""
-    data = b"".join(texts)
-    offsets = np.zeros(len(texts) + 1, np.int32)
-    np.cumsum(np.fromiter(map(len, texts), np.int32, len(texts)), out=offsets[1:])
-    column = pa.Array.from_buffers(pa.binary(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    rows = len(texts)
+    data = np.frombuffer(b"".join(texts), np.uint8)
+    lengths = np.fromiter(map(len, texts), np.int32, rows)
     # Of all JSON texts only null has four letters and begins with n.
-    is_null = np.diff(offsets) == len(b"null")
-    is_null[is_null] = np.frombuffer(data, np.uint8)[offsets[:-1][is_null]] == ord("n")
-    if not is_null.any():
-        return column
-    # Copies, so that the letters of the nulls do not stay in the column.
-    return pc.if_else(pa.array(is_null), pa.scalar(None, pa.binary()), column)
+    is_null = lengths == len(b"null")
+    is_null[is_null] = data[np.cumsum(lengths)[is_null] - len(b"null")] == ord("n")
+    validity = None
+    if is_null.any():
+        validity = pa.array(~is_null).buffers()[1]
+        data = data[np.repeat(~is_null, lengths)]
+        lengths[is_null] = 0
+    offsets = np.zeros(rows + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.Array.from_buffers(pa.binary(), rows, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 def _headers_column(lists: list[list[_Header] | None]) -> pa.Array:

@@ -31,7 +31,8 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     starts = np.concatenate(([0], line_feeds + 1))
     ends = np.concatenate((line_feeds, [len(data)]))
     # The last line has no LF, so that a CR at the very end is the line's own.
-    ends[:-1] -= (line_feeds > starts[:-1]) & (data[line_feeds - 1] == _CR)
+    # Before the LF of an empty line is another LF, or for the first one nothing: then it may end before it starts.
+    ends[:-1] -= data[line_feeds - 1] == _CR
     filled = ends > starts
     values = _slices(data, starts[filled], ends[filled])
     rows = len(values)

@@ -41,7 +41,7 @@ def decode_payload(payload: bytes | bytearray | memoryview | pa.Buffer) -> pa.Re
     try:
         batch = pa.ipc.read_record_batch(buffer, WIRE_SCHEMA)
         batch.validate()
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise CorruptionError(
             f"A journal payload of {len(buffer)} bytes is not an Arrow record batch message: {error}"
         ) from error

@@ -88,7 +88,9 @@ def read_row_group(path: Path, index: int) -> pa.RecordBatch:
     try:
         batches = _to_log(parquet.read_row_group(index)).combine_chunks().to_batches()
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(error, f"{path}, row group {index}") from error
+        if _of_the_system(error):
+            raise
+        raise CorruptionError(f"{path}, row group {index}: {error}") from error
     if len(batches) != 1:
         raise CorruptionError(f"{path}, row group {index}: {len(batches)} batches where one is expected")
     offsets = batches[0].column("offset").to_numpy()
@@ -101,14 +103,14 @@ def _open(path: Path) -> pq.ParquetFile:
     try:
         return pq.ParquetFile(path, page_checksum_verification=True)
     except (pa.ArrowException, OSError) as error:
-        raise _unreadable(error, f"{path} is not a readable Parquet file") from error
+        if _of_the_system(error):
+            raise
+        raise CorruptionError(f"{path} is not a readable Parquet file: {error}") from error
 
 
-def _unreadable(error: Exception, what: str) -> Exception:
-    """Arrow raises OSError for bad bytes too; only one with a number is the system's (no such file, no descriptors)."""
-    if isinstance(error, OSError) and error.errno is not None:
-        return error
-    return CorruptionError(f"{what}: {error}")
+def _of_the_system(error: Exception) -> bool:
+    """Arrow raises OSError for bad bytes too; only the system's (no such file, no descriptors) have a number."""
+    return isinstance(error, OSError) and error.errno is not None
 
 
 def _row_groups(parquet: pq.ParquetFile, path: Path) -> tuple[RowGroup, ...]:

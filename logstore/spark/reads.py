@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 URL_VARIABLE = "LOGSTORE_URL"
 #: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
 TAIL_TASKS_MAX = 200
+#: How long a store that does not answer is asked again while a DataFrame is made.
+RETRY_SECONDS = 10.0
 
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 _TOPIC_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
@@ -106,7 +108,7 @@ def read_offsets(
             'or storage="<data root>" to read without one'
         )
     client_id = f"spark {spark.conf.get('spark.app.name', '')}".strip()
-    with Transport(bootstrap, client_id=client_id) as transport:
+    with Transport(bootstrap, client_id=client_id, retry_timeout_s=RETRY_SECONDS) as transport:
         urls = transport.urls
         described = msgspec.json.decode(transport.request("GET", topic_path(topic)).content, type=_Topic)
     path = _local_path(described.location)

@@ -35,7 +35,7 @@ def parse_properties(text: str) -> dict[str, str]:
     for line in re.sub(r"\\\r?\n[ \t]*", "", text).splitlines():
         stripped = line.strip()
         if stripped and stripped[0] not in "#!":
-            key, value = (re.split(r"\s*[=:\s]\s*", stripped, maxsplit=1) + [""])[:2]
+            key, value = [*re.split(r"\s*[=:\s]\s*", stripped, maxsplit=1), ""][:2]
             settings[key] = value
     return settings
 

@@ -113,8 +113,10 @@ class _Store:
                 # The next address, if there are several.
                 self._urls.append(self._urls.pop(0))
                 if time.monotonic() + wait > give_up:
-                    message = f"{', '.join(self._urls)} did not answer for {RETRY_SECONDS:.0f} s: {type(error).__name__} {error}"
-                    raise TailReadError(f"{message}. Can this executor reach the store?") from error
+                    raise TailReadError(
+                        f"{', '.join(self._urls)} gave no answer in {RETRY_SECONDS:.0f} s ({type(error).__name__}: "
+                        f"{error}). Can this executor reach the store?"
+                    ) from error
             time.sleep(wait)
             wait = min(2 * wait, _BACKOFF_SECONDS_MAX)
 

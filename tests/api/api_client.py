@@ -48,9 +48,15 @@ class ApiClient:
         return answer
 
     async def values(self, topic: str, partition: int = 0, offset: int = 0) -> list[Any]:
-        answer = await self.fetch(topic, partition, offset=offset, max_wait_ms=0)
-        assert answer.status_code == 200, answer.text
-        return [record["value"] for record in answer.json()]
+        """All values from ``offset`` to the high watermark, as a consumer pages through them."""
+        found: list[Any] = []
+        while True:
+            answer = await self.fetch(topic, partition, offset=offset, max_wait_ms=0)
+            assert answer.status_code == 200, answer.text
+            found += [record["value"] for record in answer.json()]
+            offset = int(answer.headers["Logstore-Next-Offset"])
+            if offset == int(answer.headers["Logstore-High-Watermark"]):
+                return found
 
     async def fetch(
         self, topic: str, partition: int = 0, accept: str | None = None, **query: int | str

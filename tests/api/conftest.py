@@ -1,4 +1,5 @@
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ApiClient]:
 @pytest.fixture(scope="module")
 async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ApiClient]:
     """One store for the tests of a module: for those that must leave no trace, or have a topic of their own."""
-    async with running_api(tmp_path_factory.mktemp("shared") / "data") as client:
+    data = tmp_path_factory.mktemp("shared") / "data"
+    async with running_api(data, max_request_size=8 << 20) as client:
         await client.create_topic("t", partitions=2, max_message_bytes="1000")
         await client.create_topic("compacted", cleanup_policy="compact")
         await client.create_topic("untouched")
@@ -30,8 +32,18 @@ async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: st
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> "RealServer":
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A server in a process of its own, behind a real socket."""
     with RealServer(tmp_path_factory.mktemp("server") / "data", max_request_size=1_000_000) as running:
         running.create_topic("t")
         yield running
+
+
+@pytest.fixture
+def own_logging() -> Iterator[None]:
+    """For tests that set up the logging of a process: as it was, afterwards."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)

@@ -28,8 +28,25 @@ def test_media_ranges_have_lower_case_kinds_and_unquoted_parameters():
 
 @pytest.mark.parametrize(
     "header",
-    ["text", "/", "a/", "/b", "a/b;q=2", "a/b;q=-1", "a/b;q=0.1234", "a/b;q=x", "a/b c/d", "a/b,", ",a/b", "*/b"]
-    + ['a/b;c="', "a/b;;=", "a b/c", "a/b\x00", "a/b;q"],
+    [
+        "text",
+        "/",
+        "a/",
+        "/b",
+        "a/b;q=2",
+        "a/b;q=-1",
+        "a/b;q=0.1234",
+        "a/b;q=x",
+        "a/b c/d",
+        "a/b,",
+        ",a/b",
+        "*/b",
+        'a/b;c="',
+        "a/b;;=",
+        "a b/c",
+        "a/b\x00",
+        "a/b;q",
+    ],
 )
 def test_malformed_media_ranges_are_refused(header):
     with pytest.raises(ValueError, match=r"^"):
@@ -80,9 +97,22 @@ def test_the_media_type_of_a_request(given):
 
 @pytest.mark.parametrize(
     "given",
-    [(), ("",), (" ",), ("*/*",), ("application/*",), (f"{JSON}, {JSON}",), (JSON, JSON), ("text",), (TEXT,)]
-    + [("application/vnd.kafka.json.v3+json",), (f"{JSON};charset=utf-16",), (f"{JSON};charset=latin1",)]
-    + [("application/x-www-form-urlencoded",), ("a" * 10_000,)],
+    [
+        (),
+        ("",),
+        (" ",),
+        ("*/*",),
+        ("application/*",),
+        (f"{JSON}, {JSON}",),
+        (JSON, JSON),
+        ("text",),
+        (TEXT,),
+        ("application/vnd.kafka.json.v3+json",),
+        (f"{JSON};charset=utf-16",),
+        (f"{JSON};charset=latin1",),
+        ("application/x-www-form-urlencoded",),
+        ("a" * 10000,),
+    ],
 )
 def test_other_media_types_are_refused_naming_those_that_are_taken(given):
     with pytest.raises(UnsupportedMediaTypeError, match=r"Send one of application/json\.|send UTF-8") as caught:

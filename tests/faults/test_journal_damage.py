@@ -4,13 +4,13 @@ import asyncio
 import shutil
 
 import pytest
-import structlog
 
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameType
 from logstore.journal.inspect import verify
+from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import data_frame, new_journal, offsets, recovered_frames, running, snapshot_frame
 
@@ -62,7 +62,9 @@ def test_a_last_group_torn_at_any_byte_is_cut_to_whole_frames(tmp_path):
             (torn / path.name).write_bytes(content[:cut] + tail)
             whole = [i for i, location in enumerate(last_group) if sum(location) <= cut]
             assert offsets(recovered_frames(torn)) == [0, 1, *(2 + i for i in whole)], cut
-            assert (torn / path.name).stat().st_size == (sum(last_group[whole[-1]]) if whole else last_group[0].position)
+            assert (torn / path.name).stat().st_size == (
+                sum(last_group[whole[-1]]) if whole else last_group[0].position
+            )
             shutil.rmtree(torn)
 
 
@@ -102,7 +104,9 @@ def test_every_flipped_bit_is_refused_or_cuts_only_what_nothing_says_was_durable
 
 def test_good_frames_behind_a_lost_page_of_the_last_group_are_not_corruption(tmp_path):
     """The experiment that R1 was bought with: one write, its middle page never written back, its later ones were."""
-    locations = _killed_journal(tmp_path, [[data_frame(0, bytes(3000))], [data_frame(1 + i, b"r" * 3000) for i in range(6)]])
+    locations = _killed_journal(
+        tmp_path, [[data_frame(0, bytes(3000))], [data_frame(1 + i, b"r" * 3000) for i in range(6)]]
+    )
     path = _only_file(tmp_path)
     _forget_mark(path, sum(locations[-1][-1]))
     content = bytearray(path.read_bytes())
@@ -110,7 +114,7 @@ def test_good_frames_behind_a_lost_page_of_the_last_group_are_not_corruption(tmp
     content[page : page + 512] = bytes(512)
     path.write_bytes(content)
 
-    with structlog.testing.capture_logs() as logs:
+    with captured_logs() as logs:
         frames = recovered_frames(tmp_path)
 
     assert offsets(frames) == [0, 1, 2]
@@ -144,7 +148,7 @@ def test_journal_bytes_that_a_producer_sends_are_no_frames(tmp_path):
     stolen = _only_file(first).read_bytes()
     victim = tmp_path / "victim"
     victim.mkdir()
-    locations = _killed_journal(victim, [[data_frame(0)], [data_frame(1, stolen)]])
+    locations = _killed_journal(victim, [[data_frame(0)], [data_frame(1, stolen)]], file_bytes=1 << 24)
     path = _only_file(victim)
     _forget_mark(path, sum(locations[-1][-1]))
     content = bytearray(path.read_bytes())
@@ -257,7 +261,7 @@ def test_a_recovery_killed_halfway_twice_ends_as_one_that_was_not(tmp_path):
         filesystem = FaultyFileSystem()
         filesystem.crash_at("journal.recovery_half")
         journal = new_journal(tmp_path, filesystem)
-        with pytest.raises(OSError, match="died"):
+        with pytest.raises(StorageError, match="died"):
             list(journal.recover())
         asyncio.run(journal.close())
         assert path.stat().st_size == len(content)

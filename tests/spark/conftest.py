@@ -14,6 +14,8 @@ from logstore.segments.writer import SegmentWriter
 
 #: 2023-11-14T22:13:20Z: what the timestamp of offset 0 is in the topics here; it rises by 1 s per offset.
 EPOCH_MS = 1_700_000_000_000
+#: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
+QUICK = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 @pytest.fixture(scope="session")
@@ -22,7 +24,7 @@ def spark(tmp_path_factory):
 
     os.environ["LOGSTORE_SPARK_LOG"] = str(tmp_path_factory.mktemp("spark") / "spark.log")
     try:
-        session = session(app_name="tests", master="local[2]", config={"spark.driver.memory": "1g"})
+        session = session(app_name="tests", master="local[2]", config=QUICK)
     finally:
         del os.environ["LOGSTORE_SPARK_LOG"]
     yield session

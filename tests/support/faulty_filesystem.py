@@ -55,6 +55,7 @@ class FaultyFileSystem(FileSystem):
         self._names: dict[Path, dict[str, int]] = {}
         self._rules: list[_Rule] = []
         self._quota: int | None = None
+        self._ordered = False
         self.crashed = False
         self.calls: list[str] = []
         self.points: list[str] = []
@@ -63,15 +64,23 @@ class FaultyFileSystem(FileSystem):
 
     def fail(self, call: str, error: int = errno.EIO, *, nth: int = 1, written: int = 0, times: int = 1) -> None:
         """Let the ``nth`` next ``call`` raise, ``times`` in a row; a write first writes ``written`` bytes."""
+        self._ordered = True
         self._rules.append(_Rule(call, nth, error, written, times))
+
+    @property
+    def faulty(self) -> bool:
+        """Whether any order was given since the start or ``heal``."""
+        return self._ordered
 
     def heal(self) -> None:
         """Forget all orders; the disk has space."""
         self._rules.clear()
         self._quota = None
+        self._ordered = False
 
     def fill(self, free_bytes: int = 0) -> None:
         """Let the disk have this many bytes left: more is ENOSPC, and a write is cut short there."""
+        self._ordered = True
         self._quota = free_bytes
 
     def crash(self) -> None:

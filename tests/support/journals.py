@@ -15,7 +15,9 @@ from tests.support.manual_clock import ManualClock
 TOPIC = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 
 
-def data_frame(base_offset: int, payload: bytes = b"payload", *, partition: int = 0, count: int = 1, topic: UUID = TOPIC) -> Frame:
+def data_frame(
+    base_offset: int, payload: bytes = b"payload", *, partition: int = 0, count: int = 1, topic: UUID = TOPIC
+) -> Frame:
     header = FrameHeader(FrameType.DATA, FrameFlags(0), topic, partition, base_offset, count, 0, 1_000, 900)
     return Frame(header, payload)
 

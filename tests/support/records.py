@@ -55,15 +55,12 @@ def wire_rows(batch: pa.RecordBatch) -> list[Row]:
         batch.column("timestamp").cast(pa.int64()).to_pylist(),
         batch.column("key").to_pylist(),
         batch.column("value").to_pylist(),
-        batch.column("headers").to_pylist(),
+        [
+            None if headers is None else tuple((header["key"], header["value"]) for header in headers)
+            for headers in batch.column("headers").to_pylist()
+        ],
     )
-    return [
-        Row(timestamp, key, value, headers and tuple((header["key"], header["value"]) for header in headers))
-        for timestamp, key, value, headers in (
-            (timestamp, key, value, None if headers is None else tuple(headers))
-            for timestamp, key, value, headers in zip(*columns, strict=True)
-        )
-    ]
+    return [Row(*values) for values in zip(*columns, strict=True)]
 
 
 def arrow_stream(*batches: pa.RecordBatch, **options: object) -> bytes:

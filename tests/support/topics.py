@@ -1,6 +1,6 @@
 """Topic tables for tests: records, segments and rolls in a line each, and a hook at any point of a commit."""
 
-import datetime
+import datetime as dt
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,7 +55,7 @@ def log_batch(offsets: Sequence[int], *, timestamp_ms: int = TIMESTAMP_MS, value
 def expected_row(offset: int, partition: int = 0, timestamp_ms: int = TIMESTAMP_MS) -> dict[str, object]:
     """The row that a plain reader of the table must see for a record of ``log_batch``."""
     row = log_batch([offset], timestamp_ms=timestamp_ms).to_pylist()[0]
-    moment = datetime.datetime.fromtimestamp(0, datetime.UTC) + datetime.timedelta(milliseconds=timestamp_ms + offset)
+    moment = dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=timestamp_ms + offset)
     return {**row, "timestamp": moment, "partition": partition}
 
 

@@ -42,7 +42,9 @@ def test_what_is_appended_is_read_back_and_recovered(tmp_path):
 
     locations = asyncio.run(scenario())
     recovered = recovered_frames(tmp_path)
-    assert [(f.header, f.location) for f in recovered] == [(f.header, at) for f, at in zip(frames, locations, strict=True)]
+    assert [(f.header, f.location) for f in recovered] == [
+        (f.header, at) for f, at in zip(frames, locations, strict=True)
+    ]
     assert all(f.payload is None for f in recovered)
 
 
@@ -163,7 +165,9 @@ def test_an_append_larger_than_a_file_is_stored_in_one(tmp_path):
     assert offsets(recovered_frames(tmp_path)) == [0, 1]
 
 
-async def _fill(journal: Journal, first: int, count: int, partition: int = 0, topic: UUID = TOPIC) -> list[FrameLocation]:
+async def _fill(
+    journal: Journal, first: int, count: int, partition: int = 0, topic: UUID = TOPIC
+) -> list[FrameLocation]:
     return [
         (await journal.append([data_frame(i, bytes(700), partition=partition, topic=topic)]))[0]
         for i in range(first, first + count)

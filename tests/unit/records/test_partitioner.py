@@ -43,7 +43,9 @@ def test_kafkas_own_vectors(key, expected):
     assert murmur2(key) == expected
 
 
-@given(st.lists(st.none() | st.binary(max_size=40) | st.binary(min_size=100, max_size=140), max_size=60), st.integers(0, 9))
+@given(
+    st.lists(st.none() | st.binary(max_size=40) | st.binary(min_size=100, max_size=140), max_size=60), st.integers(0, 9)
+)
 @settings(deadline=None)
 def test_a_column_hashes_as_its_keys_do_one_by_one(keys, skip):
     column = pa.array(keys, pa.binary())[skip:]
@@ -81,5 +83,5 @@ def test_no_keys_go_to_the_sticky_partition():
 
 
 def test_a_named_partition_out_of_range_is_refused_with_its_record():
-    with pytest.raises(UnknownPartitionError, match="Record 1 .* names partition 3; the topic has 3"):
+    with pytest.raises(UnknownPartitionError, match=r"Record 1 .* names partition 3; the topic has 3"):
         choose_partitions(_records([None, None], [2, 3]), 3, sticky=0)

@@ -15,6 +15,7 @@ def test_a_payload_gives_back_the_batch_at_any_alignment(records, compression, s
     payload = encode_payload(wire_batch(records), compression).to_pybytes()
     batch = decode_payload(memoryview(bytes(shift) + payload)[shift:])
     assert batch.schema.equals(WIRE_SCHEMA)
+    assert all(buffer.address % 8 == 0 for column in batch.columns for buffer in column.buffers() if buffer)
     assert wire_rows(batch) == records
 
 
@@ -51,5 +52,7 @@ def test_offsets_rise_from_the_base_and_missing_timestamps_are_the_append_time()
 
 
 def test_log_append_time_replaces_every_timestamp():
-    batch = to_log_batch(wire_batch([Row(5, None, None, None), Row(None, None, None, None)]), 0, 77, log_append_time=True)
+    batch = to_log_batch(
+        wire_batch([Row(5, None, None, None), Row(None, None, None, None)]), 0, 77, log_append_time=True
+    )
     assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [77, 77]

@@ -23,9 +23,7 @@ def test_a_segment_says_what_it_holds(tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, 3, 100, 7) as writer:
         writer.write(log_batch(range(100, 150)))
         writer.write(log_batch([155, 170]))
-        segment = writer.finish(
-            180, leader_epochs=((5, 0), (7, 120)), producers=[{"id": 1}], idempotency_keys=[[1, 2]]
-        )
+        segment = writer.finish(180, leader_epochs=((5, 0), (7, 120)), producers=[{"id": 1}], idempotency_keys=[[1, 2]])
     assert (segment.partition, segment.base_offset, segment.end_offset, segment.leader_epoch) == (3, 100, 180, 7)
     assert (segment.num_records, segment.min_offset, segment.max_offset) == (52, 100, 170)
     assert segment.min_timestamp_us == (TIMESTAMP_MS + 100) * 1000
@@ -129,15 +127,17 @@ def test_offsets_that_do_not_rise_are_refused_and_nothing_stays(tmp_path: Path, 
 
 
 def test_offsets_rise_over_batches(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="must rise"), SegmentWriter(tmp_path, 0, 0, 0) as writer:
+    with SegmentWriter(tmp_path, 0, 0, 0) as writer:
         writer.write(log_batch(range(5)))
-        writer.write(log_batch(range(4, 8)))
+        with pytest.raises(ValueError, match="must rise"):
+            writer.write(log_batch(range(4, 8)))
 
 
 def test_an_end_below_the_last_offset_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="beyond its end"), SegmentWriter(tmp_path, 0, 0, 0) as writer:
+    with SegmentWriter(tmp_path, 0, 0, 0) as writer:
         writer.write(log_batch(range(5)))
-        writer.finish(4)
+        with pytest.raises(ValueError, match="beyond its end"):
+            writer.finish(4)
 
 
 def test_an_empty_segment_is_refused(tmp_path: Path) -> None:
@@ -159,19 +159,21 @@ def test_leaving_without_finish_leaves_no_file(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_no_file(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem()
-    with pytest.raises(OSError, match="No space"), SegmentWriter(tmp_path, 0, 0, 0, filesystem=filesystem) as writer:
+    with SegmentWriter(tmp_path, 0, 0, 0, filesystem=filesystem) as writer:
         writer.write(log_batch(range(1, 4), value_bytes=1000))
-        filesystem.fill(500)
-        writer.finish(4)
+        filesystem.fill(50)
+        with pytest.raises(OSError, match="No space"):
+            writer.finish(4)
     assert files(tmp_path) == []
 
 
 def test_a_failed_fsync_fails_the_segment(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem()
     filesystem.fail("fdatasync", errno.EIO)
-    with pytest.raises(OSError, match="Input/output"), SegmentWriter(tmp_path, 0, 0, 0, filesystem=filesystem) as w:
-        w.write(log_batch(range(3)))
-        w.finish(3)
+    with SegmentWriter(tmp_path, 0, 0, 0, filesystem=filesystem) as writer:
+        writer.write(log_batch(range(3)))
+        with pytest.raises(OSError, match="Input/output"):
+            writer.finish(3)
     assert files(tmp_path) == []
 
 

@@ -1,0 +1,71 @@
+"""A store's data directory seen from outside: its journals, its topics, and whether a store runs on it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import typer
+
+from logstore.errors import DataDirectoryError, LogStoreError
+
+
+def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
+    """The journals of ``--data``, or of a directory given by itself: a journal's own, or a data directory, too.
+
+    A usage error when both or none is given; DataDirectoryError when there is no journal.
+    """
+    if (directory is None) == (data is None):
+        raise typer.BadParameter("give either a journal's directory or --data")
+    given = directory or data
+    assert given is not None
+    found = sorted(given.glob("brokers/*/journal/*/"))
+    if found:
+        return found
+    if given == directory and given.is_dir():
+        return [given]
+    raise DataDirectoryError(f"There is no journal in {given}: name a store's data directory, or a journal's own.")
+
+
+def running_url(home: Path) -> str | None:
+    """Where the store that serves the broker directory ``home`` listens; None if it does not say."""
+    try:
+        url = msgspec.json.decode((home / "endpoint.json").read_bytes())["url"]
+    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+        return None
+    return str(url)
+
+
+@contextmanager
+def stopped_store(home: Path) -> Iterator[None]:
+    """Keeps stores from starting on the broker directory ``home``; DataDirectoryError if one runs."""
+    import filelock
+
+    try:
+        lock = filelock.FileLock(home / "lock", timeout=0)
+        lock.acquire()
+    except filelock.Timeout:
+        at = running_url(home)
+        raise DataDirectoryError(
+            f"A store is running on {home.parent.parent}{f' at {at}' if at else ''}: stop it first."
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def topic_names(data: Path) -> dict[str, str]:
+    """Topic id to name, of the tables below ``data`` that can be read."""
+    from logstore.delta.topic_table import TopicTable
+    from logstore.filesystem import FileSystem
+
+    names: dict[str, str] = {}
+    for path in sorted(data.glob("topics/*/_delta_log/")):
+        try:
+            table = TopicTable.open(path.parent, filesystem=FileSystem())
+            names[str(table.snapshot().topic_id)] = path.parent.name
+        except LogStoreError:
+            # Its frames then show with the id alone.
+            continue
+    return names

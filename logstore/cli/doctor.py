@@ -1,0 +1,210 @@
+"""``logstore doctor``: is everything there that a store and its readers need, and what to do where it is not."""
+
+import importlib.util
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from logstore.cli.command_group import FAILED
+from logstore.cli.data_directory import running_url, stopped_store
+from logstore.cli.options import JsonOption
+from logstore.cli.output import bytes_text, print_json, print_table
+
+EXAMPLES = """\b
+Examples:
+  logstore doctor
+  logstore doctor --data /srv/log --port 9092 --json
+"""
+PYTHON_MIN = (3, 11)
+JAVA_MIN = 17
+_JAVA_SECONDS_MAX = 20
+_DISK_BYTES_MIN = 1024**3
+
+
+class Status(StrEnum):
+    ok = "ok"
+    warn = "warn"
+    fail = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``advice`` is what to do; empty where nothing is."""
+
+    name: str
+    status: Status
+    found: str
+    advice: str = ""
+
+
+def doctor(
+    data: Annotated[
+        Path | None, typer.Option(help="Data directory. [default: as for serve]", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65_535, help="Port. [default: as for serve]", show_default=False)
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="Address. [default: as for serve]", show_default=False)] = None,
+    json: JsonOption = False,
+) -> None:
+    """Check this machine: Python, Java, Spark's jars, the port, the disk and the data directory.
+
+    'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
+    """
+    checks = list(run_checks(data, host, port))
+    if json:
+        print_json(checks)
+    else:
+        print_table(
+            ["check", "status", "found", "what to do"],
+            [(check.name, check.status.value, check.found, check.advice) for check in checks],
+        )
+    if any(check.status is Status.fail for check in checks):
+        raise typer.Exit(FAILED)
+
+
+def run_checks(data: Path | None, host: str | None, port: int | None) -> Iterator[Check]:
+    from logstore.errors import InvalidConfigError
+    from logstore.settings import load_settings
+
+    yield check_python()
+    yield check_java()
+    yield check_jars()
+    try:
+        settings = load_settings(data=data, host=host, port=port)
+    except InvalidConfigError as error:
+        yield Check("settings", Status.fail, error.message, "Correct conf/logstore.toml or the LOGSTORE_* variable.")
+        return
+    home = settings.data / "brokers" / str(settings.broker_id)
+    yield check_port(settings.host, settings.port, running_url(home))
+    yield check_data(settings.data, home)
+    yield check_journal(home)
+    yield check_disk(settings.data, settings.journal_max_bytes)
+
+
+def check_python() -> Check:
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < PYTHON_MIN:
+        return Check("Python", Status.fail, found, "Python 3.11 or newer is needed: sudo apt-get install python3.11")
+    return Check("Python", Status.ok, found)
+
+
+def check_java() -> Check:
+    """Only Spark needs it: where pyspark is not installed, its absence is no failure."""
+    bad = Status.fail if importlib.util.find_spec("pyspark") else Status.warn
+    install = "Spark needs Java 17 or newer, the store does not: sudo apt-get install openjdk-17-jre-headless"
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
+    if java is None:
+        return Check("Java", bad, "none", install)
+    try:
+        ran = subprocess.run(  # noqa: S603 (the java that Spark would run)
+            [java, "-version"], capture_output=True, text=True, timeout=_JAVA_SECONDS_MAX, check=True
+        )
+    except FileNotFoundError:
+        return Check("Java", bad, f"{java} is not there", f"Unset JAVA_HOME, or set it right. {install}")
+    except (OSError, subprocess.SubprocessError) as error:
+        return Check("Java", bad, f"{java} does not run: {error}", install)
+    # `openjdk version "17.0.15"`, `java version "1.8.0_412"`
+    version = re.search(r'version "(?:1\.)?(\d+)[^"]*"', ran.stderr + ran.stdout)
+    if version is None or int(version[1]) < JAVA_MIN:
+        return Check("Java", bad, version[0] if version else f"{java} of an unknown version", install)
+    return Check("Java", Status.ok, f"{version[0].removeprefix('version ').strip(chr(34))} ({java})")
+
+
+def check_jars() -> Check:
+    if not importlib.util.find_spec("pyspark"):
+        return Check(
+            "Spark", Status.warn, "pyspark is not installed", "To read with Spark: pip install 'logstore[spark]'"
+        )
+    from logstore.spark import jars
+    from logstore.spark.spark_conf import user_settings
+
+    found = jars.find(user_settings().get("spark.jars.ivy"))
+    if found is None:
+        return Check(
+            "Spark jars",
+            Status.warn,
+            "not fetched yet",
+            "The first session fetches them; now: python -m logstore.spark.jars",
+        )
+    return Check("Spark jars", Status.ok, f"Delta {jars.DELTA_VERSION} in {found[0].parent}")
+
+
+def check_port(host: str, port: int, running: str | None) -> Check:
+    name = f"port {port}"
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(1)
+    except OSError as error:
+        if running and running.endswith(f":{port}"):
+            return Check(name, Status.ok, f"in use by this store, at {running}")
+        return Check(
+            name, Status.fail, f"{host}: {error.strerror or error}", "Stop what uses it, or choose another: --port N"
+        )
+    return Check(name, Status.ok, f"free on {host}")
+
+
+def check_data(data: Path, home: Path) -> Check:
+    name = "data directory"
+    if not data.exists():
+        parent = next(parent for parent in data.resolve().parents if parent.exists())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            return Check(name, Status.fail, f"{data} cannot be made in {parent}", "Choose another: --data DIR")
+        return Check(name, Status.ok, f"{data} is not there yet: serve makes it")
+    if not data.is_dir():
+        return Check(name, Status.fail, f"{data} is not a directory", "Choose another: --data DIR")
+    if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
+        return Check(name, Status.fail, f"{data} is not writable by you", f"sudo chown -R $(id -u) {data}")
+    topics = sum(1 for _ in data.glob("topics/*/_delta_log/"))
+    held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
+    if not (home / "lock").exists():
+        return Check(name, Status.ok, f"{held}, no store runs on it")
+    from logstore.errors import DataDirectoryError
+
+    try:
+        with stopped_store(home):
+            return Check(name, Status.ok, f"{held}, no store runs on it")
+    except DataDirectoryError:
+        at = running_url(home)
+        return Check(name, Status.ok, f"{held}, a store runs on it{f' at {at}' if at else ''}")
+
+
+def check_journal(home: Path) -> Check:
+    """Sizes only: ``journal verify`` reads it."""
+    corrupt = sorted(home.glob("journal/*/*.corrupt*"))
+    size = sum(file.stat().st_size for file in home.glob("journal/*/*.log"))
+    if corrupt:
+        return Check(
+            "journal",
+            Status.warn,
+            f"{bytes_text(size)}; copies of an earlier repair: {corrupt[0]}",
+            "Delete when not needed.",
+        )
+    return Check("journal", Status.ok, bytes_text(size))
+
+
+def check_disk(data: Path, journal_max_bytes: int) -> Check:
+    existing = next(path for path in (data.resolve(), *data.resolve().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    found = f"{bytes_text(free)} free at {existing}"
+    if free < _DISK_BYTES_MIN:
+        return Check("disk", Status.fail, found, "Free some space, or choose another disk: --data DIR")
+    if free < journal_max_bytes:
+        return Check(
+            "disk", Status.warn, found, f"The journal may take {bytes_text(journal_max_bytes)} (journal.max.bytes)."
+        )
+    return Check("disk", Status.ok, found)

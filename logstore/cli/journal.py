@@ -1,0 +1,200 @@
+"""``logstore journal ...``: look at journals, and give up the damaged end of one."""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.cli.command_group import FAILED
+from logstore.cli.data_directory import journal_directories, stopped_store, topic_names
+from logstore.cli.options import JsonOption
+from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
+
+if TYPE_CHECKING:
+    from logstore.journal.inspect import DumpRow, RepairReport
+
+app = typer.Typer(no_args_is_help=True, help="Look at a store's journal; repair one.", rich_markup_mode=None)
+
+DirectoryArgument = Annotated[
+    Path | None, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>, or a data directory.")
+]
+DataOption = Annotated[Path | None, typer.Option("--data", help="A data directory: all of its journals.")]
+_DUMP_LINE = "{:>14} {:>10} {:8} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore journal dump --data data
+  logstore journal dump data/brokers/0/journal/0 --limit 100 --json
+"""
+)
+def dump(
+    directory: DirectoryArgument = None,
+    data: DataOption = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Print the frames, a line each, oldest first. Changes nothing; may be used while the store runs."""
+    from logstore.journal import inspect
+
+    remaining = limit
+    for journal in journal_directories(directory, data):
+        rows = _limited(inspect.dump(journal), remaining)
+        shown = _print_rows(rows) if json else _print_lines(rows, journal)
+        if remaining is not None:
+            remaining -= shown
+            if not remaining:
+                return
+
+
+def _limited(rows: "Iterable[DumpRow]", limit: int | None) -> "Iterable[DumpRow]":
+    for count, row in enumerate(rows, 1):
+        yield row
+        if count == limit:
+            return
+
+
+def _print_rows(rows: "Iterable[DumpRow]") -> int:
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007 (the number of rows)
+        print_json_line(row)
+    return count
+
+
+def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
+    # A data directory's topics lie beside its brokers.
+    names = topic_names(journal.parents[3]) if len(journal.resolve().parents) > 3 else {}
+    print(_DUMP_LINE.format("position", "bytes", "type", "topic", "partition", "offset", "records", "epoch", "notes"))
+    count = 0
+    for count, row in enumerate(rows, 1):  # noqa: B007 (the number of rows)
+        notes = [note for note, holds in (("relocated", row.relocated), ("append time", row.log_append_time)) if holds]
+        if row.snapshot is not None:
+            notes.append(f"sealed {row.snapshot.sealed_offset}")
+        topic = names.get(str(row.topic_id), str(row.topic_id))
+        print(
+            _DUMP_LINE.format(
+                row.position,
+                row.length,
+                row.type.lower(),
+                topic,
+                row.partition,
+                row.base_offset,
+                row.record_count,
+                row.leader_epoch,
+                ", ".join(notes),
+            ).rstrip()
+        )
+    return count
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore journal verify --data data && logstore serve --data data
+"""
+)
+def verify(directory: DirectoryArgument = None, data: DataOption = None, json: JsonOption = False) -> None:
+    """Read every byte and say what a start would say; exit code 1 if it would refuse. Changes nothing."""
+    from logstore.journal import inspect
+
+    reports = [(journal, inspect.verify(journal)) for journal in journal_directories(directory, data)]
+    if json:
+        print_json(
+            [
+                {
+                    "directory": str(journal),
+                    "files": report.files,
+                    "frames": report.frames,
+                    "bytes": report.bytes,
+                    "end_position": report.end_position,
+                    "tail_bytes": report.tail_bytes,
+                    "damage": report.damage and report.damage.message,
+                }
+                for journal, report in reports
+            ]
+        )
+    else:
+        print_table(
+            ["journal", "files", "frames", "bytes", "end position", "un-synced tail", "state"],
+            [
+                (
+                    journal,
+                    report.files,
+                    report.frames,
+                    bytes_text(report.bytes),
+                    report.end_position,
+                    bytes_text(report.tail_bytes),
+                    "damaged" if report.damage else "good",
+                )
+                for journal, report in reports
+            ],
+        )
+    for _, report in reports:
+        if report.damage:
+            typer.echo(f"logstore: {report.damage.message}", err=True)
+    if any(report.damage for _, report in reports):
+        raise typer.Exit(FAILED)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore journal verify data/brokers/0/journal/0
+  logstore journal repair data/brokers/0/journal/0
+"""
+)
+def repair(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """End a damaged journal before the damage, so that the store starts again. The store must be stopped.
+
+    Acknowledged records behind the damage that are not yet in Delta are given up; a copy of every byte that is taken
+    out stays beside the journal as *.corrupt. Restoring the damaged file from a copy is better, if there is one.
+    """
+    from logstore.journal import inspect
+
+    (journal,) = journal_directories(directory, None)[:1]
+    with stopped_store(journal.resolve().parent.parent):
+        damage = inspect.verify(journal).damage
+        if damage is None:
+            _repaired(json, journal, None)
+            return
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
+            typer.echo(damage.message, err=True)
+            if not typer.confirm("Give up everything from there on?", err=True):
+                typer.echo("Nothing was changed.", err=True)
+                raise typer.Exit(FAILED)
+        _repaired(json, journal, inspect.repair(journal))
+
+
+def _repaired(json: bool, journal: Path, report: "RepairReport | None") -> None:
+    if json:
+        print_json(
+            {
+                "directory": str(journal),
+                "repaired": report is not None,
+                "position": report and report.position,
+                "copies": [str(copy) for copy in report.copies] if report else [],
+                "lost": [asdict(lost) for lost in report.lost] if report else [],
+            }
+        )
+    elif report is None:
+        print(f"The journal {journal} is good: nothing was changed")
+    else:
+        print(f"The journal {journal} now ends at position {report.position}")
+        print(f"Kept: {', '.join(map(str, report.copies))}")
+        records = sum(lost.records for lost in report.lost)
+        print(f"Given up: {counted(records, 'readable record')}, and what is unreadable between them")
+        if report.lost:
+            print_table(
+                ["topic id", "partition", "first offset", "end offset", "records"],
+                [(x.topic_id, x.partition, x.first_offset, x.end_offset, x.records) for x in report.lost],
+            )

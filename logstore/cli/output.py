@@ -1,0 +1,64 @@
+"""What commands print: tables for people, JSON for programs, both on stdout."""
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+_NUMBER = re.compile(r"-?[0-9][0-9,.]*( ([KMGT]i)?B)?")
+
+
+def print_json(content: Any) -> None:
+    """One JSON document; dataclasses become objects."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n")
+
+
+def print_json_line(content: Any) -> None:
+    """One line of NDJSON: for output that comes bit by bit."""
+    sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+    """Numbers stand right, with separators of thousands. As wide as its content when stdout is no terminal."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[_text(cell) for cell in row] for row in rows]
+    numeric = [all(_is_number(row[index]) for row in cells) and bool(cells) for index in range(len(columns))]
+    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    for name, right in zip(columns, numeric, strict=True):
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        table.add_row(*(Text(cell) for cell in row))
+    # Text that is piped must not be folded at some assumed width.
+    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 10_000)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 record``, ``2,000 records``."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def bytes_text(size: float) -> str:
+    """``812 B``, ``3.4 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "B" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+def _text(cell: object) -> str:
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:,}" if isinstance(cell, int) else str(cell)
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None

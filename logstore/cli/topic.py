@@ -1,0 +1,273 @@
+"""``logstore topic ...``: administration of topics over HTTP."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.cli.options import CLIENT_ID, ConfigOption, JsonOption, UrlOption, parse_configs, store_url
+from logstore.cli.output import bytes_text, counted, print_json, print_table
+
+if TYPE_CHECKING:
+    from logstore.client.admin import Admin
+
+app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+
+
+@contextmanager
+def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
+    """An Admin that answers at once: a person is waiting."""
+    from logstore.client.admin import Admin
+
+    with Admin(store_url(ctx, url), client_id=CLIENT_ID, retry_timeout_s=0) as admin:
+        yield admin
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic create events
+  logstore topic create events --partitions 4 --config retention.ms=604800000
+  logstore topic create users -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2
+"""
+)
+def create(
+    ctx: typer.Context,
+    name: NameArgument,
+    partitions: Annotated[
+        int | None,
+        typer.Option("--partitions", "-p", help="Number of partitions. [default: the store's num.partitions]"),
+    ] = None,
+    config: ConfigOption = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic is there.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Create a topic: an empty Delta table."""
+    from logstore.errors import TopicExistsError
+
+    configs = parse_configs(config)
+    with admin_of(ctx, url) as admin:
+        created = True
+        try:
+            admin.create_topic(name, partitions=partitions, configs=configs)
+        except TopicExistsError:
+            if not if_not_exists:
+                raise
+            created = False
+        topic = admin.describe_topic(name)
+    if json:
+        print_json({"topic": name, "partitions": len(topic.partitions), "created": created, "location": topic.location})
+    else:
+        verb = "Created" if created else "There is"
+        print(f"{verb} topic {name} with {counted(len(topic.partitions), 'partition')} at {topic.location}")
+
+
+@app.command(
+    "list",
+    epilog="""\b
+Examples:
+  logstore topic list
+  logstore topic list --json | jq -r '.[].topic'
+""",
+)
+def list_topics(
+    ctx: typer.Context,
+    internal: Annotated[bool, typer.Option("--internal", help="The store's own topics, too.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """List the topics."""
+    with admin_of(ctx, url) as admin:
+        topics = [topic for topic in admin.topics() if internal or not topic.is_internal]
+    if json:
+        print_json(
+            [
+                {
+                    "topic": topic.topic_name,
+                    "partitions": topic.partitions_count,
+                    "replication_factor": topic.replication_factor,
+                    "is_internal": topic.is_internal,
+                }
+                for topic in topics
+            ]
+        )
+    elif topics:
+        print_table(["topic", "partitions"], [(topic.topic_name, topic.partitions_count) for topic in topics])
+    else:
+        typer.echo("No topics yet. Create one with: logstore topic create NAME", err=True)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic describe events
+  logstore topic describe events --json | jq '.topic.partitions[].high_watermark'
+"""
+)
+def describe(
+    ctx: typer.Context,
+    name: NameArgument,
+    all_configs: Annotated[bool, typer.Option("--all-configs", help="Configuration at its default, too.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Show offsets, sizes and configuration.
+
+    Per partition: start (log start offset), end (log end offset), high watermark (readers see what is below), sealed
+    (what is below is in Delta), segments (Parquet files), bytes (their size), unsealed (bytes still in the journal
+    only).
+    """
+    with admin_of(ctx, url) as admin:
+        topic = admin.describe_topic(name)
+        configs = admin.topic_configs(name)
+    if json:
+        print_json({"topic": topic, "config_entries": configs})
+        return
+    records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
+    print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, offsets span {counted(records, 'record')}")
+    print(f"Delta table: {topic.location}")
+    shown = [entry for entry in configs if all_configs or not entry.is_default]
+    if shown:
+        print(f"Configuration: {', '.join(f'{entry.name}={entry.value}' for entry in shown)}")
+    print()
+    print_table(
+        ["partition", "start", "end", "high watermark", "sealed", "segments", "bytes", "unsealed"],
+        [
+            (
+                found.partition,
+                found.log_start_offset,
+                found.log_end_offset,
+                found.high_watermark,
+                found.sealed_offset,
+                found.segments,
+                bytes_text(found.size_bytes),
+                bytes_text(found.unsealed_bytes),
+            )
+            for found in topic.partitions
+        ],
+    )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic alter events --config segment.ms=5000
+  logstore topic alter events --delete-config segment.ms --partitions 8
+"""
+)
+def alter(
+    ctx: typer.Context,
+    name: NameArgument,
+    config: ConfigOption = None,
+    delete_config: Annotated[
+        list[str] | None,
+        typer.Option("--delete-config", "-d", metavar="KEY", help="Back to the default; may be repeated."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", help="Grow to this many; keys then hash anew.")
+    ] = None,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Change configuration, or add partitions (they are never removed). Takes effect at once."""
+    configs: dict[str, str | None] = {**parse_configs(config)}
+    for key in delete_config or ():
+        if key in configs:
+            raise typer.BadParameter(f"{key} is both set and deleted", param_hint="--delete-config")
+        configs[key] = None
+    if not configs and partitions is None:
+        raise typer.BadParameter("nothing to change: give --config, --delete-config or --partitions")
+    with admin_of(ctx, url) as admin:
+        if configs:
+            admin.alter_configs(name, configs)
+        if partitions is not None:
+            admin.add_partitions(name, partitions)
+        topic = admin.describe_topic(name)
+        entries = [entry for entry in admin.topic_configs(name) if entry.name in configs]
+    if json:
+        print_json({"topic": name, "partitions": len(topic.partitions), "config_entries": entries})
+    else:
+        changes = [f"{entry.name}={entry.value}" for entry in entries]
+        changes += [] if partitions is None else [counted(len(topic.partitions), "partition")]
+        print(f"Altered topic {name}: {', '.join(changes)}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic delete events
+  logstore topic delete events --yes
+"""
+)
+def delete(
+    ctx: typer.Context,
+    name: NameArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Delete a topic and its data. Asks first; without a terminal it wants --yes."""
+    with admin_of(ctx, url) as admin:
+        topic = admin.describe_topic(name)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
+            records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
+            if not typer.confirm(f"Delete topic {name} and its {counted(records, 'record')}?", err=True):
+                typer.echo("Nothing was deleted.", err=True)
+                raise typer.Exit(1)
+        admin.delete_topic(name)
+    if json:
+        print_json({"topic": name, "deleted": True})
+    else:
+        print(f"Deleted topic {name}")
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic roll events        then any Delta reader sees all of it
+"""
+)
+def roll(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
+    """Put all acknowledged records into the Delta table now."""
+    with admin_of(ctx, url) as admin:
+        rolled = admin.roll(name)
+    if json:
+        print_json({"topic": name, "version": rolled.version, "sealed_offsets": rolled.sealed_offsets})
+    else:
+        print(f"Rolled topic {name}: Delta version {rolled.version}")
+        print_table(
+            ["partition", "sealed"], [(entry.partition, entry.sealed_offset) for entry in rolled.sealed_offsets]
+        )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore topic delete-records events --partition 0 --before-offset 1000
+  logstore topic delete-records events --partition 0 --before-offset -1     all that is there
+"""
+)
+def delete_records(
+    ctx: typer.Context,
+    name: NameArgument,
+    partition: Annotated[int, typer.Option("--partition", min=0, help="The partition.")],
+    before_offset: Annotated[
+        int, typer.Option("--before-offset", min=-1, help="The new log start offset; -1: the high watermark.")
+    ],
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Move a partition's log start forward: readers no longer see what is before it."""
+    with admin_of(ctx, url) as admin:
+        log_start_offset = admin.delete_records(name, partition, before_offset)
+    if json:
+        print_json({"topic": name, "partition": partition, "log_start_offset": log_start_offset})
+    else:
+        print(f"Partition {partition} of topic {name} now starts at offset {log_start_offset}")

@@ -1,0 +1,102 @@
+import pytest
+from deltalake import DeltaTable
+
+from ingest_api.schemas import Partition, Rolled, Topic
+from tests.api.api_client import assert_error
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_topics_are_listed_by_name(api):
+    assert (await api.get("/topics")).json() == []
+    for name in ("b", "a.x", "A-1"):
+        await api.create_topic(name)
+    answer = await api.get("/topics")
+    assert answer.json() == ["A-1", "a.x", "b"]
+    assert answer.headers["Content-Type"] == "application/vnd.kafka.v2+json"
+
+
+async def test_a_topic_tells_its_configuration_location_and_partitions(api):
+    await api.create_topic("t", partitions=2, retention_ms="1000")
+    await api.produce("t", [1, 2, 3], partition=1)
+    body = (await api.get("/topics/t")).json()
+    Topic.model_validate(body, strict=True)
+    assert body["name"] == "t"
+    assert body["is_internal"] is False
+    assert body["configs"]["retention.ms"] == "1000"
+    assert body["configs"]["cleanup.policy"] == "delete"
+    first, second = body["partitions"]
+    assert first["replicas"] == [{"broker": 0, "leader": True, "in_sync": True}]
+    assert (first["partition"], first["leader"], first["high_watermark"]) == (0, 0, 0)
+    assert (second["high_watermark"], second["log_end_offset"], second["sealed_offset"]) == (3, 3, 0)
+    assert second["unsealed_bytes"] > 0
+    table = DeltaTable(body["location"])
+    assert str(table.metadata().id) == body["topic_id"]
+
+
+async def test_partitions_alone_are_those_of_the_topic(api):
+    await api.create_topic("t", partitions=3)
+    whole = (await api.get("/topics/t")).json()["partitions"]
+    assert (await api.get("/topics/t/partitions")).json() == whole
+    for partition in range(3):
+        one = (await api.get(f"/topics/t/partitions/{partition}")).json()
+        Partition.model_validate(one, strict=True)
+        assert one == whole[partition]
+    assert_error(await api.get("/topics/t/partitions/3"), 404, 40402)
+
+
+@pytest.mark.parametrize("body", [b"", b"{}"])
+async def test_roll_answers_the_version_that_holds_the_sealed_offsets(api, body):
+    await api.create_topic("t", partitions=2)
+    await api.produce("t", [1, 2, 3], partition=1)
+    headers = {"Content-Type": "application/json"} if body else {}
+    answer = await api.post("/topics/t/roll", content=body, headers=headers)
+    Rolled.model_validate_json(answer.content, strict=True)
+    rolled = answer.json()
+    assert {"partition": 1, "sealed_offset": 3} in rolled["sealed_offsets"]
+    described = (await api.get("/topics/t")).json()
+    assert described["partitions"][1]["sealed_offset"] == 3
+    assert described["partitions"][1]["segments"] == 1
+    assert described["partitions"][1]["size_bytes"] > 0
+    assert described["partitions"][1]["unsealed_bytes"] == 0
+    table = DeltaTable(described["location"], version=rolled["version"])
+    assert table.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist() == [0, 1, 2]
+
+
+async def test_rolling_nothing_is_no_new_version(api):
+    await api.create_topic("t")
+    await api.produce("t", [1])
+    first = (await api.post("/topics/t/roll")).json()
+    assert (await api.post("/topics/t/roll")).json()["version"] == first["version"]
+
+
+async def test_names_may_be_percent_encoded(api):
+    await api.create_topic("a.b-c_d")
+    assert (await api.get("/topics/a%2Eb%2Dc%5Fd")).json()["name"] == "a.b-c_d"
+    answer = await api.post("/topics/%61.b-c_d/partitions/%30", json={"records": [{"value": 1}]})
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "a%2Fb",
+        "..%2f..%2fetc",
+        "%00",
+        "%zz",
+        "%ff",
+        "t%0a",
+        "t%20",
+        "T",
+        "\uff54",
+        "x" * 249,
+        "x" * 250,
+        "x" * 10_000,
+        "%2E",
+        "*",
+    ],
+)
+async def test_strange_names_are_not_found(api, path):
+    await api.create_topic("t")
+    for answer in (await api.get(f"/topics/{path}"), await api.post(f"/topics/{path}", json={"records": [{}]})):
+        assert_error(answer, range(404, 406))

@@ -1,0 +1,66 @@
+"""One real store for the tests of the command line, and the command line itself."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from logstore.cli.app import app
+from tests.support.server_process import ROOT, ServerProcess
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as server:
+        yield server
+
+
+@pytest.fixture
+def run(server: ServerProcess) -> Run:
+    """``run("topic", "list")``: the command in this process, for the store; it must exit with ``code``."""
+
+    def run(*arguments: object, input: str | bytes | None = None, code: int = 0) -> Result:
+        runner = CliRunner(env={"LOGSTORE_URL": server.url})
+        result = runner.invoke(app, [str(argument) for argument in arguments], input=input, prog_name="logstore")
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return run
+
+
+@pytest.fixture
+def run_json(run: Run) -> Callable[..., Any]:
+    """``run`` with --json: what it printed, decoded."""
+
+    def run_json(*arguments: object, **options: Any) -> Any:
+        return json.loads(run(*arguments, "--json", **options).stdout)
+
+    return run_json
+
+
+@pytest.fixture
+def topic(run: Run) -> str:
+    """A new topic with two partitions."""
+    name = f"t-{uuid4().hex[:12]}"
+    run("topic", "create", name, "--partitions", 2)
+    return name
+
+
+@pytest.fixture
+def start(server: ServerProcess) -> Callable[..., subprocess.Popen[bytes]]:
+    """The command as a process of its own."""
+
+    def start(*arguments: object, **options: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "logstore.cli", "--url", server.url, *map(str, arguments)]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(command, cwd=ROOT, **{**pipes, **options})
+
+    return start

@@ -1,0 +1,76 @@
+import json
+import socket
+
+import pytest
+from typer.testing import CliRunner
+
+from logstore.cli.app import app
+from logstore.cli.doctor import Status, check_java, check_port
+
+
+def checks(*arguments: object, code: int = 0) -> dict[str, dict[str, str]]:
+    result = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])
+    assert result.exit_code == code, result.output
+    return {check["name"]: check for check in json.loads(result.stdout)}
+
+
+def test_a_machine_that_is_ready(tmp_path):
+    found = checks("--data", tmp_path / "data", "--port", 0)
+    assert found["Python"]["status"] == "ok"
+    assert "is not there yet" in found["data directory"]["found"]
+    assert not (tmp_path / "data").exists()
+    table = CliRunner().invoke(app, ["doctor", "--data", str(tmp_path / "data"), "--port", "0"])
+    assert table.stdout.splitlines()[0].split()[:2] == ["check", "status"]
+
+
+def test_a_store_that_runs_is_no_failure(server):
+    port = server.url.rpartition(":")[2]
+    found = checks("--data", server.data, "--port", port)
+    assert found[f"port {port}"]["found"] == f"in use by this store, at {server.url}"
+    assert f"a store runs on it at {server.url}" in found["data directory"]["found"]
+
+
+def test_a_port_that_somebody_else_has_fails(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = checks("--data", tmp_path, "--port", port, code=1)[f"port {port}"]
+    assert found["status"] == "fail"
+    assert "--port" in found["advice"]
+
+
+def test_an_address_that_is_not_this_machines_fails():
+    assert check_port("192.0.2.1", 0, None).status is Status.fail
+
+
+def test_a_data_directory_that_is_a_file_fails(tmp_path):
+    (tmp_path / "data").write_text("")
+    assert checks("--data", tmp_path / "data", "--port", 0, code=1)["data directory"]["status"] == "fail"
+
+
+def test_settings_that_do_not_fit_fail(tmp_path):
+    runner = CliRunner(env={"LOGSTORE_SEGMENT_BYTES": "1", "LOGSTORE_JOURNAL_MAX_BYTES": "plenty"})
+    result = runner.invoke(app, ["doctor", "--data", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "journal.max.bytes" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("echo 'openjdk version \"17.0.15\" 2025-04-15' >&2", Status.ok),
+        ("echo 'openjdk version \"21\" 2023-09-19' >&2", Status.ok),
+        ("echo 'java version \"1.8.0_412\"' >&2", Status.fail),
+        ("exit 1", Status.fail),
+        (None, Status.fail),
+    ],
+)
+def test_java_versions(tmp_path, monkeypatch, script, status):
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    if script is not None:
+        java.write_text(f"#!/bin/sh\n{script}\n")
+        java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    check = check_java()
+    assert check.status is status
+    assert bool(check.advice) == (status is not Status.ok)

@@ -1,0 +1,94 @@
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from logstore.journal.frame import HEADER_BYTES
+from tests.support.server_process import ServerProcess
+
+
+def journal_of(server: ServerProcess) -> Path:
+    return server.data / "brokers" / "0" / "journal" / "0"
+
+
+@pytest.fixture
+def own_server(tmp_path, run):
+    """A store of the test's own, with one topic, to be stopped hard and damaged."""
+    with ServerProcess(tmp_path / "data") as server:
+        run("topic", "create", "t", "--url", server.url)
+        yield server
+
+
+def test_dump_shows_the_frames_of_a_running_store(run, server, topic):
+    run("produce", topic, "--partition", 1, input="a\nb\n")
+    rows = [json.loads(line) for line in run("journal", "dump", "--data", server.data, "--json").stdout.splitlines()]
+    topic_id = json.loads(run("topic", "describe", topic, "--json").stdout)["topic"]["topic_id"]
+    found = [row for row in rows if row["topic_id"] == topic_id and row["type"] == "DATA"]
+    assert [(row["partition"], row["base_offset"], row["record_count"]) for row in found] == [(1, 0, 2)]
+    assert all(later["position"] > earlier["position"] for earlier, later in itertools.pairwise(rows))
+
+    lines = run("journal", "dump", journal_of(server)).stdout.splitlines()
+    assert lines[0].split()[:3] == ["position", "bytes", "type"]
+    assert any(f" data     {topic} " in line for line in lines)
+    assert len(run("journal", "dump", journal_of(server), "--limit", 1).stdout.splitlines()) == 2
+
+
+def test_verify_and_repair_of_a_journal_whose_middle_was_damaged(run, run_json, own_server):
+    url, data, journal = own_server.url, own_server.data, journal_of(own_server)
+    for number in range(5):
+        run("produce", "t", "--url", url, input=f"record {number}\n")
+    assert "A store is running" in run("journal", "repair", journal, "--yes", code=1).stderr
+    own_server.kill()
+    assert run_json("journal", "verify", "--data", data)[0]["damage"] is None
+    assert run_json("journal", "repair", journal, "--yes")["repaired"] is False
+
+    rows = [json.loads(line) for line in run("journal", "dump", journal, "--json").stdout.splitlines()]
+    third = [row for row in rows if row["type"] == "DATA"][2]
+    file = journal / third["file"]
+    content = bytearray(file.read_bytes())
+    at = content.find(b"record 2")
+    assert at > HEADER_BYTES
+    content[at] ^= 0xFF
+    file.write_bytes(content)
+
+    (report,) = run_json("journal", "verify", journal, code=1)
+    assert "logstore journal repair" in report["damage"]
+    assert "damaged" in run("journal", "verify", "--data", data, code=1).stdout
+    assert run("journal", "dump", journal, code=1).stderr.startswith("logstore: journal file ")
+    assert "--yes" in run("journal", "repair", journal, code=2).stderr
+
+    repaired = run_json("journal", "repair", journal, "--yes")
+    assert repaired["repaired"] is True
+    assert repaired["position"] == third["position"]
+    assert [(lost["first_offset"], lost["records"]) for lost in repaired["lost"]] == [(3, 2)]
+    assert all(Path(copy).exists() for copy in repaired["copies"])
+    own_server.start()
+    assert run("consume", "t", "--url", own_server.url).stdout == "record 0\nrecord 1\n"
+
+
+def test_a_directory_without_a_journal(run, tmp_path):
+    assert "There is no journal in" in run("journal", "dump", "--data", tmp_path, code=1).stderr
+    assert "nowhere" in run("journal", "verify", tmp_path / "nowhere", code=1).stderr
+
+
+def test_segment_dump(run, run_json, server, topic):
+    run("produce", topic, "--partition", 0, "--key-field", "k", input='{"k":1}\n{"k":2}\n{"k":3}\n')
+    run("topic", "roll", topic)
+    (file,) = (server.data / "topics" / topic / "partition=0").glob("*.parquet")
+    dumped = run_json("segment", "dump", file, "--records", 2)
+    footer = dumped["footer"]
+    assert (footer["partition"], footer["base_offset"], footer["end_offset"]) == (0, 0, 3)
+    assert [(group["first_offset"], group["last_offset"]) for group in dumped["row_groups"]] == [(0, 2)]
+    assert [(record["offset"], record["key"]) for record in dumped["records"]] == [(0, "MQ=="), (1, "Mg==")]
+
+    shown = run("segment", "dump", file, "-n", 10).stdout
+    assert "offsets 0 to 3 (exclusive), 3 records" in shown
+    assert '{"k":3}' in shown
+
+
+def test_segment_dump_of_something_else_is_one_line(run, tmp_path):
+    other = tmp_path / "other.parquet"
+    other.write_bytes(b"PAR1 no, it is not")
+    assert "other.parquet" in run("segment", "dump", other, code=1).stderr
+    assert "There is no file" in run("segment", "dump", tmp_path / "none", code=1).stderr

@@ -1,0 +1,183 @@
+"""Two committers stepped phase by phase (rules R4 and R6).
+
+Whatever one does between two phases of the other, no range is in twice, none is missing, nobody's change is lost.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import CommitRefusedError, FencedLeaderEpochError
+from tests.support.topics import (
+    HookedFileSystem,
+    create_topic,
+    offsets_in_table,
+    roll,
+    roll_part,
+    write_segment,
+)
+
+PHASES = ["delta.opened", "delta.checked"]
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[TopicTable, TopicTable, HookedFileSystem]:
+    """The stepped committer, its rival, and the hooks of the first. Partition 0 and 1 hold [0, 10)."""
+    create_topic(tmp_path, partitions=2)
+    filesystem = HookedFileSystem()
+    stepped = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    rival = TopicTable.open(stepped.path)
+    for partition in (0, 1):
+        roll(rival, partition, 0, 10)
+    return stepped, rival, filesystem
+
+
+Pair = tuple[TopicTable, TopicTable, HookedFileSystem]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_roll_against_roll_of_the_same_range(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: roll(rival, 0, 10, 20))
+    result = stepped.commit_roll([roll_part(stepped, 0, 10, 20)])
+    assert isinstance(result.refused[0], CommitRefusedError)
+    assert offsets_in_table(stepped) == list(range(20))
+    assert stepped.snapshot().partitions[0].sealed == 20
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_roll_against_roll_of_another_partition(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: roll(rival, 1, 10, 20))
+    part = roll(stepped, 0, 10, 20)
+    assert offsets_in_table(stepped, 0) == offsets_in_table(stepped, 1) == list(range(20))
+    assert [f.path for f in stepped.snapshot().segments(0)][1:] == [part.segments[0].path]
+    assert hooks.points.count("delta.opened") == 2
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_rest_of_a_roll_goes_on_with_the_same_files(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: roll(rival, 0, 10, 15))
+    parts = [roll_part(stepped, p, 10, 20) for p in (0, 1)]
+    result = stepped.commit_roll(parts)
+    assert (result.committed, list(result.refused)) == ((1,), [0])
+    assert [f.path for f in stepped.snapshot().segments(1)][1:] == [parts[1].segments[0].path]
+    assert offsets_in_table(stepped, 0) == list(range(15))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_zombie_against_the_new_leader(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: roll(rival, 0, 10, 12, epoch=2))
+    result = stepped.commit_roll([roll_part(stepped, 0, 10, 20, epoch=1)])
+    assert isinstance(result.refused[0], FencedLeaderEpochError)
+    assert offsets_in_table(stepped) == list(range(12))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_leader_that_commits_its_epoch_first_fences_the_zombie(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: rival.advance_log_start({0: 1}, {0: 2}))
+    result = stepped.commit_roll([roll_part(stepped, 0, 10, 20, epoch=1)])
+    assert isinstance(result.refused[0], FencedLeaderEpochError)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_roll_against_compaction(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    (old,) = rival.snapshot().segments(0)
+    compacted = write_segment(rival, 0, 0, 10, step=2)
+    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [compacted], data_change=False))
+    roll(stepped, 0, 10, 20)
+    assert offsets_in_table(stepped) == [*range(0, 10, 2), *range(10, 20)]
+    state = stepped.snapshot().partitions[0]
+    assert (state.sealed, state.rewrite) == (20, 1)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_compaction_against_roll_does_not_starve(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    (old,) = stepped.snapshot().segments(0)
+    hooks.at(phase, *(lambda n=n: roll(rival, 1, n, n + 10) for n in range(10, 60, 10)))  # type: ignore[misc]
+    stepped.commit_rewrite(0, [old.path], [write_segment(stepped, 0, 0, 10, step=2)], data_change=False)
+    assert offsets_in_table(stepped, 0) == list(range(0, 10, 2))
+    assert offsets_in_table(stepped, 1) == list(range(60))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_compaction_against_retention_of_the_same_file(pair: Pair, phase: str) -> None:
+    """Delta-rs would let both in: what retention removed would come back."""
+    stepped, rival, hooks = pair
+    (old,) = stepped.snapshot().segments(0)
+    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [], data_change=True, log_start=10))
+    with pytest.raises(CommitRefusedError, match="not active"):
+        stepped.commit_rewrite(0, [old.path], [write_segment(stepped, 0, 0, 10)], data_change=False)
+    assert offsets_in_table(stepped) == []
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_compaction_against_compaction(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    (old,) = stepped.snapshot().segments(0)
+    one, two = (write_segment(stepped, 0, 0, 10) for _ in range(2))
+    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [one], data_change=False))
+    with pytest.raises(CommitRefusedError, match="not active"):
+        stepped.commit_rewrite(0, [old.path], [two], data_change=False)
+    assert offsets_in_table(stepped) == list(range(10))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda t: t.alter_config({"b": "2"}),
+        lambda t: t.add_partitions(3),
+        lambda t: t.advance_log_start({0: 5}, {0: 0}),
+        lambda t: DeltaTable(str(t.path)).alter.set_table_properties({"user.note": "1"}, raise_if_not_exists=False),
+        lambda t: DeltaTable(str(t.path)).create_checkpoint(),
+    ],
+    ids=["alter", "add-partitions", "log-start", "foreign-alter", "checkpoint"],
+)
+def test_administration_against_roll_and_alter(pair: Pair, phase: str, change: Callable[[TopicTable], object]) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: change(rival))
+    roll(stepped, 0, 10, 20)
+    hooks.at(phase, lambda: roll(rival, 0, 20, 30))
+    stepped.alter_config({"a": "1"})
+    assert stepped.snapshot().config_overrides["a"] == "1"
+    assert offsets_in_table(stepped) == list(range(30))
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_two_changes_of_configuration_keep_both(pair: Pair, phase: str) -> None:
+    """An ALTER writes the whole metadata: on an old handle it would undo the other."""
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: rival.alter_config({"b": "2"}))
+    stepped.alter_config({"a": "1"})
+    assert stepped.snapshot().config_overrides == {"a": "1", "b": "2"}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_adding_partitions_twice_forgets_none(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+
+    def grow_and_roll() -> None:
+        rival.add_partitions(4)
+        roll(rival, 3, 0, 10)
+
+    hooks.at(phase, grow_and_roll)
+    stepped.add_partitions(6)
+    assert [s.sealed for s in stepped.snapshot().partitions.values()] == [10, 10, 0, 10, 0, 0]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_log_start_never_falls_behind_a_rival(pair: Pair, phase: str) -> None:
+    stepped, rival, hooks = pair
+    hooks.at(phase, lambda: rival.advance_log_start({0: 8}, {0: 0}))
+    with pytest.raises(CommitRefusedError, match="cannot become 5"):
+        stepped.advance_log_start({0: 5}, {0: 0})
+    assert stepped.snapshot().partitions[0].log_start == 8

@@ -1,0 +1,27 @@
+"""The notebook of the documentation runs from top to bottom against a real store, from a directory of its own."""
+
+import os
+
+import nbformat
+from nbclient import NotebookClient
+
+from tests.support.server_process import ROOT, ServerProcess
+
+
+def test_the_quickstart_notebook_runs(tmp_path, monkeypatch):
+    notebook = nbformat.read(ROOT / "docs" / "notebooks" / "quickstart.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells), "keep the notebook without outputs"
+    with ServerProcess(tmp_path / "data") as server:
+        monkeypatch.setenv("LOGSTORE_URL", server.url)
+        monkeypatch.setenv("LOGSTORE_SPARK_LOG", str(tmp_path / "spark.log"))
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+        (tmp_path / "elsewhere").mkdir()
+        client = NotebookClient(
+            notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path / "elsewhere")}}
+        )
+        client.execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert "|Berlin|     300|" in printed
+    assert "|0        |10    |" in printed
+    assert not list((tmp_path / "elsewhere").iterdir()), "a session leaves nothing in the working directory"

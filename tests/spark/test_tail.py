@@ -1,0 +1,239 @@
+"""History and live tail of a real store, read by Spark: every record once, whatever the store does meanwhile."""
+
+import base64
+import random
+import socket
+import threading
+
+import httpx
+import pytest
+from pyspark.sql import functions as F
+
+from logstore.errors import (
+    DataDirectoryError,
+    OffsetOutOfRangeError,
+    StoreUnreachableError,
+    UnknownTopicError,
+)
+from logstore.spark import read_offsets, tail_reader
+from tests.spark.conftest import EPOCH_MS, files_opened, offsets
+from tests.support.produce_load import ProduceLoad
+from tests.support.server_process import ServerProcess
+
+BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Store:
+    """What tests ask of a running store, over HTTP."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.http = httpx.Client(timeout=30)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def post(self, path: str, **body) -> dict:
+        answer = self.http.post(self.url + path, headers=body.pop("headers", None), json=body)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else {}
+
+    def clusters(self) -> str:
+        cluster = self.http.get(f"{self.url}/v3/clusters").json()["data"][0]["cluster_id"]
+        return f"/v3/clusters/{cluster}/topics"
+
+    def create(self, topic: str, partitions: int = 1) -> str:
+        self.post(self.clusters(), topic_name=topic, partitions_count=partitions)
+        return topic
+
+    def delete(self, topic: str) -> None:
+        assert self.http.delete(f"{self.url}{self.clusters()}/{topic}").is_success
+
+    def produce(self, topic: str, partition: int, start: int, end: int) -> None:
+        """Records whose value is the offset that they are to get; headers, null keys and tombstones among them."""
+
+        def record(n: int) -> dict:
+            return {
+                "key": None if n % 7 == 0 else _base64(f"k{n}"),
+                "value": None if n % 11 == 0 else _base64(str(n)),
+                "timestamp": EPOCH_MS + n,
+                **(
+                    {"headers": [{"key": "h", "value": _base64(str(n))}, {"key": "n", "value": None}]}
+                    if n % 5 == 0
+                    else {}
+                ),
+            }
+
+        path = f"/topics/{topic}/partitions/{partition}"
+        rows = self.post(path, headers=BINARY, records=[record(n) for n in range(start, end)])["offsets"]
+        assert [row["offset"] for row in rows] == list(range(start, end))
+
+    def roll(self, topic: str) -> None:
+        self.post(f"/topics/{topic}/roll")
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    with ServerProcess(tmp_path_factory.mktemp("store") / "data", port=free_port()) as server:
+        store = Store(server)
+        yield store
+        store.http.close()
+
+
+def rows_of(frame):
+    rows = frame.selectExpr("partition", "offset", "unix_micros(timestamp) us", "key", "value", "headers").collect()
+    return sorted(
+        (
+            r.partition,
+            r.offset,
+            r.us,
+            r.key and bytes(r.key),
+            r.value and bytes(r.value),
+            r.headers and [(h.key, h.value and bytes(h.value)) for h in r.headers],
+        )
+        for r in rows
+    )
+
+
+def expected(partition, start, end):
+    return [
+        (
+            partition,
+            n,
+            (EPOCH_MS + n) * 1000,
+            None if n % 7 == 0 else f"k{n}".encode(),
+            None if n % 11 == 0 else str(n).encode(),
+            [("h", str(n).encode()), ("n", None)] if n % 5 == 0 else None,
+        )
+        for n in range(start, end)
+    ]
+
+
+def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts(spark, store):
+    topic = store.create("joined", 3)
+    store.produce(topic, 0, 0, 60)
+    store.produce(topic, 1, 0, 30)
+    store.roll(topic)
+    store.produce(topic, 0, 60, 100)
+    store.produce(topic, 2, 0, 20)
+    frame = read_offsets(spark, topic, bootstrap=store.url.removeprefix("http://"))
+    all_of_it = expected(0, 0, 100) + expected(1, 0, 30) + expected(2, 0, 20)
+    assert rows_of(frame) == all_of_it
+    assert {r.topic for r in frame.select("topic").distinct().collect()} == {topic}
+    part = read_offsets(
+        spark, topic, {0: 50, 1: "latest", 2: 5}, {0: 70, 1: -1, 2: 6}, bootstrap=f"127.0.0.1:{free_port()},{store.url}"
+    )
+    assert rows_of(part) == expected(0, 50, 70) + expected(2, 5, 6)
+    assert files_opened(part) == 1
+    # The border between history and tail stays where it was, although the tail is history now.
+    store.roll(topic)
+    store.produce(topic, 1, 30, 40)
+    assert rows_of(frame) == all_of_it
+    store.server.stop()
+    store.server.start()
+    assert rows_of(frame) == all_of_it
+    assert offsets(read_offsets(spark, topic, bootstrap=store.url), 1) == list(range(40))
+
+
+def test_a_tail_of_many_answers_comes_whole(spark, store, monkeypatch):
+    topic = store.create("bounded")
+    store.produce(topic, 0, 0, 2000)
+    monkeypatch.setattr(tail_reader, "FETCH_BYTES", 4096)
+    assert rows_of(read_offsets(spark, topic, {0: 7}, {0: 1990}, bootstrap=store.url)) == expected(0, 7, 1990)
+
+
+def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
+    topic = store.create("loaded", 3)
+    stop = threading.Event()
+
+    def roll_often():
+        with httpx.Client(timeout=30) as http:
+            while not stop.wait(random.uniform(0, 0.4)):
+                assert http.post(f"{store.url}/topics/{topic}/roll").status_code == 200
+
+    roller = threading.Thread(target=roll_often)
+    frames = []
+    with ProduceLoad(store.url, topic, producers=2, partitions=3) as load:
+        roller.start()
+        try:
+            for _ in range(5):
+                load.wait_for_acknowledged(100)
+                acknowledged = load.history.acknowledged_records
+                frame = read_offsets(spark, topic, bootstrap=store.url)
+                seen = check_dense(frame)
+                assert sum(seen.values()) >= acknowledged
+                frames.append((frame, seen))
+        finally:
+            stop.set()
+            roller.join(60)
+    for frame, seen in frames[::2]:
+        assert check_dense(frame) == seen, "a frame changed between two evaluations"
+    final = (
+        read_offsets(spark, topic, bootstrap=store.url).selectExpr("partition", "offset", "string(value) v").collect()
+    )
+    by_partition = {p: sorted((r.offset, r.v.strip('"')) for r in final if r.partition == p) for p in range(3)}
+    load.history.check(by_partition)
+
+
+def check_dense(frame) -> dict[int, int]:
+    """Per partition the number of records, which are all offsets from 0, each once."""
+    rows = frame.groupBy("partition").agg(
+        F.max("offset").alias("last"), F.count("offset").alias("records"), F.count_distinct("offset").alias("distinct")
+    )
+    counts = {}
+    for row in rows.collect():
+        assert row.last + 1 == row.records == row.distinct, row
+        counts[row.partition] = row.records
+    return counts
+
+
+def test_when_the_log_start_overtakes_a_tail_the_reader_is_told(spark, store):
+    topic = store.create("overtaken")
+    store.produce(topic, 0, 0, 50)
+    frame = read_offsets(spark, topic, bootstrap=store.url)
+    store.post(f"/topics/{topic}/partitions/0/delete-records", before_offset=20)
+    with pytest.raises(Exception, match=r"416 .*Retention or delete-records overtook this read"):
+        frame.collect()
+    assert rows_of(read_offsets(spark, topic, bootstrap=store.url)) == expected(0, 20, 50)
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 19 .*valid are 20 to 50"):
+        read_offsets(spark, topic, {0: 19}, bootstrap=store.url)
+
+
+def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark, store):
+    topic = store.create("reborn")
+    store.produce(topic, 0, 0, 10)
+    frame = read_offsets(spark, topic, bootstrap=store.url)
+    store.delete(topic)
+    store.create(topic)
+    store.produce(topic, 0, 0, 10)
+    with pytest.raises(Exception, match="deleted and created anew"):
+        frame.collect()
+
+
+def test_errors_of_a_store_name_what_to_do(spark, store, tmp_path, monkeypatch):
+    with pytest.raises(UnknownTopicError, match="nowhere"):
+        read_offsets(spark, "nowhere", bootstrap=store.url)
+    monkeypatch.setattr("logstore.spark.reads.RETRY_SECONDS", 0.2)
+    with pytest.raises(StoreUnreachableError, match="No store answers"):
+        read_offsets(spark, "nowhere", bootstrap=f"127.0.0.1:{free_port()}")
+    store.create("from-the-environment")
+    monkeypatch.setenv("LOGSTORE_URL", store.url)
+    assert read_offsets(spark, "from-the-environment").count() == 0
+    away = {"LOGSTORE_DATA_LOCATION": (tmp_path / "not-mounted").as_uri()}
+    with ServerProcess(tmp_path / "data", environment=away) as server:
+        elsewhere = Store(server)
+        topic = elsewhere.create("elsewhere")
+        with pytest.raises(DataDirectoryError, match="not-mounted/topics/elsewhere, which is not visible from here"):
+            read_offsets(spark, topic, bootstrap=elsewhere.url)
+        elsewhere.http.close()

@@ -1,0 +1,512 @@
+"""The broker's own rules: what it refuses, what it waits for, what configuration changes while it runs."""
+
+import asyncio
+import errno
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from logstore.broker.broker import Broker
+from logstore.errors import (
+    BrokerNotReadyError,
+    DataDirectoryError,
+    InvalidConfigError,
+    InvalidPartitionsError,
+    InvalidRecordError,
+    InvalidReplicationFactorError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    RequestTimedOutError,
+    StorageError,
+    StorageFullError,
+    ThrottledError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from logstore.filesystem import FileSystem
+from logstore.log.topic import Topic
+from logstore.records.batch import DecodedRecords
+from logstore.records.schema import WIRE_SCHEMA
+from logstore.settings import Settings
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import produce, read_all, records, run, running_broker
+
+NEVER = {"segment.ms": "100000000"}
+
+
+async def new_topic(broker: Broker, name: str = "t", partitions: int = 1, **configs: str) -> Topic:
+    given = {key.replace("_", "."): value for key, value in configs.items()}
+    topic = await broker.create_topic(name, partitions=partitions, configs={**NEVER, **given})
+    assert topic is not None
+    return topic
+
+
+async def fetch(broker: Broker, topic: Topic, offset: int, *, wait_ms: int = 0, min_bytes: int = 1) -> list[bytes]:
+    result = await broker.fetch(topic, 0, offset, max_bytes=10**6, min_bytes=min_bytes, max_wait_ms=wait_ms)
+    return list(result.records["value"].to_pylist())
+
+
+# ---- appending ------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_is_split_by_key_and_rows_tell_which_record_is_where(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=4)
+            keys = [b"k%d" % (n % 7) for n in range(50)]
+            result = await broker.produce(topic, records([b"%d" % n for n in range(50)], keys=keys))
+            assert result.count == sum(r.count for r in result.ranges) == 50
+            for found in result.ranges:
+                assert found.rows is not None
+                values = [value for _, value in await read_all(broker, topic, found.partition)]
+                assert values == [b"%d" % row for row in found.rows]
+            by_key = {keys[row]: r.partition for r in result.ranges for row in (r.rows if r.rows is not None else [])}
+            again = await broker.produce(topic, records([b"x"], keys=[b"k3"]))
+            assert again.ranges[0].partition == by_key[b"k3"]
+
+    run(scenario())
+
+
+def test_records_without_a_key_stay_together_and_requests_take_turns(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=3)
+            results = [await broker.produce(topic, records([b"a", b"b"])) for _ in range(3)]
+            assert all(len(r.ranges) == 1 for r in results)
+            assert {r.ranges[0].partition for r in results} == {0, 1, 2}
+
+    run(scenario())
+
+
+def test_a_compacted_topic_refuses_null_keys_and_stores_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, cleanup_policy="compact")
+            with pytest.raises(InvalidRecordError, match="Record 1 has no key"):
+                await broker.produce(topic, records([b"a", b"b"], keys=[b"k", None]))
+            assert topic.partition(0).next_offset == 0
+
+    run(scenario())
+
+
+def test_partitions_that_are_not_there_or_disagree(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            with pytest.raises(UnknownPartitionError, match="partitions 0 to 1"):
+                await broker.produce(topic, records([b"a"]), partition=2)
+            import numpy as np
+
+            named = DecodedRecords(records([b"a", b"b"]).batch, np.array([-1, 1], dtype=np.int32))
+            with pytest.raises(InvalidRequestError, match="Record 1 names partition 1"):
+                await broker.produce(topic, named, partition=0)
+            assert [p.next_offset for p in topic.partitions] == [0, 0]
+
+    run(scenario())
+
+
+def test_append_time_fills_missing_timestamps_and_never_goes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock(wall_ms=5_000)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker)
+            log_append_time = await new_topic(broker, "l", message_timestamp_type="LogAppendTime")
+            for t in (topic, log_append_time):
+                await broker.produce(t, records([b"a"], timestamp=77))
+                await broker.produce(t, records([b"b"]))
+            clock.step_wall(-3_000)
+            for t in (topic, log_append_time):
+                await broker.produce(t, records([b"c"]))
+            await broker.roll(log_append_time)
+
+            async def timestamps(t: Topic) -> list[int]:
+                result = await broker.fetch(t, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                return list(result.records["timestamp"].cast(pa.int64()).to_pylist())
+
+            assert await timestamps(topic) == [77, 5_000, 5_000]
+            assert await timestamps(log_append_time) == [5_000, 5_000, 5_000]
+
+    run(scenario())
+
+
+def test_acks_0_answers_before_the_disk(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            result = await broker.produce(topic, records([b"a"]), acks=0)
+            assert result.ranges[0].base_offset == 0
+            assert topic.partition(0).log_end_offset == 0
+            assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
+
+    run(scenario())
+
+
+class SlowDisk(FileSystem):
+    """Every sync waits until the test lets it go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import threading
+
+        self.go = threading.Event()
+        self.go.set()
+
+    def fdatasync(self, fd: int) -> None:
+        self.go.wait(30)
+        super().fdatasync(fd)
+
+
+def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = SlowDisk()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker)
+            disk.go.clear()
+            with pytest.raises(RequestTimedOutError):
+                await broker.produce(topic, records([b"a"]), timeout_ms=20)
+            assert await fetch(broker, topic, 0) == []
+            disk.go.set()
+            assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
+
+    run(scenario())
+
+
+def test_appends_wait_for_one_fsync_together(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker, partitions=50)
+            before = disk.calls.count("fdatasync")
+            await asyncio.gather(*(broker.produce(topic, records([b"x"]), partition=p) for p in range(50)))
+            # The first append goes alone; the other 49 partitions share the next sync.
+            assert disk.calls.count("fdatasync") - before <= 3
+
+    run(scenario())
+
+
+def test_a_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            disk.fill()
+            big = [b"x" * 900_000] * 8
+            refused = await asyncio.gather(
+                *(broker.produce(topic, records(big)) for _ in range(3)), return_exceptions=True
+            )
+            assert [type(r) for r in refused] == [StorageFullError] * 3
+            assert await fetch(broker, topic, 0) == [b"a"]
+            assert broker.ready
+            disk.heal()
+            assert await produce(broker, topic, [b"b"]) == 1
+            assert await fetch(broker, topic, 0) == [b"a", b"b"]
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"a"), (1, b"b")]
+
+    run(scenario())
+
+
+def test_a_failed_fsync_ends_appends_until_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            disk.fail("fdatasync", errno.EIO)
+            for _ in range(2):
+                with pytest.raises(StorageError):
+                    await produce(broker, topic, [b"b"])
+            assert not broker.ready
+            assert broker.not_ready_reason
+            assert await fetch(broker, topic, 0) == [b"a"]
+        async with running_broker(tmp_path) as broker:
+            found = await read_all(broker, broker.topic("t"))
+            assert found in ([(0, b"a")], [(0, b"a"), (1, b"b")])
+
+    run(scenario())
+
+
+def test_a_full_journal_throttles_and_a_roll_makes_room(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=8 * 1024 * 1024) as broker:
+            topic = await new_topic(broker)
+            values = [b"x" * 500_000]
+            throttled = written = 0
+            for _ in range(60):
+                try:
+                    await produce(broker, topic, values)
+                    written += 1
+                except ThrottledError as error:
+                    assert error.retry_after_s >= 1
+                    throttled += 1
+                    await asyncio.sleep(0.05)
+                assert broker._journal.retained_bytes <= 8 * 1024 * 1024
+            assert written > 30, (written, throttled)
+            assert len(await read_all(broker, topic, max_bytes=10**8)) == written
+
+    run(scenario())
+
+
+def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=64 * 1024 * 1024) as broker:
+            slow, fast = await new_topic(broker, "slow"), await new_topic(broker, "fast")
+            await produce(broker, slow, [b"pinned"])
+            for _ in range(28):
+                await produce(broker, fast, [b"x" * 900_000])
+                if fast.partition(0).unsealed_bytes > 5_000_000:
+                    await broker.roll(fast)
+            assert len(broker._journal.files) > 5
+            await broker._schedule._unpin_journal()
+            await asyncio.sleep(0.1)
+            assert len(broker._journal.files) <= 5
+            assert slow.partition(0).sealed_offset == 0
+            assert await read_all(broker, slow) == [(0, b"pinned")]
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("slow")) == [(0, b"pinned")]
+
+    run(scenario())
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_at_the_end_waits_for_the_next_record(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
+            await asyncio.sleep(0.02)
+            assert not waiting.done()
+            await produce(broker, topic, [b"a"])
+            assert await waiting == [b"a"]
+            assert await fetch(broker, topic, 1, wait_ms=10) == []
+
+    run(scenario())
+
+
+def test_a_reader_waits_for_min_bytes_and_takes_what_there_is_when_time_is_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a" * 100])
+            waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000, min_bytes=250))
+            await asyncio.sleep(0.02)
+            assert not waiting.done()
+            await produce(broker, topic, [b"b" * 200])
+            assert [len(v) for v in await waiting] == [100, 200]
+            assert [len(v) for v in await fetch(broker, topic, 0, wait_ms=10, min_bytes=10**5)] == [100, 200]
+
+    run(scenario())
+
+
+def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
+            await asyncio.sleep(0.02)
+            await broker.delete_topic("t")
+            with pytest.raises(UnknownTopicError):
+                await waiting
+            with pytest.raises(UnknownTopicError):
+                await produce(broker, topic, [b"a"])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("rolled", [True, False])
+def test_the_offset_for_a_timestamp_is_the_first_at_or_after_it(tmp_path: Path, rolled: bool) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            for timestamp in (100, 300, 200, 400):
+                await broker.produce(topic, records([b"x", b"y"], timestamp=timestamp))
+                if rolled:
+                    await broker.roll(topic)
+            found = [await broker.offset_for_timestamp(topic, 0, t) for t in (0, 100, 101, 250, 301, 400, 401)]
+            assert found == [(0, 100), (0, 100), (2, 300), (2, 300), (6, 400), (6, 400), None]
+            await broker.delete_records(topic, 0, 3)
+            assert await broker.offset_for_timestamp(topic, 0, 0) == (3, 300)
+
+    run(scenario())
+
+
+def test_deleting_records_beyond_the_sealed_offset_rolls_first(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a", b"b", b"c"])
+            assert await broker.delete_records(topic, 0, 2) == 2
+            assert topic.partition(0).sealed_offset == 3
+            with pytest.raises(OffsetOutOfRangeError, match="offsets 2 to 3"):
+                await fetch(broker, topic, 1)
+            assert await fetch(broker, topic, 2) == [b"c"]
+            assert await broker.delete_records(topic, 0, 1) == 2
+            assert await broker.delete_records(topic, 0, -1) == 3
+            for wrong in (4, -2):
+                with pytest.raises(OffsetOutOfRangeError):
+                    await broker.delete_records(topic, 0, wrong)
+        async with running_broker(tmp_path) as broker:
+            assert broker.topic("t").partition(0).log_start_offset == 3
+
+    run(scenario())
+
+
+# ---- topics ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_of_the_same_name_begins_anew(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await produce(broker, await new_topic(broker), [b"old"])
+            await broker.delete_topic("t")
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"new"])
+            assert await read_all(broker, topic) == [(0, b"new")]
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"new")]
+
+    run(scenario())
+
+
+def test_added_partitions_take_records_and_survive_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            await broker.add_partitions("t", 4)
+            assert len(topic.partitions) == 4
+            await produce(broker, topic, [b"a"], partition=3)
+            for wrong in (3, 0, 10_001):
+                with pytest.raises(InvalidPartitionsError):
+                    await broker.add_partitions("t", wrong)
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t"), 3) == [(0, b"a")]
+
+    run(scenario())
+
+
+def test_configuration_changes_while_running_and_stays(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, topic_defaults={"retention.ms": "7"}) as broker:
+            topic = await new_topic(broker)
+            assert (topic.config.retention_ms, topic.config.retention_bytes) == (7, -1)
+            await broker.alter_configs("t", {"retention.ms": "9", "retention.bytes": "5"})
+            assert (topic.config.retention_ms, topic.config.retention_bytes) == (9, 5)
+            await broker.alter_configs("t", {"retention.ms": None})
+            assert topic.config.retention_ms == 7
+            for wrong in ({"retention.ms": "x"}, {"no.such.key": "1"}, {"no.such.key": None}):
+                with pytest.raises(InvalidConfigError):
+                    await broker.alter_configs("t", wrong)
+            await broker.alter_configs("t", {"retention.ms": "11"}, validate_only=True)
+            assert topic.config.retention_ms == 7
+        async with running_broker(tmp_path) as broker:
+            config = broker.topic("t").config
+            assert (config.retention_ms, config.retention_bytes) == (-1, 5)
+
+    run(scenario())
+
+
+def test_a_bad_property_set_past_us_leaves_the_topic_as_it_was(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        from deltalake import DeltaTable
+
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            table = DeltaTable(topic.table.path)
+            table.alter.set_table_properties({"logstore.retention.ms": "soon"}, raise_if_not_exists=False)
+            await broker._roller.refresh(topic)
+            assert topic.config.retention_ms == -1
+            await produce(broker, topic, [b"a"])
+
+    run(scenario())
+
+
+def test_topics_are_created_on_first_produce_only_if_the_setting_says_so(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "off") as broker:
+            with pytest.raises(UnknownTopicError):
+                await broker.topic_for_produce("t")
+        async with running_broker(tmp_path / "on", auto_create_topics_enable=True, num_partitions=3) as broker:
+            topics = await asyncio.gather(*(broker.topic_for_produce("t") for _ in range(5)))
+            assert {id(t) for t in topics} == {id(topics[0])}
+            assert len(topics[0].partitions) == 3
+
+    run(scenario())
+
+
+def test_replication_needs_more_brokers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            with pytest.raises(InvalidReplicationFactorError):
+                await broker.create_topic("t", replication_factor=3)
+            assert await broker.create_topic("t", validate_only=True) is None
+            assert broker.topics() == []
+
+    run(scenario())
+
+
+# ---- the process ----------------------------------------------------------------------------------------------------
+
+
+def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path):
+            with pytest.raises(DataDirectoryError, match="Another process is serving"):
+                await Broker.start(Settings(data=tmp_path))
+
+    run(scenario())
+
+
+def test_a_stopped_broker_refuses_and_has_sealed_everything(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            waiting = asyncio.create_task(fetch(broker, topic, 1, wait_ms=20_000))
+            await asyncio.sleep(0.02)
+        with pytest.raises(BrokerNotReadyError):
+            await waiting
+        with pytest.raises(BrokerNotReadyError):
+            await produce(broker, topic, [b"b"])
+        assert topic.partition(0).sealed_offset == 1
+
+    run(scenario())
+
+
+def test_records_roll_by_age_and_by_size(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            old = await broker.create_topic("old", configs={"segment.ms": "60000"})
+            big = await broker.create_topic("big", configs={"segment.ms": "60000", "segment.bytes": "5000"})
+            assert old
+            assert big
+            await produce(broker, old, [b"a"])
+            await produce(broker, big, [b"x" * 6000])
+            while not big.partition(0).sealed_offset:
+                await asyncio.sleep(0.01)
+            assert old.partition(0).sealed_offset == 0
+            clock.step_wall(-10_000_000)  # a clock that is set back holds up nothing
+            clock.advance(60_001)
+            while not old.partition(0).sealed_offset:
+                await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_batch_sent_in_the_wire_schema_is_stored_verbatim(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            given = records([b"a"])
+            payload = pa.RecordBatch.from_pydict(
+                {"timestamp": [1], "key": [b"k"], "value": [b"verbatim"], "headers": [None]}, schema=WIRE_SCHEMA
+            ).serialize()
+            await broker.produce(topic, DecodedRecords(given.batch, None, payload), partition=0)
+            assert await fetch(broker, topic, 0) == [b"verbatim"]
+
+    run(scenario())

@@ -1,0 +1,30 @@
+"""One real store for the tests of the client."""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+from logstore.client.admin import Admin
+from tests.support.server_process import ServerProcess
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of a running store."""
+    with ServerProcess(tmp_path_factory.mktemp("client") / "data") as server:
+        yield server.url
+
+
+@pytest.fixture
+def admin(store: str) -> Iterator[Admin]:
+    with Admin(store) as admin:
+        yield admin
+
+
+@pytest.fixture
+def topic(admin: Admin) -> str:
+    """A new topic with four partitions."""
+    name = f"t-{uuid4().hex[:12]}"
+    admin.create_topic(name, partitions=4)
+    return name

@@ -1,0 +1,177 @@
+import json
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from logstore import errors
+from logstore.client.transport import Transport
+
+OK = (200, {}, b"{}")
+THROTTLED = (429, {"Retry-After": "0"}, json.dumps({"error_code": 42901, "message": "full"}).encode())
+
+
+@contextmanager
+def answering(answers: list[tuple[int, dict[str, str], bytes] | None]) -> Iterator[tuple[str, list[str]]]:
+    """A real HTTP server that gives ``answers`` in turn; None cuts the connection. Its URL, and what was asked."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            asked.append(f"{self.command} {self.path}")
+            answer = answers[min(len(asked), len(answers)) - 1]
+            if answer is None:
+                self.close_connection = True
+                self.connection.shutdown(socket.SHUT_RDWR)
+                return
+            status, headers, body = answer
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST = do_DELETE = answer  # noqa: N815
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    # Bound and not listening: connections are refused, and nobody else gets the port.
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_goes_to_the_next_address_when_one_refuses_and_stays_there(closed_port):
+    with answering([OK]) as (url, asked), Transport(f"{closed_port},{url}", retry_timeout_s=0) as transport:
+        transport.request("POST", "/a")
+        transport.request("POST", "/b")
+        assert asked == ["POST /a", "POST /b"]
+
+
+def test_names_all_addresses_when_none_answers(closed_port):
+    with (
+        Transport(f"{closed_port}, http://{closed_port}", retry_timeout_s=0) as transport,
+        pytest.raises(errors.StoreUnreachableError, match=re.escape(f"http://{closed_port}, http://{closed_port}")),
+    ):
+        transport.request("GET", "/")
+
+
+def test_sends_again_after_a_throttled_answer_whatever_the_method():
+    with answering([THROTTLED, THROTTLED, OK]) as (url, asked), Transport(url) as transport:
+        transport.request("POST", "/topics/t", content=b"x")
+        assert len(asked) == 3
+
+
+def test_gives_up_when_the_server_says_to_wait_longer_than_allowed():
+    throttled = (429, {"Retry-After": "30"}, THROTTLED[2])
+    with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=1) as transport:
+        with pytest.raises(errors.ThrottledError) as raised:
+            transport.request("POST", "/")
+        assert raised.value.retry_after_s == 30
+        assert len(asked) == 1
+
+
+def test_never_sends_a_post_again_after_a_lost_answer():
+    with answering([None, OK]) as (url, asked), Transport(url) as transport:
+        with pytest.raises(errors.NetworkError, match="whether it took effect is unknown"):
+            transport.request("POST", "/topics/t")
+        assert asked == ["POST /topics/t"]
+
+
+@pytest.mark.parametrize("call", [lambda t: t.request("GET", "/"), lambda t: t.request("POST", "/", idempotent=True)])
+def test_sends_an_idempotent_request_again_after_a_lost_answer(call: Callable[[Transport], object]):
+    with answering([None, OK]) as (url, asked), Transport(url) as transport:
+        call(transport)
+        assert len(asked) == 2
+
+
+def test_an_answer_that_never_comes_is_unknown():
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            Transport(url, request_timeout_s=0.1) as transport,
+            pytest.raises(errors.RequestTimedOutError, match="unknown"),
+        ):
+            transport.request("POST", "/")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind"),
+    [
+        (404, 40401, errors.UnknownTopicError),
+        (404, 40402, errors.UnknownPartitionError),
+        (413, 41302, errors.RecordTooLargeError),
+        (413, 41301, errors.RequestTooLargeError),
+        (422, 42206, errors.InvalidRecordError),
+        (422, 422, errors.InvalidRequestError),
+        (400, 40002, errors.InvalidRequestError),
+        (406, 406, errors.InvalidRequestError),
+        (504, 50401, errors.RequestTimedOutError),
+        (500, 50002, errors.LogStoreError),
+    ],
+)
+def test_an_error_code_is_its_exception(status, code, kind):
+    body = json.dumps({"error_code": code, "message": "what to do"}).encode()
+    with answering([(status, {}, body)]) as (url, _), Transport(url, retry_timeout_s=0) as transport:
+        with pytest.raises(errors.LogStoreError, match=r"^what to do$") as raised:
+            transport.request("POST", "/")
+        assert type(raised.value) is kind
+
+
+def test_an_offset_out_of_range_tells_the_range():
+    headers = {"Logstore-Log-Start-Offset": "3", "Logstore-High-Watermark": "9"}
+    body = b'{"error_code": 41601, "message": "outside"}'
+    with answering([(416, headers, body)]) as (url, _), Transport(url) as transport:
+        with pytest.raises(errors.OffsetOutOfRangeError) as raised:
+            transport.request("GET", "/")
+        assert (raised.value.log_start_offset, raised.value.high_watermark) == (3, 9)
+
+
+def test_somebody_elses_error_page_is_shown_as_it_is():
+    with (
+        answering([(502, {}, b"<h1>Bad Gateway</h1>")]) as (url, _),
+        Transport(url, retry_timeout_s=0) as transport,
+        pytest.raises(errors.NetworkError, match="502 <h1>Bad Gateway"),
+    ):
+        transport.request("GET", "/")
+
+
+def test_stop_retrying_ends_a_wait():
+    throttled = (429, {"Retry-After": "5"}, THROTTLED[2])
+    with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=60) as transport:
+        failures: list[errors.LogStoreError] = []
+
+        def ask() -> None:
+            try:
+                transport.request("POST", "/")
+            except errors.ThrottledError as error:
+                failures.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        transport.stop_retrying()
+        asking.join(4)
+        assert not asking.is_alive()
+        assert len(failures) == 1
+        assert len(asked) == 1

@@ -1,0 +1,331 @@
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from deltalake.transaction import RemoveAction
+
+from logstore.delta.committer import Committer, Plan, Removal
+from logstore.delta.schema import add_action
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import (
+    CommitConflictError,
+    CommitRefusedError,
+    CommitStateUnknownError,
+    CorruptionError,
+    StorageError,
+)
+from logstore.limits import COMMIT_ATTEMPTS_MAX
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.topics import (
+    HookedFileSystem,
+    create_topic,
+    foreign_commit,
+    log_entry,
+    offsets_in_table,
+    overwrite_entry,
+    roll,
+    roll_part,
+    write_segment,
+)
+
+
+def commit(table: TopicTable, plan: Plan) -> int:
+    return Committer(table.path, table.filesystem).commit(lambda _: plan)
+
+
+def open_with(table: TopicTable, filesystem: HookedFileSystem) -> TopicTable:
+    return TopicTable.open(table.path, filesystem=filesystem)
+
+
+# ---- R4: what delta-rs does not check ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [10, 9])
+def test_transaction_values_rise(tmp_path: Path, value: int) -> None:
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    with pytest.raises(CommitRefusedError, match=f"is 10 and cannot become {value}"):
+        commit(table, Plan("test", {"logstore/0/sealed": value}))
+
+
+def test_a_removed_file_must_be_active(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    with pytest.raises(CommitRefusedError, match="not active"):
+        commit(table, Plan("test", removes=(Removal("partition=0/x.parquet", 1, 0),)))
+
+
+def test_an_added_file_must_be_new(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    segment = roll(table, 0, 0, 10).segments[0]
+    with pytest.raises(CommitRefusedError, match="active already"):
+        commit(table, Plan("test", adds=(segment,)))
+
+
+def test_a_file_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    segment = roll(table, 0, 0, 10).segments[0]
+    table.commit_rewrite(0, [segment.path], [], data_change=True)
+    with pytest.raises(CommitRefusedError, match="was removed by a later commit"):
+        commit(table, Plan("test", adds=(segment,)))
+
+
+def test_an_added_file_must_be_on_disk(tmp_path: Path) -> None:
+    """A full VACUUM with a short retention deletes the file of an open roll; delta-rs would commit it all the same."""
+    table = create_topic(tmp_path)
+    part = roll_part(table, 0, 0, 10)
+    (table.path / part.segments[0].path).unlink()
+    with pytest.raises(CommitRefusedError, match="not on disk"):
+        table.commit_roll([part])
+    assert table.snapshot().version == 0
+
+
+def test_an_added_file_must_have_its_size(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    part = roll_part(table, 0, 0, 10)
+    with (table.path / part.segments[0].path).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(CorruptionError, match="written were"):
+        table.commit_roll([part])
+    assert table.snapshot().version == 0
+
+
+def test_a_table_that_forgets_transactions_is_refused(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    DeltaTable(str(table.path)).alter.set_table_properties(
+        {"delta.setTransactionRetentionDuration": "interval 1 days"}, raise_if_not_exists=False
+    )
+    with pytest.raises(CommitRefusedError, match=r"UNSET TBLPROPERTIES \('delta.setTransactionRetentionDuration'\)"):
+        roll(table, 0, 0, 10)
+    assert offsets_in_table(table) == []
+
+
+def test_an_upgraded_protocol_is_refused(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    DeltaTable(str(table.path)).alter.add_constraint({"positive": "offset >= 0"})
+    with pytest.raises(CommitRefusedError, match="reader 1 / writer 2"):
+        roll(table, 0, 0, 10)
+
+
+def test_a_roll_over_a_foreign_append_is_refused(tmp_path: Path) -> None:
+    table = create_topic(tmp_path, partitions=2)
+    foreign_commit(table.path, [add_action(write_segment(table, 0, 0, 5), data_change=True)])
+    result = table.commit_roll([roll_part(table, p, 0, 10) for p in (0, 1)])
+    assert result.committed == (1,)
+    assert isinstance(result.refused[0], CorruptionError)
+
+
+def test_protocol_stays(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    table.alter_config({"retention.ms": "1"})
+    table.add_partitions(2)
+    assert table.snapshot().protocol == (1, 2)
+
+
+# ---- R5: an exception does not mean that nothing was committed -----------------------------------------------------
+
+
+def failing_after_commit(monkeypatch: pytest.MonkeyPatch, error: Exception, times: int = 1) -> None:
+    """The commit goes through and its caller gets an exception, as with a failing checkpoint hook."""
+    write = Committer._write
+    left = [times]
+
+    def write_then_fail(self: Committer, *arguments: object) -> None:
+        write(self, *arguments)  # type: ignore[arg-type]
+        if left[0]:
+            left[0] -= 1
+            raise error
+
+    monkeypatch.setattr(Committer, "_write", write_then_fail)
+
+
+def test_an_exception_after_the_commit_is_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = create_topic(tmp_path)
+    failing_after_commit(monkeypatch, RuntimeError("checkpoint failed"))
+    part = roll(table, 0, 0, 10)
+    assert table.snapshot().version == 1
+    assert offsets_in_table(table) == list(range(10))
+    assert [f.path for f in table.snapshot().segments(0)] == [part.segments[0].path]
+
+
+def test_a_checkpoint_that_cannot_be_written_touches_no_commit(tmp_path: Path) -> None:
+    """With delta-rs' own hooks on, a commit whose checkpoint fails raises although it is done."""
+    table = create_topic(tmp_path)
+    DeltaTable(str(table.path)).alter.set_table_properties({"delta.checkpointInterval": "1"})
+    blocker = table.path / "_delta_log" / f"{2:020d}.checkpoint.parquet"
+    (blocker / "x").mkdir(parents=True)
+    roll(table, 0, 0, 10)
+    shutil.rmtree(blocker)
+    assert offsets_in_table(table) == list(range(10))
+
+
+def test_an_exception_before_the_commit_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = create_topic(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Committer, "_write", fail)
+        with pytest.raises(StorageError, match=r"nothing was committed.*No space left"):
+            roll(table, 0, 0, 10)
+    assert table.snapshot().version == 0
+    roll(table, 0, 0, 10)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cut"), None], ids=["with an exception", "silently"])
+def test_a_commit_that_was_done_and_overwritten_at_once_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
+    filesystem = HookedFileSystem()
+    table = open_with(create_topic(tmp_path), filesystem)
+    filesystem.at("delta.committed", lambda: overwrite_entry(table, 1))
+    if error is not None:
+        failing_after_commit(monkeypatch, error)
+    roll(table, 0, 0, 10)
+    assert table.snapshot().version == 2
+    assert offsets_in_table(table) == list(range(10))
+
+
+def test_an_outcome_that_cannot_be_looked_up_is_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = HookedFileSystem()
+    table = open_with(create_topic(tmp_path), filesystem)
+    away = tmp_path / "away"
+    filesystem.at("delta.committed", lambda: shutil.move(table.path / "_delta_log", away))
+    failing_after_commit(monkeypatch, RuntimeError("the connection was cut"))
+    part = roll_part(table, 0, 0, 10)
+    with pytest.raises(CommitStateUnknownError, match="the connection was cut"):
+        table.commit_roll([part])
+    shutil.move(away, table.path / "_delta_log")
+    result = table.commit_roll([part])
+    assert (result.version, result.committed) == (1, (0,))
+
+
+def test_losing_every_attempt_is_a_conflict_and_commits_nothing(tmp_path: Path) -> None:
+    filesystem = HookedFileSystem()
+    table = open_with(create_topic(tmp_path), filesystem)
+    other = TopicTable.open(table.path)
+    rivals: list[Callable[[], object]] = [
+        lambda n=n: other.alter_config({"retention.ms": str(n)})
+        for n in range(COMMIT_ATTEMPTS_MAX)  # type: ignore[misc]
+    ]
+    filesystem.at("delta.checked", *rivals)
+    with pytest.raises(CommitConflictError):
+        roll(table, 0, 0, 10)
+    assert offsets_in_table(table) == []
+    assert filesystem.points.count("delta.opened") == COMMIT_ATTEMPTS_MAX
+
+
+# ---- R7: durable, and committed again when a foreign commit took it away -------------------------------------------
+
+
+def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Recording(HookedFileSystem):
+        def sync_file(self, path: Path) -> None:
+            super().sync_file(path)
+            synced.append(path.name)
+
+        def reached(self, point: str) -> None:
+            super().reached(point)
+            synced.append(point)
+
+    table = open_with(create_topic(tmp_path), Recording())
+    part = roll_part(table, 0, 0, 10)
+    synced.clear()
+    table.commit_roll([part])
+    assert synced[-4:] == ["delta.committed", log_entry(table, 1).name, "_delta_log", "delta.synced"]
+
+
+def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+    create_topic(tmp_path)
+    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    part = roll_part(table, 0, 0, 10)
+    filesystem.fail("sync_file")
+    with pytest.raises(CommitStateUnknownError, match="fsync failed"):
+        table.commit_roll([part])
+    filesystem.calls.clear()
+    assert table.commit_roll([part]).committed == (0,)
+    assert "sync_file" in filesystem.calls
+
+
+def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+    create_topic(tmp_path, partitions=2)
+    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    part = roll_part(table, 0, 0, 10)
+    filesystem.fail("sync_file")
+    with pytest.raises(CommitStateUnknownError):
+        table.commit_roll([part])
+    roll(TopicTable.open(table.path), 1, 0, 10)
+    filesystem.calls.clear()
+    table.commit_roll([part])
+    assert filesystem.calls.count("sync_file") == 3
+
+
+def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    filesystem = FaultyFileSystem()
+    TopicTable.open(table.path, filesystem=filesystem)
+    assert filesystem.calls.count("sync_file") == 2
+
+
+def test_a_commit_that_was_overwritten_later_is_seen_and_done_again_with_the_same_file(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    part = roll(table, 0, 10, 20)
+    overwrite_entry(table, 2)
+    assert table.snapshot().partitions[0].sealed == 10
+    assert table.commit_roll([part]).version == 3
+    assert [f.path for f in table.snapshot().segments(0)][1] == part.segments[0].path
+    assert offsets_in_table(table) == list(range(20))
+
+
+def test_a_roll_on_top_of_an_overwritten_one_is_refused(tmp_path: Path) -> None:
+    """A handle kept from the commit before would not see the overwritten entry, and leave a hole."""
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    overwrite_entry(table, 1)
+    with pytest.raises(CommitRefusedError, match="sealed up to 0"):
+        roll(table, 0, 10, 20)
+
+
+def test_a_file_lost_below_later_rolls_is_committed_again(tmp_path: Path) -> None:
+    """The foreign rename lands when the next roll is done already: sealed does not show it."""
+    table = create_topic(tmp_path)
+    parts = [roll(table, 0, base, base + 10) for base in (0, 10, 20)]
+    before = table.snapshot()
+    overwrite_entry(table, 2)
+    now = table.snapshot()
+    assert now.partitions[0].sealed == 30
+    assert now.lost_since(before) == (parts[1].segments[0].path,)
+    segments = [segment for part in parts for segment in part.segments]
+    assert table.recommit(segments) == 4
+    assert table.recommit(segments) == 4
+    assert offsets_in_table(table) == list(range(30))
+
+
+def test_recommit_leaves_alone_what_was_removed(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    part = roll(table, 0, 0, 10)
+    path = part.segments[0].path
+    foreign_commit(table.path, [RemoveAction(path, True, 1, part.segments[0].size, {"partition": "0"})])
+    assert table.recommit(part.segments) == 2
+    assert offsets_in_table(table) == []
+
+
+def test_recommit_doubles_nothing(tmp_path: Path) -> None:
+    table = create_topic(tmp_path)
+    lost = roll(table, 0, 0, 10)
+    overwrite_entry(table, 1)
+    roll(table, 0, 0, 10)
+    with pytest.raises(CommitRefusedError, match="overlaps"):
+        table.recommit(lost.segments)
+    with pytest.raises(CommitRefusedError, match="past sealed"):
+        table.recommit([write_segment(table, 0, 10, 20)])

@@ -1,0 +1,78 @@
+"""Delta readers that know nothing of this project see every record once, typed as documented."""
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import polars as pl
+import pyarrow.dataset as ds
+import pytest
+from deltalake import DeltaTable
+
+from logstore.delta.topic_table import TopicTable
+from tests.support.topics import create_topic, expected_row, roll, write_segment
+
+EXPECTED = [expected_row(offset, partition) for partition in (0, 1) for offset in range(40)]
+MIDDLE = dt.datetime(2023, 11, 14, 22, 13, 20, 25_000, dt.UTC)
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TopicTable:
+    table = create_topic(tmp_path, partitions=2)
+    for partition in (0, 1):
+        for base in (0, 20):
+            roll(table, partition, base, base + 20)
+    table.alter_config({"retention.ms": "1"})
+    return table
+
+
+def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(rows, key=lambda row: (row["partition"], row["offset"]))
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_delta_rs(table: TopicTable, checkpoint: bool) -> None:
+    if checkpoint:
+        DeltaTable(str(table.path)).create_checkpoint()
+    rows = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
+    assert ordered(rows) == EXPECTED
+
+
+def test_delta_rs_skips_by_offset_and_time(table: TopicTable) -> None:
+    dataset = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    for condition in (ds.field("offset") >= 20, ds.field("timestamp") >= MIDDLE):
+        fragments = list(dataset.get_fragments(condition))
+        assert len(fragments) == 2
+    assert dataset.filter(ds.field("timestamp") >= MIDDLE).count_rows() == 30
+
+
+def test_polars(table: TopicTable) -> None:
+    frame = pl.scan_delta(str(table.path))
+    assert ordered(frame.collect().to_dicts()) == EXPECTED
+    assert frame.filter(pl.col("timestamp") >= MIDDLE).collect().height == 30
+    assert frame.filter((pl.col("offset") == 7) & (pl.col("partition") == 1)).collect().to_dicts() == [
+        expected_row(7, 1)
+    ]
+
+
+def test_duckdb(table: TopicTable) -> None:
+    topic = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    connection = duckdb.connect()
+    connection.register("topic", topic)
+    connection.execute("SET TimeZone = 'UTC'")
+    rows = connection.sql(
+        'SELECT "offset", epoch_ms("timestamp"), key, value, headers, partition FROM topic ORDER BY partition, "offset"'
+    ).fetchall()
+    assert [row[0] for row in rows] == [row["offset"] for row in EXPECTED]
+    for got, want in zip(rows, EXPECTED, strict=True):
+        assert got[1] == round(want["timestamp"].timestamp() * 1000)  # type: ignore[attr-defined]
+        assert (got[2], got[3], got[4], got[5]) == (want["key"], want["value"], want["headers"], want["partition"])
+    found = connection.execute('SELECT count(*) FROM topic WHERE "timestamp" >= ?', [MIDDLE]).fetchone()
+    assert found == (30,)
+
+
+def test_a_rewrite_is_seen_as_one(table: TopicTable) -> None:
+    old = [file.path for file in table.snapshot().segments(0)]
+    table.commit_rewrite(0, old, [write_segment(table, 0, 0, 40)], data_change=False)
+    assert ordered(DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()) == EXPECTED

@@ -1,0 +1,70 @@
+"""Against real servers: the demo must find the one that runs, and not be misled by what a killed one left behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from logstore.client.admin import Admin
+from logstore.demo.flights import DemoError
+from logstore.demo.posting import PARTITIONS, TOPIC, make_topic
+from logstore.demo.store import store_of
+from tests.support.server_process import ServerProcess
+
+
+def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    data = tmp_path / "data"
+    with store_of(data, tmp_path / "server.log") as (url, ran_before):
+        assert not ran_before
+        with store_of(data, tmp_path / "second.log") as found:
+            assert found == (url, True)
+        make_topic(url)
+        make_topic(url)  # of an earlier demo: made anew
+        with Admin(url) as admin:
+            assert len(admin.describe_topic(TOPIC).partitions) == PARTITIONS
+    assert not list(data.glob("brokers/*/endpoint.json"))
+    with ServerProcess(data) as server, Admin(server.url) as admin:
+        assert [topic.topic_name for topic in admin.topics()] == [TOPIC]
+
+
+def test_what_a_killed_store_left_behind_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    data = tmp_path / "data"
+    other = ServerProcess(tmp_path / "other")
+    killed = ServerProcess(data)
+    killed.kill()
+    endpoint = data / "brokers/0/endpoint.json"
+    assert json.loads(endpoint.read_text())["url"] == killed.url
+    # Meanwhile another store may listen on that port.
+    endpoint.write_text(json.dumps({"url": other.url}))
+    with other, store_of(data, tmp_path / "server.log") as (url, ran_before):
+        assert not ran_before
+        assert url != other.url
+
+
+def test_a_topic_of_somebody_else_is_left_alone(tmp_path: Path):
+    with ServerProcess(tmp_path / "data") as server, Admin(server.url) as admin:
+        admin.create_topic(TOPIC, partitions=1)
+        produce(server.url, b'{"records":[{"value":{"my":"data"}}]}')
+        with pytest.raises(DemoError, match="not from this demo"):
+            make_topic(server.url)
+        assert admin.offsets(TOPIC, 0).end_offset == 1
+
+
+def test_a_store_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(Path(__file__).parents[3])
+    (tmp_path / "data").write_text("a file")
+    with (
+        pytest.raises(DemoError, match=r"did not start: .*data.*its log is"),
+        store_of(tmp_path / "data", tmp_path / "log"),
+    ):
+        pass
+
+
+def produce(url: str, body: bytes) -> None:
+    from logstore.client.transport import Transport, topic_path
+
+    headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    with Transport(url) as transport:
+        transport.request("POST", topic_path(TOPIC), content=body, headers=headers)

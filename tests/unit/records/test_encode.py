@@ -1,0 +1,115 @@
+import base64
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from logstore.errors import UnreadableRecordError
+from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
+from logstore.records.payload import to_log_batch
+from logstore.records.schema import LOG_SCHEMA
+from tests.support.records import Row, headers_lists, rows, timestamps, wire_batch, wire_rows
+
+_JSON_TEXT = st.sampled_from(["null", "1e400", '"a\\u00e9"', '"é%s%%"', ' {"a" : 1} ', "[1,\n2]", "-0", "9" * 400])
+_JSON_ROWS = st.builds(
+    Row,
+    timestamp=timestamps,
+    key=st.none() | _JSON_TEXT.map(str.encode),
+    value=st.none() | _JSON_TEXT.map(str.encode),
+    headers=st.none() | headers_lists,
+)
+
+
+def _log(records: list[Row], base_offset: int = 10) -> pa.RecordBatch:
+    return to_log_batch(wire_batch(records), base_offset, 1_000, log_append_time=False)
+
+
+def _expected(row: Row, offset: int, key: object, value: object) -> dict[str, object]:
+    record = {"topic": "a%d", "key": key, "value": value, "partition": 3, "offset": offset, "timestamp": row.timestamp}
+    if row.headers:
+        record["headers"] = [
+            {"key": name, "value": None if data is None else base64.b64encode(data).decode()}
+            for name, data in row.headers
+        ]
+    return record
+
+
+@given(st.lists(_JSON_ROWS, max_size=8), st.integers(0, 4))
+@settings(deadline=None)
+def test_json_rows(records, skip):
+    body = encode_json(_log(records).slice(skip), "a%d", 3)
+    expected = [
+        _expected(row, 10 + skip + i, json.loads(row.key or b"null"), json.loads(row.value or b"null"))
+        for i, row in enumerate(records[skip:])
+    ]
+    assert json.loads(body) == expected
+    for row in records[skip:]:
+        assert (row.key or b"null") in body
+        assert (row.value or b"null") in body
+
+
+@given(st.lists(rows, max_size=8))
+@settings(deadline=None)
+def test_base64_rows(records):
+    batch = _log(records)
+    body = encode_binary(batch, "a%d", 3)
+    expected = [
+        _expected(
+            row, 10 + i, *(data if data is None else base64.b64encode(data).decode() for data in (row.key, row.value))
+        )
+        for i, row in enumerate(wire_rows(batch))
+    ]
+    assert json.loads(body) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b" ",
+        b"abc",
+        b"1,2",
+        b'1,"offset":0',
+        b"1}",
+        b'"',
+        b"\xff",
+        b'"\xff"',
+        b"[" * 100_000,
+        b"nul",
+        b"NaN",
+        b"\0",
+    ],
+)
+@pytest.mark.parametrize("column", ["key", "value"])
+def test_what_is_not_json_is_named_by_its_offset(text, column):
+    good = Row(1, b"1", b" {} ", None)
+    bad = Row(1, text if column == "key" else b"1", text if column == "value" else b"1", None)
+    with pytest.raises(UnreadableRecordError, match=f"The {column} .* offset 12 of t-3 is not JSON") as error:
+        encode_json(_log([good, good, bad, bad]), "t", 3)
+    assert error.value.offset == 12
+
+
+@pytest.mark.parametrize(
+    "texts", [[b"[1", b"2]"], [b"1,2", b"[3", b"4]"], [b'"a', b'b"'], [b"1,1", b"[", b"]"], [b" 1,2", b"[3", b"4] "]]
+)
+def test_texts_that_are_json_only_together_are_not_json(texts):
+    with pytest.raises(UnreadableRecordError) as error:
+        encode_json(_log([Row(1, None, text, None) for text in texts]), "t", 3)
+    assert error.value.offset == 10
+
+
+@given(st.lists(rows, max_size=8))
+@settings(deadline=None)
+def test_arrow_streams(records):
+    batch = _log(records)
+    table = pa.ipc.open_stream(encode_arrow_stream(batch)).read_all()
+    assert table.schema.equals(LOG_SCHEMA)
+    assert table.equals(pa.Table.from_batches([batch]))
+
+
+def test_no_records():
+    empty = _log([])
+    assert encode_json(empty, "t", 0) == encode_binary(empty, "t", 0) == b"[]"
+    assert pa.ipc.open_stream(encode_arrow_stream(empty)).read_all().num_rows == 0

@@ -1,0 +1,287 @@
+import base64
+import json
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from logstore.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    LogStoreError,
+    RecordTooLargeError,
+    RequestTooLargeError,
+)
+from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
+from logstore.records.decode import decode_binary, decode_json
+from logstore.records.json_decoder import is_utf8
+from logstore.records.schema import WIRE_SCHEMA
+from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
+
+_LIMIT = 1 << 20
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+_JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=6,
+)
+_SPACES = st.text(" \t\n\r", max_size=2)
+# What JSON serialisers differ in: spaces and escapes. All of it has to come back as it was.
+_JSON_TEXTS = st.builds(
+    lambda value, ascii_only, separators: json.dumps(value, ensure_ascii=ascii_only, separators=separators),
+    _JSON_VALUES,
+    st.booleans(),
+    st.tuples(_SPACES.map(lambda space: f"{space},"), _SPACES.map(lambda space: f":{space}")),
+)
+
+
+def _value(text: bytes) -> bytes | None:
+    return decode_json(b'{"records":[{"value":%b}]}' % text, max_message_bytes=_LIMIT).batch.column("value")[0].as_py()
+
+
+def _refused(body: bytes, match: str | None = None, error: type[LogStoreError] = InvalidRequestError) -> None:
+    with pytest.raises(error, match=match):
+        decode_json(body, max_message_bytes=_LIMIT)
+
+
+@st.composite
+def _requests(draw, embedded, stored):
+    """(body, rows, partitions): records with their fields in any order, with spaces, absent or null."""
+    texts, rows, partitions = [], [], []
+    for _ in range(draw(st.integers(1, 8))):
+        key, value = draw(st.none() | embedded), draw(st.none() | embedded)
+        timestamp, headers = draw(st.none() | timestamps), draw(st.none() | headers_lists)
+        partition = draw(st.none() | st.integers(0, 9))
+        fields = [("key", key or "null"), ("value", value or "null")]
+        fields += [("timestamp", json.dumps(timestamp)), ("partition", json.dumps(partition))]
+        encoded = headers and [{"key": k, "value": v and base64.b64encode(v).decode()} for k, v in headers]
+        encoded = [] if headers == () else encoded
+        for header, (_, v) in zip(encoded or [], headers or (), strict=True):
+            header["value"] = None if v is None else base64.b64encode(v).decode()
+        fields.append(("headers", json.dumps(encoded)))
+        fields = [field for field in fields if field[1] != "null" or draw(st.booleans())]
+        space = draw(_SPACES)
+        members = [f'"{name}"{space}:{space}{text}' for name, text in draw(st.permutations(fields))]
+        texts.append("{" + f"{space},{space}".join(members) + "}")
+        rows.append(Row(timestamp, stored(key), stored(value), headers))
+        partitions.append(-1 if partition is None else partition)
+    return f'{{"records":[{",".join(texts)}]}}'.encode(), rows, partitions
+
+
+def _check(decode, request):
+    body, rows, partitions = request
+    decoded = decode(body, max_message_bytes=_LIMIT)
+    assert decoded.batch.schema.equals(WIRE_SCHEMA)
+    decoded.batch.validate(full=True)
+    assert wire_rows(decoded.batch) == rows
+    if all(partition == -1 for partition in partitions):
+        assert decoded.partitions is None
+    else:
+        assert decoded.partitions.tolist() == partitions
+    assert decoded.verbatim is None
+
+
+@given(_requests(_JSON_TEXTS, lambda text: None if text in (None, "null") else text.encode()))
+@settings(deadline=None)
+def test_json_texts_are_stored_byte_for_byte(request_and_rows):
+    _check(decode_json, request_and_rows)
+
+
+@given(
+    _requests(
+        small_bytes.map(lambda data: json.dumps(base64.b64encode(data).decode())),
+        lambda text: None if text is None else base64.b64decode(text),
+    )
+)
+@settings(deadline=None)
+def test_base64_is_decoded(request_and_rows):
+    _check(decode_binary, request_and_rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"9" * 6000,
+        b"1e400",
+        b"-0",
+        b'"\\u00e9\\n"',
+        '"é🎉"'.encode(),
+        b'{"a": 1,  "a":2}',
+        b'"nul"',
+        b"true",
+        b'""',
+        b"[[[]]]",
+    ],
+)
+def test_a_value_is_its_text(text):
+    assert _value(text) == text
+    assert _value(b" \n" + text + b"\t ") == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(b"NaN", b"Infinity", b"-Infinity", b"01", b"1.", b".5", b"+1", b"1e", b"-", b"'a'", b"tru", b"", b"nulll"),
+        *(b'"\\x"', b'"\x01"', b'"\\ud800"', b'"\\udc00"', b'{"\\ud83d":1}', b"[1,]", b'{"a":1,}', b"{1:2}", b"[1 2]"),
+        *(b"1//c", b"1 2", b'1,"offset":0', b"\xef\xbb\xbf1", b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"'),
+    ],
+)
+def test_what_is_not_json_is_refused(text):
+    _refused(b'{"records":[{"value":%b}]}' % text)
+
+
+@pytest.mark.parametrize("depth", [100_000])
+@pytest.mark.parametrize("closing", [b"]", b""])
+def test_deep_nesting_is_refused(depth, closing):
+    _refused(b'{"records":[{"value":%b}]}' % (b"[" * depth + closing * depth), "nested too deeply")
+
+
+@pytest.mark.parametrize(
+    ("body", "match"),
+    [
+        (b"", "truncated"),
+        (b"null", "Expected `object`"),
+        (b"[]", "Expected `object`"),
+        (b"{}", "missing required field `records`"),
+        (b'{"records":null}', "Expected `array`"),
+        (b'{"records":{}}', "Expected `array`"),
+        (b'{"records":[]}', "records may not be empty"),
+        (b'{"records":[null]}', r"Expected `object`, got `null` - at `\$.records\[0\]`"),
+        (b'{"records":[{},1]}', r"\$.records\[1\]"),
+        (b'{"records":[{}],"topic":"t"}', "unknown field `topic`"),
+        (b'{"records":[{"Key":1}]}', r"unknown field `Key` - at `\$.records\[0\]`"),
+        (b'{"records":[{}]} {"records":[{}]}', "trailing characters"),
+        (b'\xef\xbb\xbf{"records":[{}]}', "invalid character"),
+        ('{"records":[{"value":"é"}]}'.encode("utf-16"), "not UTF-8"),
+        ('{"records":[{"value":"é"}]}'.encode("latin-1"), "not UTF-8"),
+        (b'{"records":[{}],"value_schema":"{}"}', "value_schema is not supported"),
+        (b'{"records":[{}],"key_schema_id":1}', "key_schema_id is not supported"),
+        (b'{"records":[{"timestamp":-1}]}', r">= 0` - at `\$.records\[0\].timestamp`|>= 0 - at"),
+        (b'{"records":[{"timestamp":%d}]}' % (TIMESTAMP_MS_MAX + 1), "timestamp"),
+        (b'{"records":[{"timestamp":%b}]}' % (b"9" * 10_000), "timestamp"),
+        (b'{"records":[{"timestamp":"1"}]}', "timestamp"),
+        (b'{"records":[{"timestamp":1.5}]}', "timestamp"),
+        (b'{"records":[{"timestamp":true}]}', "timestamp"),
+        (b'{"records":[{"partition":-1}]}', "partition"),
+        (b'{"records":[{"partition":2147483648}]}', "partition"),
+        (b'{"records":[{"partition":"0"}]}', "partition"),
+        (b'{"records":[{"headers":{}}]}', "headers"),
+        (b'{"records":[{"headers":[null]}]}', r"headers\[0\]"),
+        (b'{"records":[{"headers":[{"value":"YQ=="}]}]}', "missing required field `key`"),
+        (b'{"records":[{"headers":[{"key":null}]}]}', r"headers\[0\].key"),
+        (b'{"records":[{"headers":[{"key":"\\ud800"}]}]}', "not a valid request"),
+        (b'{"records":[{"headers":[{"key":"a","value":"YQ"}]}]}', "base64"),
+        (b'{"records":[{"headers":[{"key":"a","name":1}]}]}', "unknown field `name`"),
+    ],
+)
+def test_malformed_requests_are_refused_and_say_where(body, match):
+    _refused(body, match)
+
+
+@pytest.mark.parametrize("text", ["YQ", "YQ=", "Y Q==", "-_==", "YQ==\\n", "=", "A===", "é", "YQ=a"])
+def test_bad_base64_is_refused(text):
+    with pytest.raises(InvalidRequestError, match=r"base64.*records\[0\]\.value"):
+        decode_binary(f'{{"records":[{{"value":"{text}"}}]}}'.encode(), max_message_bytes=_LIMIT)
+
+
+def test_binary_wants_text():
+    with pytest.raises(InvalidRequestError, match="value"):
+        decode_binary(b'{"records":[{"value":{"a":1}}]}', max_message_bytes=_LIMIT)
+
+
+def test_null_schemas_are_as_good_as_none():
+    body = b'{"key_schema":null,"value_schema_id": null ,"records":[{"value":1}]}'
+    assert wire_rows(decode_json(body, max_message_bytes=_LIMIT).batch) == [Row(None, None, b"1", None)]
+
+
+def test_the_last_of_a_field_given_twice_counts():
+    assert _value(b'1,"value":2') == b"2"
+
+
+def test_nulls_leave_no_bytes_behind():
+    body = b'{"records":[%b{"value":7}]}' % (b'{"value":null},' * 10_000)
+    column = decode_json(body, max_message_bytes=_LIMIT).batch.column("value")
+    assert (column.null_count, column.buffers()[2].size) == (10_000, 1)
+
+
+def test_a_record_too_large_is_named():
+    body = b'{"records":[{},{"key":"k","value":"%b"}]}' % (b"x" * _LIMIT)
+    _refused(body, f"Record 1 .* {_LIMIT + 5} bytes", RecordTooLargeError)
+
+
+def test_too_many_headers_are_refused():
+    header = b'{"key":"a"}'
+    body = b'{"records":[{"headers":[%b]}]}' % b",".join([header] * (HEADERS_PER_RECORD_MAX + 1))
+    _refused(body, "headers", InvalidRecordError)
+
+
+@pytest.mark.parametrize("decode", [decode_json, decode_binary])
+@pytest.mark.parametrize("record", [b"{}", b'{"headers":[{"key":""},{"key":""}]}'], ids=["records", "headers"])
+def test_decoding_stops_at_too_many_records(decode, record):
+    body = b'{"records":[%b]}' % b",".join([record] * (REQUEST_RECORDS_MAX + 1))
+    with pytest.raises(RequestTooLargeError, match="records"):
+        decode(body, max_message_bytes=_LIMIT)
+
+
+def test_braces_inside_of_values_are_not_records():
+    value = b"[%b]" % b",".join([b"{}"] * (REQUEST_RECORDS_MAX + 1))
+    body = b'{"records":[{"value":%b,"headers":[{"key":"a","value":"Yg=="}]}]}' % value
+    (row,) = wire_rows(decode_json(body, max_message_bytes=len(value) + 2).batch)
+    assert row == Row(None, None, value, (("a", b"b"),))
+
+
+@given(st.binary(max_size=60) | st.text(max_size=30).map(lambda text: text.encode("utf-8", "surrogatepass")))
+@example("é".encode())
+def test_utf8_is_what_python_takes_for_it(data):
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        assert not is_utf8(data)
+    else:
+        assert is_utf8(data)
+
+
+_SEED = (
+    b'{"key_schema":null,"records":[{"key":"a\\u00e9","value":{"b":[1,-2.5e3,null,true]},"timestamp":17,'
+    b'"partition":1,"headers":[{"key":"h","value":"YQ=="}]},{"value":"\xc3\xa9"}]}'
+)
+_TOKENS = [
+    b"{",
+    b"}",
+    b"[",
+    b"]",
+    b",",
+    b":",
+    b'"',
+    b"\\",
+    b"\\u",
+    b"null",
+    b"-",
+    b"1e999",
+    b"9" * 40,
+    b"\xff",
+    b"\x00",
+    b" ",
+    b"{}",
+]
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=400)
+def test_mutated_bodies_give_records_or_the_named_errors(data):
+    body = bytearray(_SEED)
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(body)))
+        body[at : at + data.draw(st.integers(0, 5))] = data.draw(st.sampled_from(_TOKENS) | st.binary(max_size=2))
+    for decode in (decode_json, decode_binary):
+        try:
+            decoded = decode(bytes(body), max_message_bytes=50)
+        except (InvalidRequestError, RecordTooLargeError, RequestTooLargeError):
+            continue
+        decoded.batch.validate(full=True)
+        if decode is decode_json:
+            # Python's parser is the judge: whatever was taken is JSON there as well.
+            assert decoded.batch.num_rows == len(json.loads(body, parse_constant=pytest.fail)["records"])
+            for text in pa.concat_arrays([decoded.batch.column("key"), decoded.batch.column("value")]).drop_null():
+                json.loads(text.as_py(), parse_constant=pytest.fail)
