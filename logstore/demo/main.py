@@ -19,6 +19,8 @@ from logstore.demo.reading import (
     CarrierDelay,
     Contents,
     count_range,
+    fetch_jars,
+    has_jars,
     mean_delay_per_carrier,
     read_delta,
     read_with_spark,
@@ -100,6 +102,9 @@ def _run(steps: Steps, data: Path, url: str, *, ran_before: bool) -> bool:
     checks.contents(f"in the Delta table (version {version}, read by delta-rs)", in_delta, acknowledged)
     checks.holds("in order of scheduled departure, per partition", held=in_order)
 
+    if not has_jars():
+        with steps.step("Fetching Spark's Delta jars (once)"):
+            fetch_jars(LOGS)
     with steps.step("Starting Spark"):
         spark = spark_session(LOGS)
     with steps.step("Reading all of it with Spark"):
@@ -146,11 +151,11 @@ def _say_what_next(console: Console, data: Path, running_url: str | None) -> Non
     url = f" --url {running_url}" if running_url else ""
     commands = [
         f"{logstore} topic describe {TOPIC}{url}",
-        f"{logstore} consume {TOPIC} --partition 0 --offset 1000 --max-messages 3{url}",
+        f"{logstore} consume {TOPIC} --partition 0 --offset 1000 --max 3{url}",
         f"""{python} -c 'import polars; print(polars.scan_delta("{data}/topics/{TOPIC}").head().collect())'""",
     ]
     if not running_url:
         commands = [f"{logstore} serve --data {shlex.quote(str(data))}", *commands[1:]]
-    console.print(f"The data is in {data}. Try next:")
+    console.print(f"The data is in {data}. Try next{'' if running_url else ' (the second while the first one runs)'}:")
     for command in commands:
         console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)

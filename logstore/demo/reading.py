@@ -54,12 +54,20 @@ def read_delta(location: str) -> tuple[Contents, bool]:
     return Contents(dict(zip(numbers.tolist(), counts.tolist(), strict=True)), dense), in_order
 
 
+def has_jars() -> bool:
+    """Whether the Delta jars are on this machine already."""
+    return jars.find(user_settings().get("spark.jars.ivy")) is not None
+
+
+def fetch_jars(logs: Path) -> None:
+    """Fetch them; Ivy's output goes to ``logs``. SparkJarsError if that fails."""
+    jars.fetch(user_settings().get("spark.jars.ivy"), log=logs / "ivy.log")
+
+
 def spark_session(logs: Path) -> "SparkSession":
-    """A session that says what it has to say in ``logs``; the Delta jars are fetched if this machine has none."""
+    """A session that says what it has to say in ``logs``."""
     os.environ.setdefault(LOG_VARIABLE, str(logs / "spark.log"))
-    given = user_settings()
-    jars.fetch(given.get("spark.jars.ivy"), log=logs / "ivy.log")
-    options = f"{_JAVA_OPTIONS} {given.get(_JAVA_OPTIONS_KEY, '')}".strip()
+    options = f"{_JAVA_OPTIONS} {user_settings().get(_JAVA_OPTIONS_KEY, '')}".strip()
     return session(app_name="logstore demo", config={_JAVA_OPTIONS_KEY: options})
 
 

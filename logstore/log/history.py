@@ -8,8 +8,7 @@ from pathlib import Path
 
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
-from logstore.segments.names import parse_segment_name
-from logstore.segments.reader import segment_from_file
+from logstore.segments.reader import find_segments
 from logstore.segments.writer import Segment
 
 
@@ -38,14 +37,8 @@ def sealed_segments_on_disk(table_path: Path, partition: int, start: int, end: i
     Raises CorruptionError if there are none: records that were sealed are neither in the table nor on disk.
     """
     by_base: dict[int, list[Segment]] = {}
-    for file in sorted((table_path / f"partition={partition}").glob("*.parquet")):
-        name = parse_segment_name(f"partition={partition}/{file.name}")
-        if name is not None and start <= name.base_offset < end:
-            try:
-                segment = segment_from_file(table_path, f"partition={partition}/{file.name}")
-            except CorruptionError:
-                continue  # left behind half-written by a crash; never committed
-            by_base.setdefault(segment.base_offset, []).append(segment)
+    for segment in find_segments(table_path, partition, start):
+        by_base.setdefault(segment.base_offset, []).append(segment)
     chain = _chain(by_base, start, end)
     if chain is None:
         raise CorruptionError(

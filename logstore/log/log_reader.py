@@ -29,10 +29,11 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
 from logstore.records.schema import LOG_SCHEMA
-from logstore.segments.reader import read_row_group, row_groups
+from logstore.segments.reader import RowGroup, read_row_group, row_groups
 
 T = TypeVar("T")
 _ATTEMPTS = 5
+_FOOTERS_CACHED = 1024
 _ENTRY_BYTES = 2048  # what a cached batch costs beside its buffers
 EMPTY = pa.RecordBatch.from_pylist([], schema=LOG_SCHEMA)
 
@@ -61,6 +62,7 @@ class LogReader:
         self._cache: LRUCache[tuple[object, ...], pa.RecordBatch] = LRUCache(
             ROW_GROUP_CACHE_BYTES, getsizeof=lambda batch: batch.nbytes + _ENTRY_BYTES
         )
+        self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
         self._cache_lock = threading.Lock()
 
     async def fetch(
@@ -168,7 +170,7 @@ class LogReader:
 
     def _read_history(self, path: Path, offset: int, following: int) -> tuple[pa.RecordBatch, int]:
         """The row group that holds ``offset`` or the next record after it, and the offset up to which it speaks."""
-        groups = row_groups(path)
+        groups = self._groups(path)
         for at, group in enumerate(groups):
             if group.last_offset >= offset:
                 scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
@@ -186,7 +188,7 @@ class LogReader:
     ) -> tuple[int, int] | None:
         for segment in segments:
             path = topic.table.path / segment.path
-            for group in row_groups(path):
+            for group in self._groups(path):
                 if group.last_offset >= start and group.max_timestamp_ms >= timestamp_ms:
                     found = _first_at(self._row_group(path, group.index), start, sealed, timestamp_ms)
                     if found:
@@ -197,6 +199,16 @@ class LogReader:
             if found:
                 return found
         return None
+
+    def _groups(self, path: Path) -> tuple[RowGroup, ...]:
+        # A segment's name is never used again, so what its footer says holds for ever.
+        with self._cache_lock:
+            groups = self._row_groups.get(path)
+        if groups is None:
+            groups = row_groups(path)
+            with self._cache_lock:
+                self._row_groups[path] = groups
+        return groups
 
     def _row_group(self, path: Path, index: int) -> pa.RecordBatch:
         key = ("row group", path, index)

@@ -8,6 +8,7 @@ own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``P
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -104,6 +105,9 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
     }
     if is_local(master):
         cores = os.cpu_count() or 1
+        if not os.access(Path.cwd(), os.W_OK):
+            # Spark makes ./spark-warehouse when it starts, and does not start without.
+            ours["spark.sql.warehouse.dir"] = str(Path(tempfile.gettempdir()) / f"spark-warehouse-{os.getuid()}")
         ours |= {
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",

@@ -1,4 +1,4 @@
-"""What comes over a real socket, well framed or not: an honest answer or a closed connection, and the server goes on."""
+"""What comes over a real socket, well framed or not: an honest answer or a closed connection; the server goes on."""
 
 import contextlib
 import gzip

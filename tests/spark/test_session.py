@@ -1,0 +1,77 @@
+"""A session: what it is configured with, what it leaves alone, and that executors work from anywhere."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from logstore.errors import InvalidRequestError
+from logstore.spark import session
+from logstore.spark.session import SparkStartError
+from logstore.spark.spark_conf import DELTA_EXTENSION, PACKAGE_ROOT
+
+
+def test_what_a_session_is(spark):
+    conf = spark.sparkContext.getConf()
+    assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+    assert DELTA_EXTENSION in conf.get("spark.sql.extensions")
+    assert conf.get("spark.driver.host") == "127.0.0.1"
+    assert spark.sparkContext.uiWebUrl is None
+    assert spark.sparkContext.appName == "tests"
+    assert spark.sparkContext.pythonExec == sys.executable
+    assert conf.get("spark.jars.packages", "") == "", "jars are local files: no look-up in a network"
+    assert "PYSPARK_PYTHON" not in os.environ, "the caller's environment is as it was"
+
+
+def test_a_second_call_gives_the_same_session_with_what_can_be_changed(spark):
+    again = session(config={"spark.sql.shuffle.partitions": 3, "spark.driver.memory": "9g"})
+    assert again.sparkContext is spark.sparkContext
+    assert again.conf.get("spark.sql.shuffle.partitions") == "3"
+
+
+def test_a_setting_that_is_no_text_is_refused_by_name():
+    with pytest.raises(InvalidRequestError, match=r"spark\.jars: \['a'\] is a list"):
+        session(config={"spark.jars": ["a"]})
+
+
+def test_spark_connect_without_its_libraries_says_what_to_install():
+    pytest.importorskip("pyspark")
+    try:
+        import grpc  # noqa: F401
+    except ImportError:
+        with pytest.raises(SparkStartError, match=r"sc://localhost:1; it needs: pip install 'pyspark\[connect\]'"):
+            session(master="sc://localhost:1")
+
+
+def test_workers_import_what_the_driver_does(spark):
+    def where(batches):
+        import pyarrow as pa
+
+        import logstore
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"path": [logstore.__file__]})
+
+    rows = spark.range(1).mapInArrow(where, "path string").collect()
+    assert rows[0].path == str(PACKAGE_ROOT / "logstore" / "__init__.py")
+
+
+def test_a_running_session_without_delta_is_named_as_the_reason(spark, monkeypatch):
+    monkeypatch.setattr("logstore.spark.session.DELTA_EXTENSION", "org.example.Other")
+    with pytest.raises(SparkStartError, match="Spark session without Delta is running in this process"):
+        session()
+
+
+def test_without_java_the_error_says_what_to_install(tmp_path):
+    """In a process of its own: here a JVM runs already."""
+    script = "from logstore.spark import session\ntry:\n    session()\nexcept Exception as e:\n    print(type(e).__name__, e)"
+    ran = subprocess.run(
+        [sys.executable, "-c", script],
+        env={"PATH": str(tmp_path), "HOME": os.environ["HOME"], "PYTHONPATH": str(PACKAGE_ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout.startswith("SparkStartError Spark needs Java 17 or later (Debian: apt-get install"), ran.stderr
