@@ -64,6 +64,7 @@ class RequestContextMiddleware:
             await exchange.send({"type": "http.response.body"})
             return
         if scope["method"] == "HEAD" and "GET" in self._allowed_methods(scope["path"]):
+            # The server leaves the body out.
             exchange.scope = {**scope, "method": "GET"}
         try:
             await self._app(exchange.scope, exchange.receive, exchange.send)
@@ -112,8 +113,6 @@ class _Exchange:
                 headers["Connection"] = "close"
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
-            if self.method == "HEAD":
-                message = {**message, "body": b""}
         await self._send(message)
 
 

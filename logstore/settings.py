@@ -47,7 +47,7 @@ class Settings(BaseSettings):
         ge=1,
         description="Bytes of requests in flight; beyond, produce answers 429.",
     )
-    max_request_size: int = Field(64 * MIB, ge=1, le=2**31 - 1, description="Largest request body, after inflation.")
+    max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     auto_create_topics_enable: bool = Field(
         default=False,
         description="Create a topic when something is first produced to it. Kafka's default is true.",

@@ -431,12 +431,20 @@ class Broker:
         return ranges, durable
 
     def _require_room(self, num_bytes: int) -> None:
-        if self._journal.retained_bytes + num_bytes > self.settings.journal_max_bytes:
+        journal, settings = self._journal, self.settings
+        # What acks=0 and timed-out requests left behind is in no request's account any more, but still in memory.
+        if journal.queued_bytes and journal.queued_bytes + num_bytes > settings.queued_max_request_bytes:
+            THROTTLED.labels("in_flight").inc()
+            raise ThrottledError(
+                f"{journal.queued_bytes} bytes wait for the disk; queued.max.request.bytes is "
+                f"{settings.queued_max_request_bytes}. Send less, or try again in a moment."
+            )
+        if journal.retained_bytes + journal.queued_bytes + num_bytes > settings.journal_max_bytes:
             self._schedule.press()
             THROTTLED.labels("journal").inc()
             raise ThrottledError(
-                f"The journal holds {self._journal.retained_bytes} bytes not yet in Delta; journal.max.bytes is "
-                f"{self.settings.journal_max_bytes}. Send less, or try again after the next roll."
+                f"The journal holds {journal.retained_bytes} bytes not yet in Delta; journal.max.bytes is "
+                f"{settings.journal_max_bytes}. Send less, or try again after the next roll."
             )
 
     async def fetch(

@@ -94,6 +94,8 @@ class Journal:
         self._forgotten: set[UUID] = set()
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
         self._queue: deque[_Append] = deque()
+        self.queued_bytes = 0
+        """Bytes of the appends that are not durable yet: held in memory, whoever still waits for them."""
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
@@ -187,6 +189,7 @@ class Journal:
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
             length += HEADER_BYTES + len(payload)
+        self.queued_bytes += length
         self._queue.append(_Append(frames, length, future))
         self._wake.set()
         return future
@@ -252,6 +255,7 @@ class Journal:
             for frame in append.frames:
                 if frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
+            self.queued_bytes -= append.length
             append.future.set_result(locations)
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
@@ -284,6 +288,7 @@ class Journal:
         pending = [*group, *self._queue]
         self._queue.clear()
         for append in pending:
+            self.queued_bytes -= append.length
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
             append.future.set_exception(failure)

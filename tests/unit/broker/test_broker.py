@@ -179,6 +179,29 @@ def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: 
     run(scenario())
 
 
+def test_what_waits_for_the_disk_is_bounded_also_with_acks_0(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = SlowDisk()
+        limits = {"queued_max_request_bytes": 4_000_000, "max_request_size": 2_000_000}
+        async with running_broker(tmp_path, filesystem=disk, **limits) as broker:
+            topic = await new_topic(broker)
+            disk.go.clear()
+
+            async def fill() -> None:
+                for _ in range(100):
+                    await broker.produce(topic, records([b"x" * 500_000]), acks=0)
+
+            with pytest.raises(ThrottledError, match="wait for the disk"):
+                await fill()
+            assert broker._journal.queued_bytes <= 4_000_000
+            disk.go.set()
+            while broker._journal.queued_bytes:  # noqa: ASYNC110 - until the disk has caught up
+                await asyncio.sleep(0.01)
+            await produce(broker, topic, [b"y"])
+
+    run(scenario())
+
+
 def test_appends_wait_for_one_fsync_together(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FaultyFileSystem()
