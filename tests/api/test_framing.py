@@ -167,8 +167,13 @@ def test_100_continue_is_sent_for_a_body_that_is_wanted(server):
 
 @pytest.mark.parametrize(
     ("path", "length", "status"),
-    [(b"/topics/none", 25, 404), (b"/topics/t?acks=7", 25, 422), (b"/topics/t", 10**9, 413), (b"/topics/t/x", 25, 404)]
-    + [(b"/topics/t/partitions/1", 25, 404)],
+    [
+        (b"/topics/none", 25, 404),
+        (b"/topics/t?acks=7", 25, 422),
+        (b"/topics/t", 10**9, 413),
+        (b"/topics/t/x", 25, 404),
+        (b"/topics/t/partitions/1", 25, 404),
+    ],
 )
 def test_instead_of_100_continue_comes_the_refusal(server, path, length, status):
     with server.connection() as connection:
