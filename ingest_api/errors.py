@@ -69,6 +69,7 @@ INTERNAL_ERROR = HttpError(500, 500)
 HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     LogStoreError: HttpError(500, 50002),
     errors.InvalidRequestError: HttpError(422, 42206),
+    errors.NoRecordsError: HttpError(422, 422),
     ParameterError: HttpError(422, 422),
     NoSuchResourceError: HttpError(404, 404),
     MethodNotAllowedError: HttpError(405, 405),

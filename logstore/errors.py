@@ -29,6 +29,10 @@ class InvalidRequestError(LogStoreError):
     kafka_name, kafka_code = "INVALID_REQUEST", 42
 
 
+class NoRecordsError(InvalidRequestError):
+    """A produce request without a record."""
+
+
 class InvalidRecordError(InvalidRequestError):
     """A record is not acceptable: bad base64, null key in a compacted topic, timestamp out of range."""
 
@@ -55,12 +59,32 @@ class UnknownPartitionError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
 
+class UnknownGroupError(LogStoreError):
+    """The group has committed nothing, or was deleted."""
+
+    kafka_name, kafka_code = "GROUP_ID_NOT_FOUND", 69
+
+
+class InvalidGroupError(InvalidRequestError):
+    """A group name is not allowed."""
+
+    kafka_name, kafka_code = "INVALID_GROUP_ID", 24
+
+
+class OffsetMetadataTooLargeError(InvalidRequestError):
+    """The text that a group commits with an offset is too long."""
+
+    kafka_name, kafka_code = "OFFSET_METADATA_TOO_LARGE", 12
+
+
 class UnknownClusterError(LogStoreError):
     """The cluster id of a v3 path is not this cluster's."""
 
 
 class InvalidTopicError(LogStoreError):
-    """A topic name is not allowed, or differs from an existing one only by case or by ``.`` and ``_``."""
+    """A topic name is not allowed, or differs from an existing one only by case or by ``.`` and ``_``; or the topic
+    is the store's own.
+    """
 
     kafka_name, kafka_code = "INVALID_TOPIC_EXCEPTION", 17
 

@@ -6,6 +6,9 @@ GIB = 1024 * MIB
 
 TOPIC_NAME_LENGTH_MAX = 249
 PARTITIONS_PER_TOPIC_MAX = 10_000
+GROUP_NAME_LENGTH_MAX = 249
+# Kafka's offset.metadata.max.bytes, in UTF-8.
+OFFSET_METADATA_BYTES_MAX = 4096
 HEADERS_PER_RECORD_MAX = 1_000
 # A record costs this much beside its key, value and headers (index, columns): bounds requests of empty records.
 RECORD_OVERHEAD_BYTES = 32

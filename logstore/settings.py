@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     num_partitions: int = Field(
         1, ge=1, le=PARTITIONS_PER_TOPIC_MAX, description="Partitions of a topic that is created without a count."
     )
+    offsets_topic_num_partitions: int = Field(
+        8,
+        ge=1,
+        le=PARTITIONS_PER_TOPIC_MAX,
+        description="Partitions of the topic of group offsets; counts when the first offset is committed.",
+    )
     topic_defaults: dict[str, str] = Field(
         default_factory=dict, description="The store's defaults of topic keys: the table `[topic]` in the file."
     )

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import urllib.parse
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Self, TypeVar
@@ -32,6 +32,7 @@ from logstore.errors import (
     InvalidRecordError,
     InvalidReplicationFactorError,
     InvalidRequestError,
+    InvalidTopicError,
     LogStoreError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
@@ -108,6 +109,8 @@ class Broker:
         self._journal = journal
         self._clock = clock
         self._topics: dict[str, Topic] = {}
+        #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
+        self.topic_deleted_listeners: list[Callable[[Topic], Awaitable[None]]] = []
         self._leader_epoch = 0
         self._sticky = itertools.count()
         self._not_ready: str | None = "the store is starting"
@@ -279,6 +282,16 @@ class Broker:
             self._create_topic(name, partitions, replication_factor, configs or {}, validate_only)
         )
 
+    async def internal_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        """A topic of the store's own, made if it is not there: only ``produce(internal=True)`` writes to it, nobody
+        alters or deletes it. Raises StorageFullError.
+        """
+
+        async def find_or_make() -> Topic:
+            return self._topics.get(name) or await self._make_topic(name, partitions, dict(configs))
+
+        return self._topics.get(name) or await self._change(find_or_make())
+
     async def _create_topic(
         self,
         name: str,
@@ -297,8 +310,9 @@ class Broker:
             )
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self.settings.topic_defaults)
-        if validate_only:
-            return None
+        return None if validate_only else await self._make_topic(name, count, overrides)
+
+    async def _make_topic(self, name: str, count: int, overrides: dict[str, str]) -> Topic:
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
         topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
         self._topics[name] = topic
@@ -306,11 +320,12 @@ class Broker:
         return topic
 
     async def delete_topic(self, name: str) -> None:
-        """Gone for readers and writers at once; its files follow. Raises UnknownTopicError."""
+        """Gone for readers and writers at once; its files follow. Raises UnknownTopicError, InvalidTopicError."""
         await self._change(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:
         topic = self.topic(name)
+        _require_users_topic(topic)
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, name)
             topic.delete()
@@ -318,13 +333,19 @@ class Broker:
             self._journal.forget(topic.topic_id)
         forget_topic(name)
         log.info("topic.deleted", topic=name)
+        for listener in self.topic_deleted_listeners:
+            await listener(topic)
         await asyncio.to_thread(self._catalog.purge)
 
     async def alter_configs(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> Topic:
-        """Set keys; None takes a key back to its default. Raises UnknownTopicError, InvalidConfigError."""
+        """Set keys; None takes a key back to its default.
+
+        Raises UnknownTopicError, InvalidTopicError, InvalidConfigError.
+        """
         topic = self.topic(name)
+        _require_users_topic(topic)
         checked: dict[str, str | None] = dict(
             validate_overrides({key: value for key, value in changes.items() if value is not None})
         )
@@ -335,11 +356,15 @@ class Broker:
         return topic
 
     async def add_partitions(self, name: str, total: int) -> Topic:
-        """Grow to ``total`` partitions. Raises InvalidPartitionsError for fewer than there are, UnknownTopicError."""
+        """Grow to ``total`` partitions.
+
+        Raises InvalidPartitionsError for fewer than there are, UnknownTopicError, InvalidTopicError.
+        """
         return await self._change(self._add_partitions(name, total))
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.topic(name)
+        _require_users_topic(topic)
         _check_partitions(total)
         if total < len(topic.partitions):
             raise InvalidPartitionsError(
@@ -377,14 +402,18 @@ class Broker:
         partition: int | None = None,
         acks: int = -1,
         timeout_ms: int = 30_000,
+        internal: bool = False,
     ) -> ProduceResult:
         """Append a request's records; per partition all of them with consecutive offsets, or none.
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
-        Raises UnknownPartitionError, InvalidRecordError (a null key in a compacted topic), ThrottledError (the journal
+        ``internal``: the store itself writes, to a topic of its own. Requests of up to 1 MiB are appended in the order
+        of the calls. Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic), ThrottledError (the journal
         is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError, RequestTimedOutError.
         """
         self._require_ready()
+        if not internal:
+            _require_users_topic(topic)
         _check_keys(topic, records)
         parts, payloads = await self._encode(topic, records, partition)
         self._require_ready()
@@ -466,9 +495,10 @@ class Broker:
         """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
 
         Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the high watermark or below -1, UnknownPartitionError.
+        OffsetOutOfRangeError beyond the high watermark or below -1, UnknownPartitionError, InvalidTopicError.
         """
         self._require_ready()
+        _require_users_topic(topic)
         partition_log = topic.partition(partition)
         target = partition_log.high_watermark if before_offset == -1 else before_offset
         if not 0 <= target <= partition_log.high_watermark:
@@ -491,6 +521,13 @@ class Broker:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
         self._require_ready()
         return await self._roller.roll(topic)
+
+
+def _require_users_topic(topic: Topic) -> None:
+    if topic.is_internal:
+        raise InvalidTopicError(
+            f"Topic {topic.name!r} is the store's own: it can be read and rolled, but not written, changed or deleted."
+        )
 
 
 def _check_partitions(count: int) -> None:

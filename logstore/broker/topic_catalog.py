@@ -16,6 +16,7 @@ from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidTopicError, TopicExistsError
 from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -79,12 +80,13 @@ class TopicCatalog:
             config_overrides=config_overrides,
             filesystem=self._filesystem,
             staging=self._staging,
+            layout=layout_of(name),
         )
 
     def remove(self, name: str) -> None:
         """Take the topic away in one step; ``purge`` deletes its files."""
         self._filesystem.make_directory(self._deleted)
-        self._filesystem.rename(self._topics / name, self._deleted / f"{name}.{uuid.uuid4().hex}")
+        self._filesystem.rename(self._topics / name, self._deleted / uuid.uuid4().hex)
         self._filesystem.sync_directory(self._topics)
 
     def purge(self) -> None:

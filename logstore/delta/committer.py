@@ -38,7 +38,6 @@ from logstore.errors import (
 )
 from logstore.filesystem import FileSystem
 from logstore.limits import COMMIT_ATTEMPTS_MAX
-from logstore.records.schema import TABLE_SCHEMA
 from logstore.segments.writer import Segment
 
 if TYPE_CHECKING:
@@ -166,7 +165,6 @@ class Committer:
                 raise CorruptionError(f"{self._path / segment.path} has {size} bytes, written were {segment.size}")
 
     def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
-        from deltalake import Schema
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
         properties = commit_properties(plan.operation, plan.transactions, commit_id)
@@ -186,7 +184,7 @@ class Committer:
         table.create_write_transaction(
             actions,
             "append",
-            Schema.from_arrow(TABLE_SCHEMA),
+            table.schema(),
             PARTITION_COLUMNS,
             commit_properties=properties,
             post_commithook_properties=hooks,

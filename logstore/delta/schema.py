@@ -20,12 +20,14 @@ PARTITIONS_PROPERTY = "logstore.partitions"
 FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
 PARTITION_COLUMNS = ["partition"]
 
+#: As the topic's layout says.
+LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
+
 #: Set when a topic is created.
 DELTA_PROPERTIES = {
     "delta.checkpointInterval": "100",
     "delta.dataSkippingStatsColumns": "offset,timestamp",
     "delta.enableExpiredLogCleanup": "true",
-    "delta.logRetentionDuration": "interval 1 days",
 }
 
 SEALED, EPOCH, START, REWRITE, CLEANED = "sealed", "epoch", "start", "rewrite", "cleaned"

@@ -28,6 +28,7 @@ from logstore.delta.preconditions import (
 from logstore.delta.schema import (
     CLEANED,
     DELTA_PROPERTIES,
+    LOG_RETENTION_PROPERTY,
     PARTITION_COLUMNS,
     PARTITIONS_PROPERTY,
     PROPERTY_PREFIX,
@@ -47,7 +48,7 @@ from logstore.errors import (
     UnknownPartitionError,
 )
 from logstore.filesystem import FileSystem
-from logstore.records.schema import TABLE_SCHEMA
+from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.writer import Segment
 
 __all__ = ["RollCommit", "RollPart", "TopicTable"]
@@ -78,11 +79,12 @@ class TopicTable:
         config_overrides: Mapping[str, str],
         filesystem: FileSystem | None = None,
         staging: Path | None = None,
+        layout: TableLayout = PLAIN_LAYOUT,
     ) -> Self:
         """Make the table of a new topic: one commit, then one rename, so that a crash leaves no half topic.
 
-        ``staging`` is a directory on the same file system, ``<data>/staging`` unless told. Raises TopicExistsError,
-        InvalidPartitionsError, OSError.
+        ``staging`` is a directory on the same file system, ``<data>/staging`` unless told; ``layout`` is ``layout_of``
+        the topic. Raises TopicExistsError, InvalidPartitionsError, OSError.
         """
         from deltalake import DeltaTable
 
@@ -90,15 +92,16 @@ class TopicTable:
         filesystem = filesystem or FileSystem()
         if path.exists():
             raise TopicExistsError(f"Topic {path.name!r} already exists")
-        built = (staging or path.parent.parent / "staging") / f"{path.name}-{uuid.uuid4().hex}"
+        built = (staging or path.parent.parent / "staging") / uuid.uuid4().hex
         filesystem.make_directory(built)
         filesystem.make_directory(path.parent)
         DeltaTable.create(
             str(built),
-            schema=TABLE_SCHEMA,
+            schema=layout.table_schema,
             partition_by=PARTITION_COLUMNS,
             configuration={
                 **DELTA_PROPERTIES,
+                LOG_RETENTION_PROPERTY: layout.log_retention,
                 PARTITIONS_PROPERTY: str(num_partitions),
                 **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
             },

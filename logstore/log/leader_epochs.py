@@ -25,6 +25,10 @@ class LeaderEpochs:
         """The history of the offsets below ``end_offset``."""
         return tuple(entry for entry in self._entries if entry[1] < end_offset)
 
+    def epoch_of(self, offset: int) -> int | None:
+        """The epoch that wrote ``offset``; None if that is not known."""
+        return next((epoch for epoch, start in reversed(self._entries) if start <= offset), None)
+
     @property
     def entries(self) -> tuple[tuple[int, int], ...]:
         return tuple(self._entries)

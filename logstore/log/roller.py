@@ -30,6 +30,7 @@ from logstore.log.history import history_gaps, sealed_segments_on_disk
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
+from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file
 from logstore.segments.writer import Segment, SegmentWriter
 
@@ -157,7 +158,13 @@ class Roller:
 
     def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
         with SegmentWriter(
-            topic.table.path, span.partition, piece.base_offset, span.leader_epoch, codec, filesystem=self._filesystem
+            topic.table.path,
+            span.partition,
+            piece.base_offset,
+            span.leader_epoch,
+            codec,
+            filesystem=self._filesystem,
+            layout=layout_of(topic.name),
         ) as writer:
             for frames in _in_chunks(piece.frames, _READ_BYTES):
                 for frame in self._journal.read_many([f.location for f in frames]):

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import InvalidRecordError, InvalidRequestError, RequestTooLargeError
+from logstore.errors import InvalidRecordError, InvalidRequestError, NoRecordsError, RequestTooLargeError
 from logstore.limits import KIB, TIMESTAMP_MS_MAX
 from logstore.records.arrow_messages import StreamLayout, read_layout
 from logstore.records.batch import DecodedRecords, check_record_count, check_records
@@ -55,7 +55,7 @@ def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_r
         batches.append(_to_wire(batch, max_request_size))
         partitions.append(_partitions(batch))
     if not batches:
-        raise InvalidRequestError("records may not be empty: the Arrow stream has no batch")
+        raise NoRecordsError("records may not be empty: the Arrow stream has no batch")
     combined = pa.concat_batches(batches)
     check_records(combined, max_message_bytes)
     named = np.concatenate(partitions)

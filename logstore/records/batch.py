@@ -10,7 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import InvalidRecordError, InvalidRequestError, RecordTooLargeError, RequestTooLargeError
+from logstore.errors import (
+    InvalidRecordError,
+    NoRecordsError,
+    RecordTooLargeError,
+    RequestTooLargeError,
+)
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
 
 
@@ -71,7 +76,7 @@ def check_records(batch: pa.RecordBatch, max_message_bytes: int) -> None:
     Raises InvalidRequestError, RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
     """
     if not batch.num_rows:
-        raise InvalidRequestError("records may not be empty: send at least one record")
+        raise NoRecordsError("records may not be empty: send at least one record")
     check_record_count(batch.num_rows)
     check_record_sizes(batch, max_message_bytes)
     counts = pc.fill_null(pc.list_value_length(batch.column("headers")), 0).to_numpy()

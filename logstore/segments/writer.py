@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from logstore.filesystem import FileSystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
-from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
+from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.footer import JsonState, SegmentFooter, encode_footer
+from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
 
 #: Names of ``compression.type`` that Parquet spells differently.
@@ -68,7 +69,8 @@ class _Sink(io.RawIOBase):
 class SegmentWriter:
     """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(end_offset, ...)``.
 
-    ``codec`` is a value of ``compression.type`` or Parquet's own name of it. Raises OSError as the disk does.
+    ``codec`` is a value of ``compression.type`` or Parquet's own name of it; ``layout`` is the topic's
+    (``layout_of``), and its extra columns are derived here. Raises OSError as the disk does.
     """
 
     def __init__(
@@ -79,11 +81,13 @@ class SegmentWriter:
         leader_epoch: int,
         codec: str = "zstd",
         filesystem: FileSystem | None = None,
+        layout: TableLayout = PLAIN_LAYOUT,
     ) -> None:
         self.path = segment_name(partition, base_offset, leader_epoch, new_unique())
         self._file = table_path / self.path
         self._partition, self._base_offset, self._leader_epoch = partition, base_offset, leader_epoch
         self._filesystem = filesystem or FileSystem()
+        self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = 0
@@ -94,13 +98,13 @@ class SegmentWriter:
         self._sink = _Sink(self._filesystem, self._fd)
         self._parquet = pq.ParquetWriter(
             self._sink,
-            SEGMENT_SCHEMA,
+            layout.segment_schema,
             compression=_PARQUET_CODECS.get(codec, codec),
             write_page_index=True,
             write_page_checksum=True,
             # Min and max of large keys and values would only fatten the footer and the page index.
             write_statistics=["offset", "timestamp"],
-            use_dictionary=["key", "headers.list.element.key"],
+            use_dictionary=["key", "headers.list.element.key", *layout.extra.names],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         )
 
@@ -214,8 +218,7 @@ class SegmentWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        table = pa.Table.from_batches(self._pending).cast(SEGMENT_SCHEMA)
-        self._parquet.write_table(table, row_group_size=ROW_GROUP_ROWS_MAX)
+        self._parquet.write_table(self._layout.to_segment(self._pending), row_group_size=ROW_GROUP_ROWS_MAX)
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
 
 

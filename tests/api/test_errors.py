@@ -19,6 +19,7 @@ def test_error_codes_are_the_status_or_begin_with_it():
 
 def test_an_error_without_a_line_of_its_own_has_its_ancestors():
     assert http_error(logstore.errors.InvalidRecordError("")) == HttpError(422, 42206)
+    assert http_error(logstore.errors.NoRecordsError("")) == HttpError(422, 422)
     assert http_error(JournalRangeFreedError("")) == HttpError(500, 50002)
 
 

@@ -159,7 +159,7 @@ def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
 
     def roll_often():
         with httpx.Client(timeout=30) as http:
-            while not stop.wait(random.uniform(0, 0.4)):
+            while not stop.wait(random.uniform(0.1, 0.6)):
                 assert http.post(f"{store.url}/topics/{topic}/roll").status_code == 200
 
     roller = threading.Thread(target=roll_often)
@@ -167,7 +167,7 @@ def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
     with ProduceLoad(store.url, topic, producers=2, partitions=3) as load:
         roller.start()
         try:
-            for _ in range(5):
+            for _ in range(4):
                 load.wait_for_acknowledged(100)
                 acknowledged = load.history.acknowledged_records
                 frame = read_offsets(spark, topic, bootstrap=store.url)

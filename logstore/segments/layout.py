@@ -1,0 +1,55 @@
+"""What a topic's table has beside the log's own columns: nothing, for every topic but the store's own.
+
+Invariant: extra columns are a function of a row's key and value. Whoever writes a segment (a roll, a job that rewrites
+it) derives them again, so they can neither be forgotten nor disagree with the record.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from logstore.records.offset_record import OFFSET_COLUMNS, OFFSETS_TOPIC, offset_columns
+from logstore.records.schema import SEGMENT_SCHEMA, TABLE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True)
+class TableLayout:
+    """``derive`` makes the ``extra`` columns, in their order, from a batch with the log's.
+
+    ``log_retention`` is how long entries of the Delta log are kept (an interval as Delta spells it): the cost of a
+    commit follows their number.
+    """
+
+    extra: pa.Schema
+    derive: Callable[[pa.RecordBatch], Sequence[pa.Array]]
+    log_retention: str = "interval 1 days"
+
+    @property
+    def segment_schema(self) -> pa.Schema:
+        """Columns inside a segment file."""
+        return pa.schema([*SEGMENT_SCHEMA, *self.extra])
+
+    @property
+    def table_schema(self) -> pa.Schema:
+        """Columns of the Delta table."""
+        return pa.schema([*TABLE_SCHEMA, *self.extra])
+
+    def to_segment(self, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+        """LOG_SCHEMA batches as rows of a segment file."""
+        table = pa.Table.from_batches(batches).cast(SEGMENT_SCHEMA)
+        if not len(self.extra):
+            return table
+        derived = pa.Table.from_batches(
+            [pa.RecordBatch.from_arrays(list(self.derive(batch)), schema=self.extra) for batch in batches]
+        )
+        return pa.Table.from_arrays([*table.columns, *derived.columns], schema=self.segment_schema)
+
+
+PLAIN_LAYOUT = TableLayout(pa.schema([]), lambda _: ())
+
+_LAYOUTS = {OFFSETS_TOPIC: TableLayout(OFFSET_COLUMNS, offset_columns, log_retention="interval 1 hours")}
+
+
+def layout_of(topic_name: str) -> TableLayout:
+    return _LAYOUTS.get(topic_name, PLAIN_LAYOUT)

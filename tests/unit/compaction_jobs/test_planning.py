@@ -1,0 +1,202 @@
+"""Plans held against small models that go through the log one segment, or one offset, at a time."""
+
+from dataclasses import replace
+
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from compaction_jobs.planning import (
+    CompactionPlan,
+    base_offset,
+    first_cleaned_ms,
+    group_files,
+    join_cleanings,
+    plan_compaction,
+    plan_retention,
+)
+from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.topic_config import TopicConfig
+
+NOW = 1_000
+
+
+@st.composite
+def histories(draw):
+    """(state, files): files with gaps between and inside them, as compaction leaves them, and any facts that fit."""
+    files = []
+    at = 0
+    for _ in range(draw(st.integers(0, 6))):
+        low = at + draw(st.integers(0, 3))
+        high = low + draw(st.integers(0, 5))
+        oldest = draw(st.integers(0, NOW + 50))
+        newest = draw(st.integers(oldest, NOW + 100))
+        records = draw(st.integers(1, high - low + 1))
+        files.append(SegmentFile(f"f{low}", draw(st.integers(1, 20)), records, low, high, oldest, newest))
+        at = high + 1
+    sealed = at + draw(st.integers(0, 3))
+    ends = sorted({0, sealed, *(f.min_offset for f in files)})
+    state = PartitionState(sealed, 0, draw(st.integers(0, sealed)), 0, draw(st.sampled_from(ends)))
+    return state, tuple(files)
+
+
+configs = st.builds(
+    lambda policy, **values: replace(TopicConfig.parse({}), cleanup_policy=frozenset(policy), **values),
+    st.sampled_from([{"delete"}, {"compact"}, {"delete", "compact"}]),
+    retention_ms=st.integers(-1, NOW),
+    retention_bytes=st.integers(-1, 80),
+    min_cleanable_dirty_ratio=st.floats(0, 1),
+    min_compaction_lag_ms=st.integers(0, 300),
+    max_compaction_lag_ms=st.integers(300, NOW),
+)
+
+
+def kafka_log_start(state: PartitionState, files: tuple[SegmentFile, ...], config: TopicConfig) -> int:
+    """As UnifiedLog.deleteOldSegments, run until it finds nothing: by time, by size, one oldest segment at a time."""
+    left = [f for f in files if f.max_offset >= state.log_start]
+    start, before = state.log_start, None
+    while "delete" in config.cleanup_policy and left != before:
+        before = list(left)
+        if config.retention_ms >= 0:
+            while left and NOW - left[0].max_timestamp_ms > config.retention_ms:
+                left.pop(0)
+        if config.retention_bytes >= 0:
+            excess = sum(f.size for f in left) - config.retention_bytes
+            while left and excess - left[0].size >= 0:
+                excess -= left.pop(0).size
+        if left != before:
+            start = max(state.log_start, left[0].min_offset if left else state.sealed)
+    return start
+
+
+@given(histories(), configs)
+def test_retention_is_kafkas(history, config):
+    state, files = history
+    plan = plan_retention(0, state, files, config, NOW)
+    start = kafka_log_start(state, files, config)
+    if plan is None:
+        assert start == state.log_start
+        assert all(f.min_offset >= start for f in files)
+        return
+    assert plan.log_start == start
+    assert state.log_start <= start <= state.sealed
+    assert plan.expired == tuple(f for f in files if f.max_offset < start) == files[: len(plan.expired)]
+    assert plan.boundary in {None, *files[len(plan.expired) : len(plan.expired) + 1]}
+    left = files[len(plan.expired) + (plan.boundary is not None) :]
+    assert all(f.min_offset >= start for f in left)
+    assert plan.boundary is None or plan.boundary.min_offset < start <= plan.boundary.max_offset
+
+
+@given(histories(), configs)
+def test_after_retention_there_is_nothing_to_retain(history, config):
+    state, files = history
+    plan = plan_retention(0, state, files, config, NOW)
+    assume(plan is not None)
+    left = list(files[len(plan.expired) :])
+    if plan.boundary:
+        left[0] = replace(left[0], min_offset=plan.log_start)
+    assert plan_retention(0, replace(state, log_start=plan.log_start), left, config, NOW) is None
+
+
+def test_without_the_policy_only_deleted_records_go():
+    files = tuple(SegmentFile(f"f{o}", 10, 10, o, o + 9, 0, 0) for o in (0, 10, 20))
+    config = TopicConfig.parse({"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"})
+    assert plan_retention(0, PartitionState(30, 0, 0, 0, 0), files, config, NOW) is None
+    plan = plan_retention(0, PartitionState(30, 0, 15, 0, 0), files, config, NOW)
+    assert (plan.log_start, plan.expired, plan.boundary) == (15, files[:1], files[1])
+
+
+def test_a_late_record_holds_up_what_is_behind_it():
+    """Prefixes only: an old segment behind a younger one stays."""
+    ages = (900, 100, 900)
+    files = tuple(SegmentFile(f"f{n}", 10, 10, n * 10, n * 10 + 9, 0, NOW - age) for n, age in enumerate(ages))
+    config = TopicConfig.parse({"retention.ms": "500"})
+    assert plan_retention(0, PartitionState(30, 0, 0, 0, 0), files, config, NOW).expired == files[:1]
+
+
+@given(histories(), configs)
+def test_compaction_stops_at_the_clean_point(history, config):
+    state, files = history
+    plan = plan_compaction(3, state, files, config, NOW)
+    if plan is None:
+        return
+    assert plan.partition == 3
+    assert max(state.cleaned, state.log_start) == plan.first_dirty < plan.clean_point <= state.sealed
+    assert plan.files == tuple(f for f in files if f.max_offset >= state.log_start and f.max_offset < plan.clean_point)
+    assert not any(f.min_offset < plan.clean_point <= f.max_offset for f in files)
+    dirty = [f for f in plan.files if f.max_offset >= plan.first_dirty]
+    assert dirty
+    if config.min_compaction_lag_ms:
+        assert all(f.max_timestamp_ms <= NOW - config.min_compaction_lag_ms for f in dirty)
+    old = min(f.min_timestamp_ms for f in dirty) < NOW - config.max_compaction_lag_ms
+    share = sum(f.size for f in dirty) / sum(f.size for f in plan.files)
+    assert old or share >= config.min_cleanable_dirty_ratio
+
+
+@given(histories(), configs)
+def test_what_can_be_compacted_is_when_it_is_due(history, config):
+    """With the dirty ratio at 0, a partition is left alone only if its first dirty segment is too young."""
+    state, files = history
+    config = replace(config, min_cleanable_dirty_ratio=0.0)
+    dirty = [f for f in files if f.max_offset >= max(state.cleaned, state.log_start)]
+    lag = config.min_compaction_lag_ms
+    if plan_compaction(0, state, files, config, NOW) is None:
+        assert not dirty or (lag and dirty[0].max_timestamp_ms > NOW - lag)
+    else:
+        assert dirty
+
+
+@given(histories(), configs)
+def test_a_compacted_partition_is_clean(history, config):
+    state, files = history
+    plan = plan_compaction(0, state, files, config, NOW)
+    assume(plan is not None)
+    done = replace(state, cleaned=plan.clean_point)
+    again = plan_compaction(0, done, files, config, NOW)
+    assert again is None or again.first_dirty == plan.clean_point
+
+
+@given(histories(), st.integers(1, 60))
+def test_groups_are_neighbours_that_fit(history, segment_bytes):
+    _, files = history
+    groups = group_files(files, [f.size for f in files], segment_bytes)
+    assert [f for group in groups for f in group] == list(files)
+    assert all(len(group) == 1 or sum(f.size for f in group) <= segment_bytes for group in groups)
+    for one, other in zip(groups, groups[1:], strict=False):
+        assert sum(f.size for f in one) + other[0].size > segment_bytes
+
+
+def test_the_ratio_counts_bytes():
+    files = tuple(SegmentFile(f"f{o}", size, 10, o, o + 9, 0, 0) for o, size in ((0, 30), (10, 10)))
+    plan = CompactionPlan(0, 0, 10, 20, files)
+    assert (plan.dirty_bytes, plan.dirty_ratio) == (10, 0.25)
+
+
+def test_the_base_offset_is_in_the_name():
+    path = f"partition=0/{7:020d}-2-{'a' * 32}.parquet"
+    assert base_offset(SegmentFile(path, 1, 1, 9, 12, 0, 0)) == 7
+    assert base_offset(SegmentFile("partition=0/part-0001.parquet", 1, 1, 9, 12, 0, 0)) == 9
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=8), st.data())
+def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
+    """Rounds of compaction, each (offsets further, time passed), against one remembered time per offset."""
+    first: dict[int, int] = {}
+    parts: list[tuple[tuple[tuple[int, int], ...], int]] = []
+    end = now = 0
+    for further, passed in rounds:
+        first_dirty, now = end, now + passed
+        end += further
+        first |= dict.fromkeys(range(first_dirty, end), now)
+        joined = join_cleanings([*parts, ((), end)], first_dirty, end, now)
+        assert [first_cleaned_ms(joined, o) for o in range(end + 1)] == [*first.values(), None]
+        assert list(joined) == sorted(set(joined))
+        assert len({time for _, time in joined}) == len(joined)
+        # The next round finds one segment, or two, with their shares of the account.
+        cut = data.draw(st.integers(0, end))
+        low = join_cleanings([(joined, cut)], cut, cut, now) if cut else ()
+        parts = [(low, cut), (joined, end)] if cut else [(joined, end)]
+
+
+def test_what_has_no_account_counts_from_now():
+    assert join_cleanings([((), 10), (((20, 5),), 20)], 20, 30, 7) == ((10, 7), (20, 5), (30, 7))
+    assert join_cleanings([(((10, 5),), 10)], 10, 10, 7) == ((10, 5),)
