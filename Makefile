@@ -2,23 +2,27 @@
 
 SHELL := /bin/bash
 BIN := .venv/bin
+PORT ?= 8082
 RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-airflow run lint format bench docs lock clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, read back by Spark
+demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
 	@$(RUN) logstore.demo
 
 test: lint ## Lint, types and tests
 	@$(RUN) pytest
 
-run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C
-	@exec $(BIN)/logstore serve --data ./data --port 8082
+test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
+	@$(RUN) pytest -m airflow tests/airflow
+
+run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
+	@exec $(BIN)/logstore serve --data ./data --port $(PORT)
 
 lint: setup ## Lint, formatting, layers and types
 	@$(RUN) ruff check
@@ -36,13 +40,19 @@ bench: setup ## Measure appends over HTTP on this machine
 docs: setup ## Write the pages that are made from the code
 	@$(RUN) logstore.configuration_page docs/configuration.md
 
-lock: ## Resolve requirements.lock anew from pyproject.toml (needs uv)
+lock: ## Resolve both requirements.lock anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	@uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+		--output-file airflow_dags/requirements.lock
 
 clean: ## Remove what was made here, except ./data
-	@rm -rf .venv .cache build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-airflow .cache build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The script itself knows whether anything has changed since it last installed.
 setup:
 	@conf/bootstrap.sh
+
+setup-airflow:
+	@conf/bootstrap.sh airflow

@@ -4,12 +4,19 @@
 #
 #   conf/bootstrap.sh           check and install (when something has changed)
 #   conf/bootstrap.sh check     only check
+#   conf/bootstrap.sh airflow   the same for Airflow: .venv-airflow with airflow_dags/requirements.lock, nothing of logstore
 #
-# PYTHON chooses the interpreter of .venv; without it the first of python3, python3.11, python3.12, python3.13 that will do.
+# PYTHON chooses the interpreter of the environment; without it the first of python3, python3.11, python3.12, python3.13 that will do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-readonly VENV=.venv LOG=.venv/install.log PYTHON_MIN=3.11 JAVA_MIN=17
+readonly PYTHON_MIN=3.11 JAVA_MIN=17
+if [ "${1:-install}" = airflow ]; then
+    readonly VENV=.venv-airflow LOCK=airflow_dags/requirements.lock
+else
+    readonly VENV=.venv LOCK=requirements.lock
+fi
+readonly LOG=$VENV/install.log
 
 fail() {
     echo "logstore: $*" >&2
@@ -55,10 +62,11 @@ check_java() {
 # pip's own output goes to the log; here one line says how far it is.
 install() {
     local total
-    total=$(grep -c '==' requirements.lock)
-    "$VENV/bin/python" -m pip install --require-hashes -r requirements.lock --disable-pip-version-check --no-input \
+    total=$(grep -c '==' $LOCK)
+    "$VENV/bin/python" -m pip install --require-hashes -r $LOCK --disable-pip-version-check --no-input \
         --progress-bar off 2>&1 | tee "$LOG" | progress "$total" ||
         { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
+    [ $VENV = .venv ] || return 0
     "$VENV/bin/python" -m pip install --no-deps --no-build-isolation --editable . --disable-pip-version-check --no-input \
         >>"$LOG" 2>&1 || { tail -n 20 "$LOG" >&2; fail "the installation failed: see $LOG"; }
 }
@@ -84,14 +92,14 @@ progress() {
     if $terminal; then printf '\r\033[K'; fi
 }
 
-check_java
+if [ $VENV = .venv ]; then check_java; fi
 if [ "${1:-install}" = check ]; then
     find_python >/dev/null
     exit
 fi
 
 # A .venv that was moved, or made by a Python that is gone, does not count.
-installed_from="$(cat requirements.lock pyproject.toml | cksum) in $PWD"
+installed_from="$({ cat $LOCK && if [ $VENV = .venv ]; then cat pyproject.toml; fi; } | cksum) in $PWD"
 if [ "$(cat $VENV/.installed 2>/dev/null)" = "$installed_from" ] && $VENV/bin/python -c "" 2>/dev/null; then exit; fi
 
 python=$(find_python)

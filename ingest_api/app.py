@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
 
+from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api import openapi
 from ingest_api.errors import MethodNotAllowedError, add_error_handlers, log_store_error_response
 from ingest_api.request_context import RequestContextMiddleware
@@ -25,15 +26,15 @@ _DESCRIPTION = (
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application. Its lifespan starts and stops the broker, which locks ``settings.data``.
+    """The application. Its lifespan starts and stops the broker, which locks ``settings.data``, and the groups on it.
 
-    Starting raises what ``Broker.start`` raises.
+    Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise.
     """
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Broker.running(settings) as broker:
-            app.state.api = ApiState(settings, broker)
+        async with Broker.running(settings) as broker, GroupCoordinator.running(broker) as groups:
+            app.state.api = ApiState(settings, broker, groups)
             try:
                 yield
             finally:

@@ -78,6 +78,7 @@ HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     UnsupportedMediaTypeError: HttpError(415, 415),
     errors.UnknownTopicError: HttpError(404, 40401),
     errors.UnknownPartitionError: HttpError(404, 40402),
+    errors.UnknownGroupError: HttpError(404, 40405),
     errors.UnknownClusterError: HttpError(404, 404),
     errors.InvalidTopicError: HttpError(400, 40002),
     errors.TopicExistsError: HttpError(400, 40002),

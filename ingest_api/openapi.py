@@ -31,15 +31,16 @@ from ingest_api.parameters import (
     OFFSET,
     TIMEOUT_MS,
     TIMESTAMP,
+    TOPIC,
     Parameter,
 )
-from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 
 _REF = "#/components/schemas/{model}"
 
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable.",
-    404: "40401: no such topic; 40402: no such partition; 404: nothing at this path.",
+    404: "40401: no such topic; 40402: no such partition; 40405: no such group; 404: nothing at this path.",
     406: "Accept allows nothing of what there is.",
     408: "The client stopped sending in the middle of the body.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
@@ -60,6 +61,10 @@ _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
     "partition": {
         "schema": {"type": "integer", "format": "int32", "minimum": 0},
         "description": "Number of the partition, in decimal digits.",
+    },
+    "group": {
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._-]+$", "maxLength": GROUP_NAME_LENGTH_MAX},
+        "description": "Name of the consumer group.",
     },
     "cluster_id": {"schema": {"type": "string"}, "description": "The id that GET /v3/clusters answers."},
     "name": {"schema": {"type": "string"}, "description": "Name of the configuration, as `retention.ms`."},
@@ -191,6 +196,7 @@ def _json_body(model: type[BaseModel]) -> dict[str, Any]:
 
 _NO_CONTENT = {204: _answer("Done.")}
 _PARTITION_PATH = ("topic", "partition")
+_GROUP_PATH = ("group",)
 _CLUSTER_PATH = ("cluster_id",)
 _TOPIC_PATH = ("cluster_id", "topic")
 _CONFIG_PATH = ("cluster_id", "topic", "name")
@@ -247,6 +253,27 @@ ROLL = _operation(
     answers=_v2(_ref(schemas.Rolled), "Committed and durable."),
     errors=(406, 503),
 )
+LIST_GROUPS = _operation(
+    "listGroups", answers=_v2(_list_of({"type": "string"}), "Names of groups, sorted."), errors=(406, 422)
+)
+COMMIT_OFFSETS = _operation(
+    "commitOffsets",
+    path=_GROUP_PATH,
+    body=_json_body(schemas.CommitOffsetsRequest),
+    answers=_v2(_ref(schemas.CommittedOffsets), "Committed, durably."),
+    errors=(406, 416, 503, 504),
+)
+GET_GROUP_OFFSETS = _operation(
+    "getGroupOffsets",
+    path=_GROUP_PATH,
+    query=(TOPIC,),
+    answers=_v2(_ref(schemas.GroupOffsets), "The committed offsets."),
+    errors=(406,),
+)
+GET_GROUP_LAG = _operation(
+    "getGroupLag", path=_GROUP_PATH, answers=_v2(_ref(schemas.GroupLag), "The lag."), errors=(406,)
+)
+DELETE_GROUP = _operation("deleteGroup", path=_GROUP_PATH, answers=_NO_CONTENT, errors=(503, 504))
 LIST_CLUSTERS = _operation("listClusters", answers=_v3(schemas.ClusterList, "This cluster, alone."), errors=(406, 422))
 GET_CLUSTER = _operation("getCluster", path=_CLUSTER_PATH, answers=_v3(schemas.Cluster, "This cluster."), errors=(406,))
 LIST_CLUSTER_TOPICS = _operation(

@@ -78,7 +78,20 @@ class ChoiceParameter:
         return {"type": "string", "enum": list(self.choices), "default": next(iter(self.choices))}
 
 
-Parameter = IntegerParameter | ChoiceParameter
+@dataclass(frozen=True, slots=True)
+class TextParameter:
+    """Any text but the empty one; absent by default."""
+
+    name: str
+    description: str
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        return {"type": "string", "minLength": 1}
+
+
+NumberParameter = IntegerParameter | ChoiceParameter
+Parameter = NumberParameter | TextParameter
 
 ACKS = ChoiceParameter(
     "acks",
@@ -117,30 +130,43 @@ TIMESTAMP = IntegerParameter(
     None,
     "Milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not below this.",
 )
+TOPIC = TextParameter("topic", "Answer for this topic alone.")
 
 
-def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, int | None]:
+def read_query(request: Request, known: Sequence[NumberParameter] = ()) -> dict[str, int | None]:
     """The value of every ``known`` parameter, its default where absent."""
-    values: dict[str, int | None] = {parameter.name: parameter.default for parameter in known}
+    texts = _read_texts(request, known)
+    return {
+        parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
+        for parameter in known
+    }
+
+
+def read_text_query(request: Request, known: TextParameter) -> str | None:
+    """The value of the one parameter there is; None where absent."""
+    return _read_texts(request, (known,)).get(known.name)
+
+
+def _read_texts(request: Request, known: Sequence[Parameter]) -> dict[str, str]:
+    """The parameters that are there, each of them known, once, and not empty."""
     query = request.scope["query_string"]
     if not query:
-        return values
+        return {}
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError:
         raise ParameterError(f"The query has more than {_FIELDS_MAX} parameters; {_advice(known)}") from None
-    parameters = {parameter.name: parameter for parameter in known}
-    seen: set[str] = set()
+    names = {parameter.name for parameter in known}
+    texts: dict[str, str] = {}
     for name, text in pairs:
-        if name not in parameters:
+        if name not in names:
             raise ParameterError(f"There is no query parameter {shown(name)} here; {_advice(known, name)}")
-        if name in seen:
+        if name in texts:
             raise ParameterError(f"Query parameter {name} is given twice: send it once.")
         if not text:
             raise ParameterError(f"Query parameter {name} has no value: leave it out or give one.")
-        seen.add(name)
-        values[name] = parameters[name].read(text)
-    return values
+        texts[name] = text
+    return texts
 
 
 def required(value: int | None) -> int:

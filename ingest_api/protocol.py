@@ -8,6 +8,7 @@ dropped only up to a bound.
 """
 
 import asyncio
+import uuid
 from collections import deque
 from typing import Any
 
@@ -165,6 +166,9 @@ class HttpProtocol(HttpToolsProtocol):
             return
         http, message = self._refusal
         body = error_body(http.error_code, message)
-        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        head = (
+            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"
+            % (len(body), uuid.uuid4().hex.encode())
+        )
         self.transport.write(STATUS_LINE[http.status] + head + body)
         self.transport.close()

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from logstore.limits import OFFSET_METADATA_BYTES_MAX
+
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
@@ -262,6 +264,64 @@ class AlterConfigsRequest(Request):
 
 class UpdateConfigRequest(Request):
     value: str | None
+
+
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+class OffsetToCommit(Request):
+    topic: str
+    partition: Int32
+    offset: Int64 = Field(description="The next offset to read: that of the last record done, plus 1.")
+    metadata: str | None = Field(
+        None, description=f"Text of the consumer's own, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8."
+    )
+
+
+class CommitOffsetsRequest(Request):
+    offsets: list[OffsetToCommit] = Field(min_length=1)
+
+
+class CommittedOffset(Answer):
+    topic: str
+    partition: Int32
+    offset: Int64
+    metadata: str
+
+
+class CommittedOffsets(Answer):
+    """In the order of the request."""
+
+    offsets: list[CommittedOffset]
+
+
+class GroupOffset(CommittedOffset):
+    leader_epoch: int = Field(description="Of the record before the offset; -1: not known.")
+    timestamp: int = Field(description="When it was committed, in milliseconds since 1970-01-01T00:00:00Z.")
+
+
+class GroupOffsets(Answer):
+    """By topic and partition."""
+
+    offsets: list[GroupOffset]
+
+
+class PartitionLag(Answer):
+    """`lag` = `high_watermark` - `committed_offset`; records below `log_start_offset` are gone."""
+
+    topic: str
+    partition: Int32
+    committed_offset: Int64
+    log_start_offset: Int64
+    high_watermark: Int64
+    lag: Int64
+
+
+class GroupLag(Answer):
+    group: str
+    total_lag: Int64
+    max_lag: Int64 = Field(description="Of the partition that is furthest behind.")
+    partitions: list[PartitionLag]
 
 
 # ---- health ---------------------------------------------------------------------------------------------------------

@@ -49,7 +49,8 @@ def serve(settings: Settings) -> int:
     except OSError as error:
         reason = error.strerror or str(error)
         return _fail(
-            f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another port (0 takes a free one)"
+            f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another port (make run PORT=8083, or "
+            "logstore serve --port 8083; 0 takes a free one)"
         )
     try:
         with listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

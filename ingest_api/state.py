@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.backpressure import InFlightBytes
 from logstore.broker.broker import Broker
 from logstore.settings import Settings
@@ -19,15 +20,16 @@ T = TypeVar("T")
 
 
 class ApiState:
-    """One broker and the bounds around it.
+    """One broker, the consumer groups on it, and the bounds around them.
 
     ``stopping`` is set when the server begins to shut down: long polls then answer with what there is. ``requests`` and
     ``answers`` are bounded apart, so that slow readers never stop producers.
     """
 
-    def __init__(self, settings: Settings, broker: Broker) -> None:
+    def __init__(self, settings: Settings, broker: Broker, groups: GroupCoordinator) -> None:
         self.settings = settings
         self.broker = broker
+        self.groups = groups
         self.stopping = asyncio.Event()
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")

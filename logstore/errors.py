@@ -5,6 +5,8 @@ none) and whether the same request may succeed later unchanged. What they become
 ``ingest_api/errors.py``. A message names the operation, the object, and what to do next.
 """
 
+import errno
+import re
 from typing import ClassVar
 
 
@@ -179,6 +181,20 @@ class StorageError(LogStoreError):
     """A write or fsync failed. Whether the pending records are stored is unknown until a restart reads the journal."""
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+# Delta writers tell what the disk said as text, with colours.
+_FULL_TEXT = re.compile(r"os error (28|122)\b|No space left on device|Disk quota exceeded")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def storage_error(doing: str, error: BaseException) -> StorageError | StorageFullError:
+    """What ``error``, of the disk or of a library that writes to it, is to a caller; nothing was stored."""
+    text = " ".join(_COLOUR.sub("", str(error)).split())
+    if getattr(error, "errno", None) in _FULL or _FULL_TEXT.search(text):
+        return StorageFullError(f"No space left on the disk: {doing} failed, nothing was changed. Free some space.")
+    return StorageError(f"{doing} failed, nothing was changed: {text}")
 
 
 class CorruptionError(LogStoreError):

@@ -22,6 +22,18 @@ from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
 ENV_PREFIX = "LOGSTORE_"
 CONFIG_FILE = Path("conf/logstore.toml")
 _TOPIC_PREFIX = "topic."
+#: What a setting takes, by pydantic's name of the error.
+_TAKES = {
+    "bool_parsing": "it takes true or false",
+    "bool_type": "it takes true or false",
+    "greater_than_equal": "it takes a number of at least {ge}",
+    "int_from_float": "it takes a whole number",
+    "int_parsing": "it takes a whole number",
+    "int_type": "it takes a whole number",
+    "less_than_equal": "it takes a number of at most {le}",
+    "literal_error": "it takes {expected}",
+    "string_too_short": "it takes at least one character",
+}
 
 
 class Settings(BaseSettings):
@@ -146,7 +158,9 @@ def _explain(error: ValidationError) -> Iterator[str]:
             name = setting_name(str(problem["loc"][0]))
             yield f"no setting '{name}'; {nearest(name, names)}"
         else:
-            yield f"{setting_name(str(problem['loc'][0]))} cannot be '{problem['input']}': {text}"
+            limits = problem.get("ctx", {})
+            takes = _TAKES.get(problem["type"], text).format_map(limits)
+            yield f"{setting_name(str(problem['loc'][0]))} cannot be '{problem['input']}': {takes}"
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

@@ -173,14 +173,14 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         600_000,
         0,
         LONG_MAX,
-        "How long the answer to a request with an idempotency key is remembered.",
+        "Stored, not acted on yet: how long the answer to a request with an idempotency key is to be remembered.",
     ),
     _integer(
         "idempotency.keys.max",
         100_000,
         0,
         INT_MAX,
-        "How many idempotency keys a partition remembers; past it the oldest are forgotten first.",
+        "Stored, not acted on yet: how many idempotency keys a partition is to remember; past it the oldest go first.",
     ),
 )
 
@@ -226,6 +226,18 @@ class TopicConfig:
                 f"max.compaction.lag.ms ({config.max_compaction_lag_ms}); lower the first or raise the second"
             )
         return config
+
+    @staticmethod
+    def usable(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
+        """``overrides`` without those that ``parse`` would not take: set past the store, with ALTER TABLE."""
+        kept: dict[str, str] = {}
+        for name in sorted(overrides):
+            try:
+                TopicConfig.parse({**kept, name: overrides[name]}, defaults)
+            except InvalidConfigError:
+                continue
+            kept[name] = overrides[name]
+        return kept
 
     def as_strings(self) -> dict[str, str]:
         """Every key in Kafka's spelling with its value's normal text, in the order of ``CONFIG_KEYS``."""

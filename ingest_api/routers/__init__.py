@@ -2,11 +2,12 @@
 
 from fastapi import APIRouter
 
-from ingest_api.routers import clusters, configs, health, metrics, produce, records, topics
+from ingest_api.routers import clusters, configs, groups, health, metrics, produce, records, topics
 
 ROUTERS: tuple[APIRouter, ...] = (
     produce.router,
     records.router,
+    groups.router,
     topics.router,
     clusters.router,
     configs.router,

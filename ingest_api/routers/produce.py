@@ -31,7 +31,7 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.errors import UnknownTopicError
 from logstore.records.batch import DecodedRecords
-from logstore.records.decode import decode_arrow, decode_binary, decode_json, decode_ndjson
+from logstore.records.decode import decode_arrow, decode_binary, decode_json, decode_ndjson, inflated_bytes
 from logstore.topic_config import TopicConfig
 
 # ruff: noqa: FAST003 - what a path names is read, strictly, off the request
@@ -44,10 +44,14 @@ _ANSWER_BYTES_PER_RECORD = 64
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """``decode(body, max_message_bytes, max_request_size)``; ``encode`` makes the answer."""
+    """``decode(body, max_message_bytes, max_request_size)``; ``encode`` makes the answer.
+
+    ``size(body, max_request_size)`` is what decoding takes in memory, known beforehand.
+    """
 
     decode: Callable[[bytes, int, int], DecodedRecords]
     encode: Callable[[ProduceResult], bytes]
+    size: Callable[[bytes, int], int] = lambda body, _: len(body)
 
 
 def _in_bytes(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], DecodedRecords]:
@@ -63,7 +67,7 @@ _FORMATS = {
     KAFKA_BINARY_V2: _Format(_in_bytes(decode_binary), produced_offsets),
     JSON: _Format(_in_bytes(decode_json), produced_offsets),
     NDJSON: _Format(_in_bytes(decode_ndjson), produced_ranges),
-    ARROW_STREAM: _Format(_decode_arrow, produced_ranges),
+    ARROW_STREAM: _Format(_decode_arrow, produced_ranges, inflated_bytes),
 }
 
 
@@ -113,11 +117,19 @@ async def _receive_records(
     max_bytes = state.settings.max_request_size
     body = await receive_body(request, reservation, max_bytes=max_bytes)
 
-    def decode() -> DecodedRecords:
-        return form.decode(inflate(body, coding, reservation, max_bytes=max_bytes), max_message_bytes, max_bytes)
+    def decode(plain: bytes, size: int) -> DecodedRecords:
+        # Few bytes of Arrow may stand for many: its buffers may be compressed.
+        reservation.grow(size - len(plain))
+        return form.decode(plain, max_message_bytes, max_bytes)
 
-    # A small body may inflate to a large one.
-    return await state.work(len(body) if coding is None else WORKER_THREAD_BYTES_MIN, decode)
+    def inflate_and_decode() -> DecodedRecords:
+        plain = inflate(body, coding, reservation, max_bytes=max_bytes)
+        return decode(plain, form.size(plain, max_bytes))
+
+    if coding is not None:
+        return await state.work(WORKER_THREAD_BYTES_MIN, inflate_and_decode)
+    size = form.size(body, max_bytes)
+    return await state.work(size, lambda: decode(body, size))
 
 
 def _existing_topic(state: ApiState, name: str) -> Topic | None:

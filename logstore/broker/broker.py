@@ -37,6 +37,7 @@ from logstore.errors import (
     OffsetOutOfRangeError,
     RequestTimedOutError,
     ThrottledError,
+    TopicExistsError,
     UnknownTopicError,
 )
 from logstore.filesystem import FileSystem
@@ -144,8 +145,8 @@ class Broker:
         clock = clock or SystemClock()
         filesystem = filesystem or FileSystem.from_environment()
         home = settings.data / "brokers" / str(settings.broker_id)
-        filesystem.make_directory(home)
-        lock = filelock.FileLock(home / "lock", timeout=0)
+        filesystem.make_directory(settings.data)
+        lock = filelock.FileLock(settings.data / "lock", timeout=0)
         try:
             lock.acquire()
         except filelock.Timeout as error:
@@ -154,6 +155,7 @@ class Broker:
             ) from error
         try:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
+            filesystem.make_directory(home)
             catalog = TopicCatalog(settings.data, filesystem)
             file_bytes = max(MIB, min(JOURNAL_FILE_BYTES, settings.journal_max_bytes // 32))
             journal = Journal(home / "journal" / "0", filesystem=filesystem, clock=clock, file_bytes=file_bytes)
@@ -176,7 +178,9 @@ class Broker:
         for name, table in tables.items():
             self._topics[name] = self._topic(name, table, snapshots[name])
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
-        await asyncio.to_thread(recover_partitions, self._journal, by_id)
+        deleted = self._catalog.deleted()
+        in_journal = await asyncio.to_thread(recover_partitions, self._journal, by_id, deleted)
+        await asyncio.to_thread(self._catalog.forget_deleted, in_journal)
         await self._journal.start(self._snapshot_frames)
         for topic in self._topics.values():
             await self._roller.refresh(topic, at_start=True)
@@ -290,7 +294,8 @@ class Broker:
         async def find_or_make() -> Topic:
             return self._topics.get(name) or await self._make_topic(name, partitions, dict(configs))
 
-        return self._topics.get(name) or await self._change(find_or_make())
+        found = self._topics.get(name)
+        return await self._change(find_or_make()) if found is None else found
 
     async def _create_topic(
         self,
@@ -327,10 +332,11 @@ class Broker:
         topic = self.topic(name)
         _require_users_topic(topic)
         async with topic.commit_lock:
-            await asyncio.to_thread(self._catalog.remove, name)
+            await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
             del self._topics[name]
             self._journal.forget(topic.topic_id)
+            self._roller.forget(topic)
         forget_topic(name)
         log.info("topic.deleted", topic=name)
         for listener in self.topic_deleted_listeners:
@@ -350,8 +356,14 @@ class Broker:
             validate_overrides({key: value for key, value in changes.items() if value is not None})
         )
         checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
+        topic.config_with(checked)
         if checked and not validate_only:
-            await self._roller.commit(topic, lambda: topic.table.alter_config(checked))
+
+            def alter() -> int:
+                topic.config_with(checked)  # again, now that no other change of it is under way
+                return topic.table.alter_config(checked)
+
+            await self._roller.commit(topic, alter)
             log.info("topic.configs_altered", topic=name, changes=checked)
         return topic
 
@@ -387,10 +399,13 @@ class Broker:
     # ---- records ----------------------------------------------------------------------------------------------------
 
     async def topic_for_produce(self, name: str) -> Topic:
-        """The topic; made first if ``auto.create.topics.enable`` says so. Raises UnknownTopicError."""
+        """The topic; made first if ``auto.create.topics.enable`` says so.
+
+        Raises UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        """
         if name not in self._topics and self.settings.auto_create_topics_enable:
             self._require_ready()
-            with contextlib.suppress(LogStoreError):
+            with contextlib.suppress(TopicExistsError):  # another request was faster
                 await self.create_topic(name)
         return self.topic(name)
 
@@ -408,8 +423,11 @@ class Broker:
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
         ``internal``: the store itself writes, to a topic of its own. Requests of up to 1 MiB are appended in the order
-        of the calls. Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic), ThrottledError (the journal
-        is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError, RequestTimedOutError.
+        of the calls.
+
+        Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic),
+        ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError,
+        RequestTimedOutError.
         """
         self._require_ready()
         if not internal:
@@ -468,11 +486,13 @@ class Broker:
                 f"{journal.queued_bytes} bytes wait for the disk; queued.max.request.bytes is "
                 f"{settings.queued_max_request_bytes}. Send less, or try again in a moment."
             )
-        if journal.retained_bytes + journal.queued_bytes + num_bytes > settings.journal_max_bytes:
+        # What nothing is held back for is let in whatever its size: else it never could be.
+        held = journal.needed_bytes + journal.queued_bytes
+        if held and held + num_bytes > settings.journal_max_bytes:
             self._schedule.press()
             THROTTLED.labels("journal").inc()
             raise ThrottledError(
-                f"The journal holds {journal.retained_bytes} bytes not yet in Delta; journal.max.bytes is "
+                f"The journal holds {held} bytes not yet in Delta; journal.max.bytes is "
                 f"{settings.journal_max_bytes}. Send less, or try again after the next roll."
             )
 

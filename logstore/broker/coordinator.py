@@ -36,7 +36,8 @@ class EmbeddedCoordinator:
     """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
 
     Files: ``<data>/cluster.json`` (cluster id, format version), ``<data>/brokers/<id>/broker.json`` (leader epoch).
-    Raises DataDirectoryError for a directory of another format or with a file that cannot be read.
+    Raises DataDirectoryError for a directory of another format, of another broker (whose journal may hold what nobody
+    else would see), or with a file that cannot be read.
     """
 
     def __init__(self, data: Path, broker_id: int, filesystem: FileSystem) -> None:
@@ -49,6 +50,11 @@ class EmbeddedCoordinator:
         if cluster.get("format_version") != FORMAT_VERSION:
             raise DataDirectoryError(
                 f"{data} has format version {cluster.get('format_version')}; this release reads {FORMAT_VERSION}."
+            )
+        others = sorted(p.name for p in (data / "brokers").glob("*/") if p.name != str(broker_id))
+        if others:
+            raise DataDirectoryError(
+                f"{data} belongs to broker {others[0]}, not to {broker_id}: set broker.id to {others[0]}."
             )
         self._cluster_id = str(cluster["cluster_id"])
         self._broker_file = data / "brokers" / str(broker_id) / "broker.json"

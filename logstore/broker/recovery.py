@@ -4,7 +4,7 @@ History is Delta's to tell, the tail the journal's. Where Delta shows less than 
 overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from uuid import UUID
 
 import structlog
@@ -19,31 +19,42 @@ from logstore.segments.reader import read_footer
 log = structlog.stdlib.get_logger(__name__)
 
 
-def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic]) -> None:
+def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID]) -> set[UUID]:
     """Read the whole journal once and bring every partition log to its state before the stop.
 
-    Frames of deleted topics are forgotten. Raises CorruptionError, naming topic and partition, where offsets are
-    missing.
+    Frames of ``deleted`` topics are forgotten; returned are those of them that have any. Raises CorruptionError,
+    naming topic and partition, where offsets are missing, and where the table is of un-sealed records.
     """
     logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
     snapshots: dict[tuple[UUID, int], PartitionSnapshot] = {}
     gone: set[UUID] = set()
+    missing: dict[UUID, int] = {}
     for frame in journal.recover():
         header = frame.header
         key = header.topic_id, header.partition
         partition_log = logs.get(key)
-        if partition_log is None:
-            gone.add(header.topic_id)
-        elif header.type == FrameType.SNAPSHOT:
+        if header.type == FrameType.SNAPSHOT:
             assert frame.payload is not None
             snapshots[key] = PartitionSnapshot.decode(frame.payload)
-        else:
+        if partition_log is None:
+            gone.add(header.topic_id)
+            sealed = snapshots[key].sealed_offset if key in snapshots else 0
+            if header.topic_id not in deleted and header.type == FrameType.DATA and header.end_offset > sealed:
+                missing[header.topic_id] = missing.get(header.topic_id, 0) + header.record_count
+        elif header.type == FrameType.DATA:
             partition_log.recover_frame(header, frame.location)
+    for topic_id, count in missing.items():
+        raise CorruptionError(
+            f"The journal holds {count} records of the topic with id {topic_id}, whose table is not among the topics: "
+            f"bring its directory back. To give the records up, make an empty directory deleted/{topic_id} in the data "
+            "directory."
+        )
     for topic_id in gone:
         journal.forget(topic_id)
     for topic in topics.values():
         for partition_log in topic.partitions:
             _finish(topic, partition_log, snapshots.get((topic.topic_id, partition_log.partition)))
+    return gone
 
 
 def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:

@@ -21,7 +21,8 @@ _REFRESH_S = 5.0
 # A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
 _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
-_RETRY_S = 1.0
+# After a failure the next attempt waits this long, and twice as long after each further one.
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by something slow; up to so many bytes of a file are worth copying.
 _JOURNAL_FILES = 4
 _RELOCATE_BYTES_MAX = 8 * MIB
@@ -38,11 +39,13 @@ class RollSchedule:
         self._topics = topics
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
         self._not_before: dict[Topic, float] = {}
+        self._delay_s: dict[Topic, float] = {}
         self._pressed = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._loops = [asyncio.create_task(self._roll_loop()), asyncio.create_task(self._refresh_loop())]
+        loops = (self._roll_loop(), self._refresh_loop(), self._unpin_loop())
+        self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
         """End the schedule; rolls under way come to their end."""
@@ -57,7 +60,7 @@ class RollSchedule:
 
     async def _roll_loop(self) -> None:
         while True:
-            pressed = self._pressed.is_set() or self._journal.retained_bytes > _PRESSURE * self._journal_max_bytes
+            pressed = self._pressed.is_set() or self._journal.needed_bytes > _PRESSURE * self._journal_max_bytes
             self._pressed.clear()
             for topic in list(self._topics.values()):
                 if topic not in self._rolling and self._is_due(topic, pressed=pressed):
@@ -84,22 +87,28 @@ class RollSchedule:
 
         try:
             await self._roller.roll(topic, select)
-            self._not_before.pop(topic, None)
+            self._forget_failures(topic)
         except (LogStoreError, OSError) as error:
             # The journal keeps the records; the next attempt begins on a fresh snapshot.
             ROLLS.labels(topic.name, "failed").inc()
             log.error("roll.failed", topic=topic.name, error=str(error))
-            self._not_before[topic] = self._clock.monotonic() + _RETRY_S
+            delay = min(_RETRY_MAX_S, 2 * self._delay_s.get(topic, _RETRY_S / 2))
+            self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
         finally:
             del self._rolling[topic]
             if topic.deleted:
-                self._not_before.pop(topic, None)
+                self._forget_failures(topic)
+
+    def _forget_failures(self, topic: Topic) -> None:
+        self._not_before.pop(topic, None)
+        self._delay_s.pop(topic, None)
 
     async def _refresh_loop(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            await self._unpin_journal()
             for topic in list(self._topics.values()):
+                if topic.commit_lock.locked():
+                    continue  # whoever commits looks at the table, too; one that hangs holds up no other topic
                 try:
                     await self._roller.refresh(topic)
                 except (LogStoreError, OSError) as error:
@@ -107,6 +116,11 @@ class RollSchedule:
                 if not topic.deleted:
                     unsealed = sum(p.log_end_offset - p.sealed_offset for p in topic.partitions)
                     UNSEALED_RECORDS.labels(topic.name).set(unsealed)
+
+    async def _unpin_loop(self) -> None:
+        while True:
+            await asyncio.sleep(_REFRESH_S)
+            await self._unpin_journal()
 
     async def _unpin_journal(self) -> None:
         """Copy what a slow topic still needs of an old journal file forward, so that the file can go."""

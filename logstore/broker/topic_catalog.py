@@ -1,19 +1,21 @@
 """Which topics exist: one directory with a Delta table each under ``<data>/topics``, and nothing else.
 
 Invariants: no two names differ only by case or by ``.`` and ``_``; a topic appears and disappears by one rename, so a
-crash leaves it whole or absent. What was deleted waits in ``<data>/deleted`` for its files to be removed.
+crash leaves it whole or absent. A deleted one is moved to ``<data>/deleted/<topic id>``; its files go, and the empty
+directory tells that it was deleted, and not lost, for as long as the journal has records of it.
 """
 
+import contextlib
 import re
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import structlog
 
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import InvalidTopicError, TopicExistsError
+from logstore.errors import InvalidTopicError, TopicExistsError, storage_error
 from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.segments.layout import layout_of
@@ -83,11 +85,34 @@ class TopicCatalog:
             layout=layout_of(name),
         )
 
-    def remove(self, name: str) -> None:
-        """Take the topic away in one step; ``purge`` deletes its files."""
-        self._filesystem.make_directory(self._deleted)
-        self._filesystem.rename(self._topics / name, self._deleted / uuid.uuid4().hex)
-        self._filesystem.sync_directory(self._topics)
+    def remove(self, name: str, topic_id: uuid.UUID) -> None:
+        """Take the topic away in one step, and keep in mind that it was deleted; ``purge`` deletes its files.
+
+        Raises StorageFullError, StorageError.
+        """
+        try:
+            self._filesystem.make_directory(self._deleted)
+            self._filesystem.rename(self._topics / name, self._deleted / str(topic_id))
+            self._filesystem.sync_directory(self._deleted)
+            self._filesystem.sync_directory(self._topics)
+        except OSError as error:
+            raise storage_error(f"deleting topic {name!r}", error) from error
 
     def purge(self) -> None:
-        shutil.rmtree(self._deleted, ignore_errors=True)
+        """Delete the files of deleted topics. An empty directory stays: the journal may still have their records."""
+        for path in self._deleted.glob("*/*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+    def deleted(self) -> dict[uuid.UUID, Path]:
+        """Topics that were deleted on purpose, so that nobody misses what the journal has of them."""
+        found = {}
+        for path in self._deleted.glob("*/"):
+            with contextlib.suppress(ValueError):
+                found[uuid.UUID(path.name)] = path
+        return found
+
+    def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
+        """The journal has no records but of topics ``in_journal`` any more."""
+        for topic_id, path in self.deleted().items():
+            if topic_id not in in_journal:
+                shutil.rmtree(path, ignore_errors=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from logstore import __version__
-from logstore.cli import consume, doctor, journal, produce, segment, serve, topic
+from logstore.cli import consume, doctor, group, job, journal, produce, segment, serve, topic
 from logstore.cli.command_group import CommandGroup
 from logstore.cli.options import UrlOption
 
@@ -49,6 +49,8 @@ app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)
+app.add_typer(group.app, name="group")
+app.add_typer(job.app, name="job")
 app.add_typer(journal.app, name="journal")
 app.add_typer(segment.app, name="segment")
 app.command(epilog=doctor.EXAMPLES)(doctor.doctor)

@@ -7,9 +7,11 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from logstore.errors import LogStoreError, StoreUnreachableError, UnknownTopicError
+from logstore.errors import LogStoreError, StoreUnreachableError, UnknownGroupError, UnknownTopicError
 
 FAILED = 1
+#: Bad input, as typer's own.
+USAGE = 2
 INTERRUPTED = 130
 
 
@@ -31,6 +33,8 @@ class CommandGroup(TyperGroup):
             fail(f"{error.message}; start one with: logstore serve")
         except UnknownTopicError as error:
             fail(f"{error.message.rstrip('.')}; logstore topic list shows what there is")
+        except UnknownGroupError as error:
+            fail(f"{error.message.rstrip('.')}; logstore group list shows what there is")
         except LogStoreError as error:
             fail(error.message)
         except OSError as error:
@@ -38,10 +42,10 @@ class CommandGroup(TyperGroup):
         return result
 
 
-def fail(message: str) -> NoReturn:
-    """End the command: ``message`` on stderr in one line, exit code 1."""
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    """End the command: ``message`` on stderr in one line, exit code ``code``."""
     sys.stderr.write(f"logstore: {' '.join(message.split())}\n")
-    raise typer.Exit(FAILED) from None
+    raise typer.Exit(code) from None
 
 
 def _discard_output() -> None:

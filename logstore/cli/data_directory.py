@@ -11,14 +11,16 @@ from logstore.errors import DataDirectoryError, LogStoreError
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of ``--data``, or of a directory given by itself: a journal's own, or a data directory, too.
+    """The journals of ``--data``, by default of the setting ``data``, or of a directory given by itself: a journal's own,
+    or a data directory, too.
 
-    A usage error when both or none is given; DataDirectoryError when there is no journal.
+    A usage error when both are given; DataDirectoryError when there is no journal.
     """
-    if (directory is None) == (data is None):
-        raise typer.BadParameter("give either a journal's directory or --data")
-    given = directory or data
-    assert given is not None
+    from logstore.settings import load_settings
+
+    if directory is not None and data is not None:
+        raise typer.BadParameter("give a journal's directory or --data, not both")
+    given = directory or data or load_settings().data
     found = sorted(given.glob("brokers/*/journal/*/"))
     if found:
         return found
@@ -38,11 +40,11 @@ def running_url(home: Path) -> str | None:
 
 @contextmanager
 def stopped_store(home: Path) -> Iterator[None]:
-    """Keeps stores from starting on the broker directory ``home``; DataDirectoryError if one runs."""
+    """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs."""
     import filelock
 
     try:
-        lock = filelock.FileLock(home / "lock", timeout=0)
+        lock = filelock.FileLock(home.parent.parent / "lock", timeout=0)
         lock.acquire()
     except filelock.Timeout:
         at = running_url(home)

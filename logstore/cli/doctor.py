@@ -171,7 +171,7 @@ def check_data(data: Path, home: Path) -> Check:
         return Check(name, Status.fail, f"{data} is not writable by you", f"sudo chown -R $(id -u) {data}")
     topics = sum(1 for _ in data.glob("topics/*/_delta_log/"))
     held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
-    if not (home / "lock").exists():
+    if not (data / "lock").exists():
         return Check(name, Status.ok, f"{held}, no store runs on it")
     from logstore.errors import DataDirectoryError
 

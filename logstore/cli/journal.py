@@ -21,14 +21,16 @@ app = typer.Typer(no_args_is_help=True, help="Look at a store's journal; repair 
 DirectoryArgument = Annotated[
     Path | None, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>, or a data directory.")
 ]
-DataOption = Annotated[Path | None, typer.Option("--data", help="A data directory: all of its journals.")]
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="A data directory: all of its journals. Default: the setting data (data).")
+]
 _DUMP_LINE = "{:>14} {:>10} {:8} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
 
 
 @app.command(
     epilog="""\b
 Examples:
-  logstore journal dump --data data
+  logstore journal dump
   logstore journal dump data/brokers/0/journal/0 --limit 100 --json
 """
 )
@@ -94,7 +96,7 @@ def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
 @app.command(
     epilog="""\b
 Examples:
-  logstore journal verify --data data && logstore serve --data data
+  logstore journal verify && logstore serve
 """
 )
 def verify(directory: DirectoryArgument = None, data: DataOption = None, json: JsonOption = False) -> None:

@@ -1,12 +1,16 @@
 """Options that several commands have, and what they mean together."""
 
 import os
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from logstore.client.addresses import DEFAULT_URL
+
+if TYPE_CHECKING:
+    from logstore.client.admin import Admin
 
 URL_VARIABLE = "LOGSTORE_URL"
 
@@ -33,8 +37,22 @@ ConfigOption = Annotated[
 
 def store_url(ctx: typer.Context, given: str | None) -> str:
     """``--url`` after the command, else before it, else the variable, else the default."""
+    return given_url(ctx, given) or DEFAULT_URL
+
+
+def given_url(ctx: typer.Context, given: str | None) -> str | None:
+    """As ``store_url``; None if nobody named a store."""
     before_the_command: str | None = ctx.find_root().params.get("url")
-    return given or before_the_command or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    return given or before_the_command or os.environ.get(URL_VARIABLE)
+
+
+@contextmanager
+def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
+    """An Admin that answers at once: a person is waiting."""
+    from logstore.client.admin import Admin
+
+    with Admin(store_url(ctx, url), client_id=CLIENT_ID, retry_timeout_s=0) as admin:
+        yield admin
 
 
 def reachable_url(ctx: typer.Context, given: str | None) -> str:

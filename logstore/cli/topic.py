@@ -1,30 +1,16 @@
 """``logstore topic ...``: administration of topics over HTTP."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from logstore.cli.options import CLIENT_ID, ConfigOption, JsonOption, UrlOption, parse_configs, store_url
+from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
-
-if TYPE_CHECKING:
-    from logstore.client.admin import Admin
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
-
-
-@contextmanager
-def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
-    """An Admin that answers at once: a person is waiting."""
-    from logstore.client.admin import Admin
-
-    with Admin(store_url(ctx, url), client_id=CLIENT_ID, retry_timeout_s=0) as admin:
-        yield admin
 
 
 @app.command(

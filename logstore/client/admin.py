@@ -1,4 +1,4 @@
-"""Topics over HTTP: make, look at, change, delete. No Arrow is needed here."""
+"""Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from typing import Self
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.metadata import (
     ConfigEntry,
+    GroupLag,
+    GroupOffset,
     PartitionOffsets,
     RollDescription,
     TopicDescription,
     TopicListing,
     decode,
 )
-from logstore.client.transport import Transport, quote_name, topic_path
+from logstore.client.transport import Transport, group_path, quote_name, topic_path
 from logstore.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
@@ -48,8 +50,13 @@ class _LogStart:
     log_start_offset: int
 
 
+@dataclass(frozen=True, slots=True)
+class _GroupOffsets:
+    offsets: tuple[GroupOffset, ...]
+
+
 class Admin:
-    """Administration of the topics of one store.
+    """Administration of the topics and groups of one store.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
     StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes; ``retry_timeout_s`` bounds how
@@ -77,6 +84,11 @@ class Admin:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The addresses of ``bootstrap``."""
+        return self._transport.urls
 
     @property
     def cluster_id(self) -> str:
@@ -179,6 +191,41 @@ class Admin:
         path = topic_path(topic, f"/partitions/{partition}/delete-records")
         answer = self._transport.request("POST", path, json={"before_offset": before_offset}, idempotent=True)
         return decode(answer.content, _LogStart).log_start_offset
+
+    def groups(self) -> tuple[str, ...]:
+        """Names of the groups that have committed something, sorted."""
+        return decode(self._transport.request("GET", "/groups").content, tuple[str, ...])
+
+    def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
+        """What the group has committed, by topic and partition; in ``topic`` alone if it is named.
+
+        Raises UnknownGroupError, UnknownTopicError.
+        """
+        params = None if topic is None else {"topic": topic}
+        answer = self._transport.request("GET", group_path(group, "/offsets"), params=params)
+        return decode(answer.content, _GroupOffsets).offsets
+
+    def group_lag(self, group: str) -> GroupLag:
+        """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
+        return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
+
+    def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], *, metadata: str = "") -> None:
+        """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
+
+        Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes. Raises
+        UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError beyond the high watermark, InvalidRequestError.
+        """
+        entries = [
+            {"topic": topic, "partition": partition, "offset": offset, "metadata": metadata}
+            for (topic, partition), offset in offsets.items()
+        ]
+        # Committing the same twice is committing it once: safe to send again.
+        self._transport.request("POST", group_path(group, "/offsets"), json={"offsets": entries}, idempotent=True)
+
+    def delete_group(self, group: str) -> None:
+        """Take back all that the group has committed; UnknownGroupError."""
+        # Not sent again by itself: a second DELETE after a lost answer would say that there is no such group.
+        self._transport.request("DELETE", group_path(group), idempotent=False)
 
     @property
     def _topics_path(self) -> str:

@@ -1,4 +1,7 @@
-"""What a store tells about its topics: typed, a dataclass per answer. Fields that a newer store adds are ignored."""
+"""What a store tells about its topics and groups: typed, a dataclass per answer.
+
+Fields that a newer store adds are ignored.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,6 +91,44 @@ class RollDescription:
 
     version: int
     sealed_offsets: tuple[SealedOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOffset:
+    """What a group has committed in one partition: ``offset`` is the next one to read, ``timestamp`` (ms) when that was
+    committed, ``leader_epoch`` that of the record before it (-1: not known).
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    leader_epoch: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """``lag`` offsets are between ``committed_offset`` and ``high_watermark``; below ``log_start_offset`` records are
+    gone.
+    """
+
+    topic: str
+    partition: int
+    committed_offset: int
+    log_start_offset: int
+    high_watermark: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind: in all, in the partition that is furthest behind, and in each."""
+
+    group: str
+    total_lag: int
+    max_lag: int
+    partitions: tuple[PartitionLag, ...]
 
 
 def decode(body: bytes, kind: type[T]) -> T:

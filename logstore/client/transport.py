@@ -24,6 +24,7 @@ import msgspec
 from logstore import errors
 from logstore.client.addresses import is_loopback, parse_bootstrap
 from logstore.errors import LogStoreError
+from logstore.limits import GROUP_NAME_LENGTH_MAX
 
 _CONNECT_SECONDS = 5.0
 # Below uvicorn's 5 s: a kept connection must not be closed by the server in the moment that a request goes out on it.
@@ -43,6 +44,7 @@ _ERRORS: Mapping[int, type[LogStoreError]] = {
     40002: errors.InvalidRequestError,
     40401: errors.UnknownTopicError,
     40402: errors.UnknownPartitionError,
+    40405: errors.UnknownGroupError,
     41301: errors.RequestTooLargeError,
     41302: errors.RecordTooLargeError,
     42206: errors.InvalidRecordError,
@@ -180,6 +182,15 @@ class Transport:
 def topic_path(topic: str, rest: str = "") -> str:
     """``/topics/<topic>`` with ``rest`` after it; InvalidTopicError for what cannot stand in a path."""
     return f"/topics/{quote_name(topic)}{rest}"
+
+
+def group_path(group: str, rest: str = "") -> str:
+    """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for what cannot stand in a path."""
+    if group in ("", ".", "..") or "/" in group:
+        raise errors.InvalidGroupError(
+            f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not . or .."
+        )
+    return f"/groups/{quote(group, safe='')}{rest}"
 
 
 def quote_name(topic: str) -> str:

@@ -9,6 +9,7 @@ Any exception of a commit leaves open whether it happened: its unique commit id 
 transaction values and files in a fresh snapshot. If that cannot be done, CommitStateUnknownError.
 """
 
+import json
 import random
 import time
 import uuid
@@ -35,6 +36,7 @@ from logstore.errors import (
     CommitStateUnknownError,
     CorruptionError,
     StorageError,
+    storage_error,
 )
 from logstore.filesystem import FileSystem
 from logstore.limits import COMMIT_ATTEMPTS_MAX
@@ -57,7 +59,10 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one commit does. ``properties`` are table properties to set; they exclude adds and removes."""
+    """What one commit does. ``properties`` are table properties to set; they exclude adds and removes.
+
+    ``details`` are numbers for the table's history.
+    """
 
     operation: str
     transactions: dict[str, int] = field(default_factory=dict)
@@ -65,6 +70,7 @@ class Plan:
     removes: tuple[Removal, ...] = ()
     data_change: bool = True
     properties: dict[str, str] = field(default_factory=dict)
+    details: dict[str, int] = field(default_factory=dict)
 
 
 class Committer:
@@ -96,7 +102,7 @@ class Committer:
 
         ``plan`` is called once an attempt; it raises CommitRefusedError, or returns None for nothing to do. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
-        StorageError; nothing is committed but perhaps with CommitStateUnknownError.
+        StorageFullError, StorageError; nothing is committed but perhaps with CommitStateUnknownError.
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             table, snapshot = self.open()
@@ -122,9 +128,7 @@ class Committer:
                 self._filesystem.reached("delta.synced")
                 return version
             if failure is not None and list_log(self._path).last_version <= snapshot.version:
-                raise StorageError(
-                    f"Commit {wanted.operation} to {self._path} failed, nothing was committed: {failure}"
-                ) from failure
+                raise storage_error(f"commit {wanted.operation} to {self._path}", failure) from failure
             log.info("delta.conflict", table=str(self._path), operation=wanted.operation, version=snapshot.version + 1)
             time.sleep(random.uniform(0, 0.002 * 2 ** min(attempt, 6)))  # noqa: S311  jitter
         raise CommitConflictError(
@@ -167,7 +171,7 @@ class Committer:
     def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
-        properties = commit_properties(plan.operation, plan.transactions, commit_id)
+        properties = commit_properties(plan.operation, plan.transactions, commit_id, plan.details)
         hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
         if plan.properties:
             table.alter.set_table_properties(
@@ -230,12 +234,22 @@ class Committer:
             ) from error
 
 
-def commit_properties(operation: str, transactions: dict[str, int], commit_id: str) -> "CommitProperties":
-    """Metadata of a commit: Delta's history shows the operation; one attempt only."""
+def commit_properties(
+    operation: str, transactions: dict[str, int], commit_id: str, details: dict[str, int] | None = None
+) -> "CommitProperties":
+    """Metadata of a commit: Delta's history shows the operation and its numbers; one attempt only."""
     from deltalake import CommitProperties, Transaction
 
+    details = details or {}
+    # The one field of ours that Spark's DESCRIBE HISTORY shows.
+    shown = {"userMetadata": json.dumps({"operation": operation, **details})} if details else {}
     return CommitProperties(
-        custom_metadata={"logstore.operation": operation, COMMIT_ID_KEY: commit_id},
+        custom_metadata={
+            "logstore.operation": operation,
+            COMMIT_ID_KEY: commit_id,
+            **{f"logstore.{name}": str(number) for name, number in details.items()},
+            **shown,
+        },
         max_commit_retries=0,
         app_transactions=[Transaction(app, value) for app, value in transactions.items()],
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from logstore.delta.schema import EPOCH, app_id
+from logstore.delta.schema import CLEANED, EPOCH, REWRITE, START, app_id
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.errors import (
     CommitRefusedError,
@@ -28,6 +28,20 @@ class RollPart:
     end_offset: int
     leader_epoch: int
     segments: tuple[Segment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RewritePart:
+    """One partition's share of a rewrite: ``removes`` (paths) give way to ``adds``; the facts that change with it.
+
+    ``log_start`` and ``cleaned`` only ever rise: a lower one than the table has changes nothing.
+    """
+
+    partition: int
+    removes: tuple[str, ...]
+    adds: tuple[Segment, ...] = ()
+    log_start: int | None = None
+    cleaned: int | None = None
 
 
 def is_rolled(part: RollPart, snapshot: TopicSnapshot, path: Path) -> bool:
@@ -75,6 +89,28 @@ def check_part(part: RollPart) -> None:
     starts = [*(segment.base_offset for segment in part.segments), part.end_offset]
     if ends != starts or any(segment.partition != part.partition for segment in part.segments):
         raise ValueError(f"the segments do not make up [{part.base_offset}, {part.end_offset}) of {part.partition}")
+
+
+def rewrite_facts(part: RewritePart, snapshot: TopicSnapshot, path: Path) -> tuple[list[SegmentFile], dict[str, int]]:
+    """The files that a rewrite removes and the transactions that go with it. Raises what refuses it."""
+    state = partition_state(snapshot, part.partition, path)
+    active = {file.path: file for file in snapshot.segments(part.partition)}
+    gone = [removed for removed in part.removes if removed not in active]
+    if gone:
+        raise CommitRefusedError(f"{path}: {', '.join(gone)} not active in partition {part.partition}")
+    old = [active[removed] for removed in part.removes]
+    removed = set(part.removes)
+    check_replacement(part.adds, old, [file for file in active.values() if file.path not in removed], path)
+    transactions = {app_id(part.partition, REWRITE): state.rewrite + 1}
+    if part.log_start is not None and part.log_start > state.log_start:
+        if part.log_start > state.sealed:
+            raise CommitRefusedError(f"{path}: log start {part.log_start} is beyond sealed {state.sealed}")
+        transactions[app_id(part.partition, START)] = part.log_start
+    if part.cleaned is not None and part.cleaned > state.cleaned:
+        if part.cleaned > state.sealed:
+            raise CommitRefusedError(f"{path}: clean point {part.cleaned} is beyond sealed {state.sealed}")
+        transactions[app_id(part.partition, CLEANED)] = part.cleaned
+    return old, transactions
 
 
 def check_replacement(

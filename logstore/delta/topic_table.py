@@ -5,6 +5,7 @@ every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any t
 instance. Other instances, processes and machines are excluded by the commit protocol, not by locks.
 """
 
+import shutil
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,28 +17,27 @@ from logstore.delta.committer import Committer, Plan, Removal, commit_properties
 from logstore.delta.log_entries import LOG_DIRECTORY, entry_path
 from logstore.delta.maintenance import maintain_log
 from logstore.delta.preconditions import (
+    RewritePart,
     RollPart,
     check_epoch,
     check_part,
     check_partition_count,
-    check_replacement,
     epoch_transaction,
     is_rolled,
     partition_state,
+    rewrite_facts,
 )
 from logstore.delta.schema import (
-    CLEANED,
     DELTA_PROPERTIES,
     LOG_RETENTION_PROPERTY,
     PARTITION_COLUMNS,
     PARTITIONS_PROPERTY,
     PROPERTY_PREFIX,
-    REWRITE,
     SEALED,
     START,
     app_id,
 )
-from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.errors import (
     CommitRefusedError,
     CorruptionError,
@@ -46,17 +46,18 @@ from logstore.errors import (
     LogStoreError,
     TopicExistsError,
     UnknownPartitionError,
+    storage_error,
 )
 from logstore.filesystem import FileSystem
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.writer import Segment
 
-__all__ = ["RollCommit", "RollPart", "TopicTable"]
+__all__ = ["PartsCommit", "RewritePart", "RollPart", "TopicTable"]
 
 
 @dataclass(frozen=True, slots=True)
-class RollCommit:
-    """``version`` shows every partition of ``committed`` sealed up to its end; ``refused`` ones are not committed."""
+class PartsCommit:
+    """``version`` shows what was wanted for every partition of ``committed``; ``refused`` ones are not committed."""
 
     version: int
     committed: tuple[int, ...]
@@ -84,27 +85,43 @@ class TopicTable:
         """Make the table of a new topic: one commit, then one rename, so that a crash leaves no half topic.
 
         ``staging`` is a directory on the same file system, ``<data>/staging`` unless told; ``layout`` is ``layout_of``
-        the topic. Raises TopicExistsError, InvalidPartitionsError, OSError.
+        the topic. Raises TopicExistsError, InvalidPartitionsError, StorageFullError, StorageError.
         """
-        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
 
         check_partition_count(num_partitions)
         filesystem = filesystem or FileSystem()
         if path.exists():
             raise TopicExistsError(f"Topic {path.name!r} already exists")
         built = (staging or path.parent.parent / "staging") / uuid.uuid4().hex
+        configuration = {
+            **DELTA_PROPERTIES,
+            LOG_RETENTION_PROPERTY: layout.log_retention,
+            PARTITIONS_PROPERTY: str(num_partitions),
+            **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
+        }
+        try:
+            cls._build(built, filesystem, layout, configuration, num_partitions)
+            filesystem.make_directory(path.parent)
+            filesystem.rename(built, path)
+            filesystem.sync_directory(path.parent)
+        except (OSError, DeltaError) as error:
+            shutil.rmtree(built, ignore_errors=True)
+            raise storage_error(f"creating topic {path.name!r}", error) from error
+        return cls(path, filesystem)
+
+    @staticmethod
+    def _build(
+        built: Path, filesystem: FileSystem, layout: TableLayout, configuration: dict[str, str], num_partitions: int
+    ) -> None:
+        from deltalake import DeltaTable
+
         filesystem.make_directory(built)
-        filesystem.make_directory(path.parent)
         DeltaTable.create(
             str(built),
             schema=layout.table_schema,
             partition_by=PARTITION_COLUMNS,
-            configuration={
-                **DELTA_PROPERTIES,
-                LOG_RETENTION_PROPERTY: layout.log_retention,
-                PARTITIONS_PROPERTY: str(num_partitions),
-                **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
-            },
+            configuration=dict(configuration),
             commit_properties=commit_properties(
                 "create", {app_id(partition, SEALED): 0 for partition in range(num_partitions)}, uuid.uuid4().hex
             ),
@@ -114,9 +131,6 @@ class TopicTable:
         filesystem.sync_directory(built / LOG_DIRECTORY)
         filesystem.sync_directory(built)
         filesystem.reached("delta.staged")
-        filesystem.rename(built, path)
-        filesystem.sync_directory(path.parent)
-        return cls(path, filesystem)
 
     @classmethod
     def open(cls, path: Path, *, filesystem: FileSystem | None = None) -> Self:
@@ -130,7 +144,7 @@ class TopicTable:
         with self._lock:
             return self._committer.open()[1]
 
-    def commit_roll(self, parts: Sequence[RollPart]) -> RollCommit:
+    def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
 
         A part that the table shows already counts as committed, so that a roll of unknown outcome is just repeated;
@@ -165,7 +179,7 @@ class TopicTable:
 
         with self._lock:
             version = self._committer.commit(plan)
-        return RollCommit(version, committed, dict(refused))
+        return PartsCommit(version, committed, dict(refused))
 
     def recommit(self, segments: Sequence[Segment]) -> int:
         """Commit again files that a foreign commit took out of the log while later rolls went on (rule R7).
@@ -190,9 +204,10 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def advance_log_start(self, starts: Mapping[int, int], leader_epochs: Mapping[int, int]) -> int:
-        """Move the log start of partitions forward; the version that shows it. Equal values change nothing.
+        """Move the log start of partitions forward; the version that shows it. It never moves back: a value that
+        another commit, retention's for one, has overtaken changes nothing.
 
-        Raises CommitRefusedError (backwards, or beyond sealed), FencedLeaderEpochError, and as ``Committer.commit``.
+        Raises CommitRefusedError (beyond sealed), FencedLeaderEpochError, and as ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
@@ -201,10 +216,10 @@ class TopicTable:
                 epoch = leader_epochs[partition]
                 state = partition_state(snapshot, partition, self.path)
                 check_epoch(snapshot, partition, epoch, self.path)
-                if not state.log_start <= start <= state.sealed:
+                if start > state.sealed:
                     raise CommitRefusedError(
                         f"{self.path}: log start of partition {partition} cannot become {start}: "
-                        f"it is {state.log_start}, sealed is {state.sealed}"
+                        f"sealed is {state.sealed}"
                     )
                 if start > state.log_start:
                     transactions[app_id(partition, START)] = start
@@ -225,40 +240,67 @@ class TopicTable:
         cleaned: int | None = None,
         operation: str = "rewrite",
     ) -> int:
-        """Replace files of one partition: compaction and merge (``data_change=False``), retention (True, no adds).
+        """``commit_rewrites`` of one partition; its refusal is raised."""
+        part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
+        done = self.commit_rewrites([part], data_change=data_change, operation=operation)
+        for error in done.refused.values():
+            raise error
+        return done.version
 
-        Planned on any older snapshot, checked and committed on a fresh one (rule R6). Raises CommitRefusedError if a
-        removed file is no longer active or an added one would hold what the removed ones did not; ValueError for
-        removes with dataChange beside adds (plain streams would lose the adds); and as ``Committer.commit``.
+    def commit_rewrites(self, parts: Sequence[RewritePart], *, data_change: bool, operation: str) -> PartsCommit:
+        """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
+
+        Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
+        out (rule R6): CommitRefusedError if a removed file is no longer active or an added one would hold what the
+        removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose the
+        adds), and as ``Committer.commit``.
         """
-        if not removes:
+        if not all(part.removes for part in parts):
             raise ValueError("a rewrite removes files")
-        if data_change and adds:
+        if data_change and any(part.adds for part in parts):
             raise ValueError("a commit never mixes dataChange removes with adds")
-        if any(segment.partition != partition for segment in adds):
-            raise ValueError("a rewrite is of one partition")
+        if any(segment.partition != part.partition for part in parts for segment in part.adds):
+            raise ValueError("a part of a rewrite is of one partition")
+        if len({part.partition for part in parts}) != len(parts):
+            raise ValueError("a rewrite has one part per partition")
+        committed: tuple[int, ...] = ()
+        refused: dict[int, LogStoreError] = {}
 
-        def plan(snapshot: TopicSnapshot) -> Plan:
-            state = partition_state(snapshot, partition, self.path)
-            active = {file.path: file for file in snapshot.segments(partition)}
-            gone = [path for path in removes if path not in active]
-            if gone:
-                raise CommitRefusedError(f"{self.path}: {', '.join(gone)} not active in partition {partition}")
-            old = [active[path] for path in removes]
-            kept = [file for file in active.values() if file.path not in set(removes)]
-            check_replacement(adds, old, kept, self.path)
-            transactions = {app_id(partition, REWRITE): state.rewrite + 1}
-            if log_start is not None and log_start > state.log_start:
-                if log_start > state.sealed:
-                    raise CommitRefusedError(f"{self.path}: log start {log_start} is beyond sealed {state.sealed}")
-                transactions[app_id(partition, START)] = log_start
-            if cleaned is not None and cleaned > state.cleaned:
-                transactions[app_id(partition, CLEANED)] = cleaned
-            removals = tuple(Removal(file.path, file.size, partition) for file in old)
-            return Plan(operation, transactions, tuple(adds), removals, data_change)
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            nonlocal committed
+            refused.clear()
+            passed: list[int] = []
+            transactions: dict[str, int] = {}
+            old: list[SegmentFile] = []
+            removes: list[Removal] = []
+            adds: list[Segment] = []
+            for part in parts:
+                try:
+                    files, facts = rewrite_facts(part, snapshot, self.path)
+                except (CommitRefusedError, CorruptionError, UnknownPartitionError) as error:
+                    refused[part.partition] = error
+                    continue
+                passed.append(part.partition)
+                transactions |= facts
+                old += files
+                removes += (Removal(file.path, file.size, part.partition) for file in files)
+                adds += part.adds
+            committed = tuple(sorted(passed))
+            if not passed:
+                return None
+            details = {
+                "removed_segments": len(old),
+                "removed_records": sum(file.num_records for file in old),
+                "removed_bytes": sum(file.size for file in old),
+                "added_segments": len(adds),
+                "added_records": sum(segment.num_records for segment in adds),
+                "added_bytes": sum(segment.size for segment in adds),
+            }
+            return Plan(operation, transactions, tuple(adds), tuple(removes), data_change, details=details)
 
         with self._lock:
-            return self._committer.commit(plan)
+            version = self._committer.commit(plan)
+        return PartsCommit(version, committed, dict(refused))
 
     def alter_config(self, changes: Mapping[str, str | None]) -> int:
         """Set topic configuration (names without ``logstore.``, values validated); None = back to the default."""

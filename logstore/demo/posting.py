@@ -1,9 +1,9 @@
-"""Topic ``flights`` over HTTP: made anew, and filled by one connection per partition."""
+"""A topic of flights over HTTP: made anew, and filled by one connection per partition."""
 
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -15,10 +15,9 @@ from logstore.demo.flights import Batch, DemoError
 from logstore.demo.progress import Advance
 from logstore.errors import LogStoreError, UnknownTopicError
 
-TOPIC = "flights"
 PARTITIONS = 4
-# Several segments per partition, so that there is something to skip when a range is read.
-CONFIGS = {"segment.bytes": str(8 * 1024 * 1024)}
+# Many segments per partition, so that there is something to skip when a range is read, and to remove from the log.
+CONFIGS = {"segment.bytes": str(2 * 1024 * 1024)}
 CLIENT_ID = "logstore-demo"
 _JSON = "application/vnd.kafka.json.v2+json"
 _RETRY_SECONDS = 60.0
@@ -38,27 +37,27 @@ class _Record(msgspec.Struct):
     value: dict[str, object]
 
 
-def make_topic(url: str) -> None:
-    """Create the topic; one of an earlier demo is deleted first.
+def make_topic(url: str, topic: str, configs: Mapping[str, str]) -> None:
+    """Create a topic; one of an earlier demo is deleted first.
 
     Raises DemoError if there is a topic of that name with something else in it.
     """
     with Admin(url, client_id=CLIENT_ID) as admin:
         try:
-            earlier = admin.describe_topic(TOPIC)
+            earlier = admin.describe_topic(topic)
         except UnknownTopicError:
             earlier = None
         if earlier:
             if not _is_of_demo(url, earlier):
                 raise DemoError(
-                    f"the store at {url} has a topic '{TOPIC}' that is not from this demo: "
+                    f"the store at {url} has a topic '{topic}' that is not from this demo: "
                     "delete it, or give another data directory with --data"
                 )
-            admin.delete_topic(TOPIC)
-        admin.create_topic(TOPIC, partitions=PARTITIONS, configs=CONFIGS)
+            admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=PARTITIONS, configs=CONFIGS | dict(configs))
 
 
-def post(url: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Counter[int]:
+def post(url: str, topic: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Counter[int]:
     """Post the streams side by side, each over a connection of its own; how many records of each partition are durable.
 
     Raises what the first failing request raised.
@@ -67,7 +66,7 @@ def post(url: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Coun
 
     def post_stream(stream: Iterator[Batch]) -> Counter[int]:
         try:
-            return _post_stream(url, itertools.takewhile(lambda _: not failed.is_set(), stream), advance)
+            return _post_stream(url, topic, itertools.takewhile(lambda _: not failed.is_set(), stream), advance)
         except BaseException:
             failed.set()
             raise
@@ -76,13 +75,13 @@ def post(url: str, streams: Sequence[Iterator[Batch]], advance: Advance) -> Coun
         return sum(pool.map(post_stream, streams), Counter())
 
 
-def _post_stream(url: str, stream: Iterable[Batch], advance: Advance) -> Counter[int]:
+def _post_stream(url: str, topic: str, stream: Iterable[Batch], advance: Advance) -> Counter[int]:
     acknowledged: Counter[int] = Counter()
     with Transport(url, client_id=CLIENT_ID) as transport:
         for batch in stream:
             answer = transport.request(
                 "POST",
-                topic_path(TOPIC),
+                topic_path(topic),
                 content=batch.body,
                 headers={"Content-Type": _JSON},
                 # A 429 or 503 says that nothing was stored, and when to come back.
@@ -105,7 +104,7 @@ def _is_of_demo(url: str, topic: TopicDescription) -> bool:
             try:
                 answer = transport.request(
                     "GET",
-                    topic_path(TOPIC, f"/partitions/{partition.partition}/records"),
+                    topic_path(topic.name, f"/partitions/{partition.partition}/records"),
                     params={"offset": partition.log_start_offset, "max_bytes": 1, "max_wait_ms": 0},
                     headers={"Accept": _JSON},
                 )

@@ -1,1 +1,1 @@
-"""The journal: one write-ahead log per broker and disk, shared by all its partitions (docs/formats.md)."""
+"""The journal: one write-ahead log per broker and disk, shared by all its partitions (docs/journal-format.md)."""

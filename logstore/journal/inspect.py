@@ -38,6 +38,7 @@ class DumpRow:
     leader_epoch: int
     append_time_ms: int
     max_timestamp_ms: int
+    inflated_bytes: int
     producer_id: int
     producer_epoch: int
     base_sequence: int
@@ -99,6 +100,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.leader_epoch,
             header.append_time_ms,
             header.max_timestamp_ms,
+            header.inflated_bytes,
             header.producer_id,
             header.producer_epoch,
             header.base_sequence,

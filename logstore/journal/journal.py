@@ -121,6 +121,14 @@ class Journal:
         return sum(file.size for file in self._files)
 
     @property
+    def needed_bytes(self) -> int:
+        """Bytes of the files that cannot be freed yet: from the oldest that holds something un-sealed to the end.
+
+        The file being written to does not count when all in it is sealed: the next append beyond its bound ends it.
+        """
+        return sum(file.size for file in itertools.dropwhile(lambda file: not file.needed_by, self._files))
+
+    @property
     def files(self) -> list[tuple[int, int]]:
         """(start position, bytes) of the files kept, oldest first."""
         return [(file.start, file.size) for file in self._files]

@@ -1,6 +1,6 @@
 """Where in the journal the un-sealed records of one partition are.
 
-Owns five parallel columns, one row a frame: offsets, journal location, largest timestamp. 40 bytes a
+Owns six parallel columns, one row a frame: offsets, journal location, largest timestamp, size in memory. 48 bytes a
 frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap).
 """
 
@@ -22,6 +22,7 @@ class IndexedFrame:
     end_offset: int
     location: FrameLocation
     max_timestamp_ms: int
+    inflated_bytes: int
 
 
 class FrameIndex:
@@ -31,6 +32,7 @@ class FrameIndex:
         self._position = array("q")
         self._length = array("q")
         self._max_timestamp = array("q")
+        self._inflated = array("q")
         self.num_bytes = 0  # journal bytes of all frames in the index
 
     def __len__(self) -> int:
@@ -38,7 +40,7 @@ class FrameIndex:
 
     @property
     def _columns(self) -> "tuple[array[int], ...]":
-        return self._base, self._end, self._position, self._length, self._max_timestamp
+        return self._base, self._end, self._position, self._length, self._max_timestamp, self._inflated
 
     @property
     def base_offset(self) -> int | None:
@@ -58,6 +60,7 @@ class FrameIndex:
         self._position.append(location.position)
         self._length.append(location.length)
         self._max_timestamp.append(header.max_timestamp_ms)
+        self._inflated.append(header.inflated_bytes)
         self.num_bytes += location.length
 
     def settle_recovered(self, from_offset: int) -> None:
@@ -105,12 +108,12 @@ class FrameIndex:
             yield self._frame(at)
 
     def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:
-        """The first frames of [start, end) whose journal bytes reach ``max_bytes``; at least one if there is any."""
+        """The first frames of [start, end) that inflate to ``max_bytes`` or more; at least one if there is any."""
         taken: list[IndexedFrame] = []
         total = 0
         for frame in self.frames(start, end):
             taken.append(frame)
-            total += frame.location.length
+            total += frame.inflated_bytes
             if total >= max_bytes:
                 break
         return taken
@@ -133,4 +136,5 @@ class FrameIndex:
             self._end[at],
             FrameLocation(self._position[at], self._length[at]),
             self._max_timestamp[at],
+            self._inflated[at],
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
+from logstore.segments.footer import ROLL
 from logstore.segments.reader import find_segments
 from logstore.segments.writer import Segment
 
@@ -34,11 +35,14 @@ def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int
 def sealed_segments_on_disk(table_path: Path, partition: int, start: int, end: int) -> tuple[Segment, ...]:
     """Files that together hold exactly [start, end) of a partition, by offset; of rivals the highest leader epoch.
 
+    Only what rolls wrote: a job that was not committed leaves files that hold less than their range.
+
     Raises CorruptionError if there are none: records that were sealed are neither in the table nor on disk.
     """
     by_base: dict[int, list[Segment]] = {}
     for segment in find_segments(table_path, partition, start):
-        by_base.setdefault(segment.base_offset, []).append(segment)
+        if segment.operation == ROLL:
+            by_base.setdefault(segment.base_offset, []).append(segment)
     chain = _chain(by_base, start, end)
     if chain is None:
         raise CorruptionError(

@@ -123,6 +123,7 @@ class PartitionLog:
             leader_epoch=self.leader_epoch,
             append_time_ms=append_time,
             max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
+            inflated_bytes=batch.nbytes,
         )
         return Frame(header, payload)
 
@@ -202,6 +203,7 @@ class PartitionLog:
             leader_epoch=self.leader_epoch,
             append_time_ms=self._last_append_time_ms,
             max_timestamp_ms=self._last_append_time_ms,
+            inflated_bytes=0,
         )
         return Frame(header, payload.encode())
 

@@ -2,15 +2,18 @@
 
 The order that makes it safe, each step before the next: the segment file is written and fsynced; the Delta commit adds
 it and moves ``sealed``; the commit is fsynced (rule R7); the ``sealed_offset`` advances; the journal may free the
-range. A crash between any two leaves an orphan file at worst, which a later vacuum deletes.
+range. A crash between any two leaves an orphan file at worst, which a later vacuum deletes. A commit that fails leaves
+its files to the next attempt, which commits the same ones: a table that takes no commits does not fill the disk.
 
 If a later snapshot shows less than was sealed, a foreign commit has overwritten ours: the same files are
 committed again.
 """
 
 import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +23,9 @@ import structlog
 
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RollPart
-from logstore.errors import CorruptionError, UnknownTopicError
+from logstore.errors import CorruptionError, LogStoreError, StorageError, UnknownTopicError, storage_error
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.frame_index import IndexedFrame
@@ -30,6 +34,7 @@ from logstore.log.history import history_gaps, sealed_segments_on_disk
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
+from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file
 from logstore.segments.writer import Segment, SegmentWriter
@@ -38,6 +43,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
 _READ_BYTES = 8 * MIB
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +79,15 @@ class Roller:
         self._filesystem = filesystem
         self._executor = executor
         self._running: set[asyncio.Task[object]] = set()
+        #: By topic and partition: written, but not known to be committed.
+        self._uncommitted: dict[Topic, dict[int, RollPart]] = {}
 
     async def roll(self, topic: Topic, select: Callable[[PartitionLog], bool] = lambda _: True) -> RollResult:
         """Seal everything committed so far of the partitions that ``select`` picks; return when that is durable.
 
         Goes on to its end if the caller is cancelled. Raises UnknownTopicError for a topic deleted meanwhile,
-        StorageFullError, CommitConflictError, CommitStateUnknownError, FencedLeaderEpochError.
+        StorageFullError, StorageError, CommitRefusedError, CommitConflictError, CommitStateUnknownError,
+        FencedLeaderEpochError.
         """
         return await self._to_the_end(self._roll(topic, select))
 
@@ -116,24 +125,49 @@ class Roller:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    def forget(self, topic: Topic) -> None:
+        """The topic was deleted."""
+        self._uncommitted.pop(topic, None)
+
     async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
         async with topic.commit_lock:
             _require(topic)
-            ranges = [_plan(p, topic.config.segment_bytes) for p in topic.partitions if select(p)]
-            ranges = [r for r in ranges if r.base_offset < r.end_offset]
-            if ranges:
-                await self._roll_ranges(topic, ranges)
+            refused = await self._commit(topic, self._left_over(topic))
+            wanted = [p for p in topic.partitions if select(p) and p.partition not in refused]
+            refused |= await self._commit(topic, await self._write_new(topic, wanted))
+            if refused:
+                raise next(iter(refused.values()))
             return RollResult(topic.version, {p.partition: p.sealed_offset for p in topic.partitions})
 
-    async def _roll_ranges(self, topic: Topic, ranges: list[_Range]) -> None:
+    async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
+        for _ in range(_ATTEMPTS):
+            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.last_stable_offset]
+            with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
+                return await self._in_thread(functools.partial(self._write, topic, spans))
+        raise StorageError(f"The roll of topic {topic.name!r} never found its records in the journal. Try again.")
+
+    def _left_over(self, topic: Topic) -> list[RollPart]:
+        """What an earlier attempt wrote and could not commit, if it is still wanted and there."""
+        return [
+            part
+            for part in self._uncommitted.pop(topic, {}).values()
+            if part.base_offset == topic.partitions[part.partition].sealed_offset
+            and all((topic.table.path / segment.path).exists() for segment in part.segments)
+        ]
+
+    async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
+        """Seal ``parts``; by partition, why some were left out."""
+        if not parts:
+            return {}
         began = time.perf_counter()
-        codec = topic.config.segment_codec
-        parts = await self._in_thread(lambda: [self._write(topic, r, codec) for r in ranges])
+        uncommitted = self._uncommitted.setdefault(topic, {})
+        uncommitted |= {part.partition: part for part in parts}
         commit = await self._in_thread(lambda: topic.table.commit_roll(parts))
         await self._follow(topic)
         for part in parts:
             if part.partition in commit.committed:
                 self._seal(topic.partitions[part.partition], part.end_offset)
+                del uncommitted[part.partition]
         ROLLS.labels(topic.name, "committed" if commit.committed else "refused").inc()
         ROLL_SECONDS.observe(time.perf_counter() - began)
         log.info(
@@ -145,16 +179,32 @@ class Roller:
         )
         for partition, error in commit.refused.items():
             log.error("roll.refused", topic=topic.name, partition=partition, error=str(error))
-        if commit.refused:
-            raise next(iter(commit.refused.values()))
+        return dict(commit.refused)
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
         partition_log.seal(offset)
         self._journal.release(partition_log.topic_id, partition_log.partition, offset)
 
-    def _write(self, topic: Topic, span: _Range, codec: str) -> RollPart:
-        segments = tuple(self._write_piece(topic, span, piece, codec) for piece in span.pieces)
-        return RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments)
+    def _write(self, topic: Topic, spans: Sequence[_Range]) -> list[RollPart]:
+        """All of it or nothing: what fails leaves no files. StorageFullError, StorageError, JournalRangeFreedError."""
+        codec = topic.config.segment_codec
+        parts: list[RollPart] = []
+        written: list[Segment] = []
+        try:
+            for span in spans:
+                first = len(written)
+                for piece in span.pieces:
+                    segment = self._write_piece(topic, span, piece, codec)
+                    written.append(segment)
+                segments = tuple(written[first:])
+                parts.append(RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments))
+        except BaseException as error:
+            for segment in written:
+                self._filesystem.unlink(topic.table.path / segment.path)
+            if isinstance(error, OSError):
+                raise storage_error(f"the roll of topic {topic.name!r}", error) from error
+            raise
+        return parts
 
     def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
         with SegmentWriter(
@@ -200,7 +250,8 @@ class Roller:
         path = topic.table.path
         behind = [p for p in topic.partitions if snapshot.partitions[p.partition].sealed < p.sealed_offset]
         lost = [segment_from_file(path, file) for file in snapshot.lost_since(topic.snapshot)]
-        lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
+        # What a job wrote comes and goes with its commit, as a whole.
+        lost = [s for s in lost if s.operation == ROLL and s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
             lost += [s for p in topic.partitions for s in _to_fill_gaps(path, snapshot, p.partition)]
         if not behind and not lost:

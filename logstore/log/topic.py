@@ -6,6 +6,7 @@ one topic happen under ``commit_lock``, so that its own commits never race each 
 
 import asyncio
 import uuid
+from collections.abc import Mapping
 
 import structlog
 
@@ -42,7 +43,7 @@ class Topic:
         self._defaults = defaults
         self._leader_epoch = leader_epoch
         self._clock = clock
-        self.config = TopicConfig.parse({}, defaults)
+        self._bad_property_version = -1
         self.follow(snapshot)
 
     @property
@@ -73,15 +74,24 @@ class Topic:
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
 
+    def config_with(self, changes: Mapping[str, str | None]) -> TopicConfig:
+        """The configuration that ``changes`` (None: back to the default) would lead to. Raises InvalidConfigError."""
+        wanted = {**self.config_overrides, **changes}
+        return TopicConfig.parse({key: value for key, value in wanted.items() if value}, self._defaults)
+
     def _follow_config(self, snapshot: TopicSnapshot) -> None:
+        # A property cannot be removed through delta-rs: an empty one stands for none.
+        overrides = {key: value for key, value in snapshot.config_overrides.items() if value}
         try:
-            # A property cannot be removed through delta-rs: an empty one stands for none.
-            overrides = {key: value for key, value in snapshot.config_overrides.items() if value}
             self.config = TopicConfig.parse(overrides, self._defaults)
-            self.config_overrides = overrides
         except InvalidConfigError as error:
-            # Somebody set a property past us (ALTER TABLE in Spark). The topic goes on with what it had.
-            log.error("topic.bad_table_property", topic=self.name, version=snapshot.version, error=str(error))
+            # Somebody set a property past us (ALTER TABLE in Spark). All others count.
+            overrides = TopicConfig.usable(overrides, self._defaults)
+            self.config = TopicConfig.parse(overrides, self._defaults)
+            if snapshot.version != self._bad_property_version:
+                self._bad_property_version = snapshot.version
+                log.error("topic.bad_table_property", topic=self.name, version=snapshot.version, error=str(error))
+        self.config_overrides = overrides
 
     def delete(self) -> None:
         self.deleted = True

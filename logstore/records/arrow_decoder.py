@@ -44,6 +44,14 @@ def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) 
         raise InvalidRequestError(f"The Arrow stream is malformed: {str(error)[:_ERROR_LENGTH_MAX]}") from error
 
 
+def inflated_bytes(body: bytes, max_request_size: int) -> int:
+    """Bytes of an Arrow stream with all its buffers inflated, as it declares them; at least ``len(body)``.
+
+    Raises InvalidRequestError, RequestTooLargeError.
+    """
+    return max(len(body), read_layout(memoryview(body), max_request_size).inflated_bytes)
+
+
 def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_request_size: int) -> DecodedRecords:
     schema = pa.ipc.read_schema(body.slice(0, layout.schema_end))
     _check_schema(schema)

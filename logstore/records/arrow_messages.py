@@ -35,10 +35,11 @@ class BatchMessage:
 
 @dataclass(frozen=True, slots=True)
 class StreamLayout:
-    """A stream is its schema message ``[0, schema_end)``, then the batches."""
+    """A stream is its schema message ``[0, schema_end)``, then the batches; all their buffers inflate to a size."""
 
     schema_end: int
     batches: tuple[BatchMessage, ...]
+    inflated_bytes: int
 
 
 def read_layout(stream: memoryview, max_bytes: int) -> StreamLayout:
@@ -97,7 +98,7 @@ def _read_layout(stream: memoryview, max_bytes: int) -> StreamLayout:
             batches.append(BatchMessage(start, end, num_rows, body_start - start))
     if not schema_end:
         raise InvalidRequestError("The body is empty: send an Arrow IPC stream with at least one record")
-    return StreamLayout(schema_end, tuple(batches))
+    return StreamLayout(schema_end, tuple(batches), inflated)
 
 
 def _messages(stream: memoryview) -> Iterator[tuple[int, int, "_Table"]]:

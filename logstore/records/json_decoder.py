@@ -21,6 +21,7 @@ from logstore.records.batch import DecodedRecords, check_record_count, check_rec
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
 
 _ERROR_LENGTH_MAX = 300
+_SHAPE = 'send {"records": [{"key": ..., "value": ...}]}'
 _NULL_TEXT = msgspec.Raw(b"null")
 
 _TimestampMs = Annotated[int, msgspec.Meta(ge=0, le=TIMESTAMP_MS_MAX)]
@@ -108,11 +109,18 @@ def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record
     except RecursionError as error:
         raise InvalidRequestError("The body is nested too deeply: nest keys and values less deeply") from error
     except msgspec.MsgspecError as error:
-        raise InvalidRequestError(f"The body is not a valid request: {str(error)[:_ERROR_LENGTH_MAX]}") from error
+        raise InvalidRequestError(f"The body is not a valid request: {_explain(error)}") from error
     for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id"):
         if bytes(getattr(request, name)) != b"null":
             raise InvalidRequestError(f"{name} is not supported with JSON and binary records: leave it out")
     return request.records
+
+
+def _explain(error: msgspec.MsgspecError) -> str:
+    text = str(error)[:_ERROR_LENGTH_MAX]
+    # What is wrong inside of records comes with its path. Else it is the request that has another shape.
+    is_shape = isinstance(error, msgspec.ValidationError) and " - at `$" not in text
+    return f"{text}; {_SHAPE}" if is_shape else text
 
 
 def _counting_decoder(record_type: type[R]) -> msgspec.json.Decoder[_Request[R]]:

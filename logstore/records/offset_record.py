@@ -6,12 +6,11 @@ commit back. Both are part of the format, see ``docs/table-format.md``: fields m
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 from uuid import UUID
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.json
 
 from logstore.errors import CorruptionError
 from logstore.records.schema import WIRE_SCHEMA
@@ -24,10 +23,14 @@ NO_LEADER_EPOCH = -1
 NO_GENERATION = -1
 
 
+_Int32 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
+_Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+
+
 class OffsetKey(msgspec.Struct, frozen=True):
     group: str
     topic: str
-    partition: int
+    partition: _Int32
 
 
 class OffsetCommit(msgspec.Struct, frozen=True):
@@ -36,25 +39,13 @@ class OffsetCommit(msgspec.Struct, frozen=True):
     ``topic_id`` keeps a topic of the same name, made later, from inheriting the offset.
     """
 
-    offset: int
-    leader_epoch: int
+    offset: _Int64
+    leader_epoch: _Int32
     metadata: str
-    generation: int
+    generation: _Int32
     topic_id: UUID
-    commit_timestamp: int
+    commit_timestamp: _Int64
 
-
-_KEY_COLUMNS = pa.schema(
-    [pa.field("group", pa.string()), pa.field("topic", pa.string()), pa.field("partition", pa.int32())]
-)
-_VALUE_COLUMNS = pa.schema(
-    [
-        pa.field("offset", pa.int64()),
-        pa.field("leader_epoch", pa.int32()),
-        pa.field("metadata", pa.string()),
-        pa.field("generation", pa.int32()),
-    ]
-)
 
 #: Typed columns beside the log's own in the table of ``__consumer_offsets``; of a null value only the key's are set.
 OFFSET_COLUMNS = pa.schema(
@@ -87,39 +78,33 @@ def encode_offset_records(records: Sequence[tuple[OffsetKey, OffsetCommit | None
     )
 
 
-def decode_offset_record(key: bytes, value: bytes | None) -> tuple[OffsetKey, OffsetCommit | None]:
+def decode_offset_record(key: bytes | None, value: bytes | None) -> tuple[OffsetKey, OffsetCommit | None]:
     """CorruptionError for what no coordinator has written."""
     try:
-        return _keys.decode(key), None if value is None else _values.decode(value)
+        return _keys.decode(key or b""), None if value is None else _values.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(f"A record of {OFFSETS_TOPIC} does not parse: {error}; its key is {key[:200]!r}") from error
+        raise CorruptionError(
+            f"A record of {OFFSETS_TOPIC} does not parse: {error}; its key is {(key or b'')[:200]!r}"
+        ) from error
 
 
 def offset_columns(batch: pa.RecordBatch) -> list[pa.Array]:
-    """OFFSET_COLUMNS of records with ``key`` and ``value`` columns; all of them parsed at once, in Arrow.
-
-    CorruptionError for what no coordinator has written.
-    """
-    keys = _parse(batch.column("key"), _KEY_COLUMNS)
-    values = _parse(batch.column("value"), _VALUE_COLUMNS)
-    return [*keys, *values]
+    """OFFSET_COLUMNS of records with ``key`` and ``value``; CorruptionError for what no coordinator has written."""
+    texts = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
+    rows = [_row(*decode_offset_record(key, value)) for key, value in texts]
+    columns = zip(*rows, strict=True) if rows else [()] * len(OFFSET_COLUMNS)
+    return [pa.array(column, field.type) for column, field in zip(columns, OFFSET_COLUMNS, strict=True)]
 
 
-def _parse(texts: pa.BinaryArray, schema: pa.Schema) -> list[pa.Array]:
-    """JSON objects, one a row, as columns; a row of nulls for a null."""
-    if not len(texts):
-        return [pa.array([], field.type) for field in schema]
-    rows = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), pc.fill_null(texts, b"{}"))
-    lines = pc.binary_join(rows, b"\n")[0].as_buffer()
-    try:
-        parsed = pyarrow.json.read_json(
-            pa.BufferReader(lines),
-            # One block: a line must not be longer than a block is.
-            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=lines.size + 1),
-            parse_options=pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore"),
-        )
-    except pa.ArrowInvalid as error:
-        raise CorruptionError(f"Records of {OFFSETS_TOPIC} do not parse: {error}") from error
-    if parsed.num_rows != len(texts):
-        raise CorruptionError(f"{len(texts)} records of {OFFSETS_TOPIC} hold {parsed.num_rows} JSON objects")
-    return [parsed.column(name).combine_chunks() for name in schema.names]
+def _row(key: OffsetKey, commit: OffsetCommit | None) -> tuple[str | int | None, ...]:
+    if commit is None:
+        return key.group, key.topic, key.partition, None, None, None, None
+    return (
+        key.group,
+        key.topic,
+        key.partition,
+        commit.offset,
+        commit.leader_epoch,
+        commit.metadata,
+        commit.generation,
+    )

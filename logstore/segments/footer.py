@@ -17,10 +17,16 @@ _PREFIX = "logstore."
 #: State at the end of a segment that later releases fill (producer state, idempotency keys): JSON values.
 JsonState = Sequence[Any]
 
+#: Who writes a segment from the journal; jobs name themselves.
+ROLL = "roll"
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentFooter:
-    """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising."""
+    """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising.
+
+    ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
+    """
 
     partition: int
     base_offset: int
@@ -29,6 +35,8 @@ class SegmentFooter:
     leader_epochs: tuple[tuple[int, int], ...]
     producers: tuple[Any, ...]
     idempotency_keys: tuple[Any, ...]
+    operation: str = ROLL
+    cleanings: tuple[tuple[int, int], ...] = ()
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
@@ -41,6 +49,8 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}leader_epochs": json.dumps(footer.leader_epochs),
         f"{_PREFIX}producers": json.dumps(footer.producers),
         f"{_PREFIX}idempotency_keys": json.dumps(footer.idempotency_keys),
+        f"{_PREFIX}operation": footer.operation,
+        f"{_PREFIX}cleanings": json.dumps(footer.cleanings),
     }
 
 
@@ -62,6 +72,8 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             leader_epochs=tuple((int(epoch), int(start)) for epoch, start in json.loads(text["leader_epochs"])),
             producers=tuple(json.loads(text["producers"])),
             idempotency_keys=tuple(json.loads(text["idempotency_keys"])),
+            operation=text.get("operation", ROLL),
+            cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text.get("cleanings", "[]"))),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r}): not written by logstore") from error

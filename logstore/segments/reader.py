@@ -55,6 +55,7 @@ def segment_from_file(table_path: Path, relative: str) -> Segment:
         max_offset=groups[-1].last_offset,
         min_timestamp_us=min(group.min_timestamp_ms for group in groups) * 1000,
         max_timestamp_us=max(group.max_timestamp_ms for group in groups) * 1000,
+        operation=footer.operation,
     )
 
 

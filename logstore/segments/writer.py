@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from logstore.filesystem import FileSystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.schema import LOG_SCHEMA
-from logstore.segments.footer import JsonState, SegmentFooter, encode_footer
+from logstore.segments.footer import ROLL, JsonState, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
 
@@ -29,7 +29,10 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs."""
+    """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs.
+
+    ``operation`` wrote it: a roll, or a job from other segments.
+    """
 
     path: str
     size: int
@@ -42,6 +45,7 @@ class Segment:
     max_offset: int
     min_timestamp_us: int
     max_timestamp_us: int
+    operation: str = ROLL
 
 
 class _Sink(io.RawIOBase):
@@ -96,15 +100,25 @@ class SegmentWriter:
         self._filesystem.make_directory(self._file.parent)
         self._fd: int | None = self._filesystem.create(self._file)
         self._sink = _Sink(self._filesystem, self._fd)
-        self._parquet = pq.ParquetWriter(
+        try:
+            self._parquet = self._open_parquet(codec)
+        except BaseException:
+            # It writes a magic number at once, for which a full disk has no room.
+            self._sink.discarding = True
+            self._remove(self._fd)
+            self._fd = None
+            raise
+
+    def _open_parquet(self, codec: str) -> pq.ParquetWriter:
+        return pq.ParquetWriter(
             self._sink,
-            layout.segment_schema,
+            self._layout.segment_schema,
             compression=_PARQUET_CODECS.get(codec, codec),
             write_page_index=True,
             write_page_checksum=True,
             # Min and max of large keys and values would only fatten the footer and the page index.
             write_statistics=["offset", "timestamp"],
-            use_dictionary=["key", "headers.list.element.key", *layout.extra.names],
+            use_dictionary=["key", "headers.list.element.key", *self._layout.extra.names],
             column_encoding={"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"},
         )
 
@@ -139,6 +153,9 @@ class SegmentWriter:
         leader_epochs: Sequence[tuple[int, int]] = (),
         producers: JsonState = (),
         idempotency_keys: JsonState = (),
+        *,
+        operation: str = ROLL,
+        cleanings: Sequence[tuple[int, int]] = (),
     ) -> Segment:
         """Write the footer and make the file durable. ValueError if it is empty or reaches past ``end_offset``."""
         if self._fd is None:
@@ -155,6 +172,8 @@ class SegmentWriter:
             tuple(leader_epochs),
             tuple(producers),
             tuple(idempotency_keys),
+            operation,
+            tuple(cleanings),
         )
         self._flush()
         self._parquet.add_key_value_metadata(encode_footer(footer))
@@ -176,6 +195,7 @@ class SegmentWriter:
             max_offset=self._max_offset,
             min_timestamp_us=self._min_timestamp * 1000,
             max_timestamp_us=self._max_timestamp * 1000,
+            operation=operation,
         )
 
     def abort(self) -> None:
@@ -188,8 +208,11 @@ class SegmentWriter:
         try:
             self._parquet.close()
         finally:
-            self._filesystem.close(fd)
-            self._filesystem.unlink(self._file)
+            self._remove(fd)
+
+    def _remove(self, fd: int) -> None:
+        self._filesystem.close(fd)
+        self._filesystem.unlink(self._file)
 
     def __enter__(self) -> Self:
         return self

@@ -1,9 +1,10 @@
-"""PySpark: a session with Delta configured, and topics as DataFrames by offset range.
+"""PySpark: a session with Delta configured, and topics as DataFrames: by offset range, or what a group has not read.
 
 Importing this package starts no JVM and does not import pyspark; its functions do when they are called.
 """
 
+from logstore.spark.group_reader import group_read
 from logstore.spark.reads import read_offsets
 from logstore.spark.session import session
 
-__all__ = ["read_offsets", "session"]
+__all__ = ["group_read", "read_offsets", "session"]

@@ -1,15 +1,16 @@
 """The Delta jars of a Spark session: which they are, where they lie, and how they get there.
 
 They are fetched once by Spark's own means (Ivy, so that ``spark.jars.ivySettings``, ``spark.jars.repositories`` and
-``spark.jars.ivy`` of the user hold) into the ordinary Ivy cache. Afterwards a session names the files and looks nothing
-up. Everything that Spark ships itself is excluded: a second Hadoop, Parquet or Jackson beside Spark's is 70 MB more and
-a class path with two versions of a class.
+``spark.jars.ivy`` of the user hold) into Spark's ordinary Ivy directory. Afterwards a session names the files and looks
+nothing up. Everything that Spark ships itself is excluded: a second Hadoop, Parquet or Jackson beside Spark's is 70 MB
+more and a class path with two versions of a class.
 """
 
 # ruff: noqa: T201 - a command prints
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from logstore.errors import LogStoreError
+from logstore.spark.spark_conf import user_settings
 
 DELTA_VERSION = "4.4.0"
 #: The line of Spark that this Delta is built for.
@@ -46,6 +48,8 @@ JAR_NAMES = tuple(
     )
 )
 FETCH_SECONDS_MAX = 900
+_IVY_SETTINGS = ("spark.jars.ivySettings", "spark.jars.repositories")
+_IVY_DIRECTORY = ".ivy2.5.2"
 
 
 class SparkJarsError(LogStoreError):
@@ -55,15 +59,16 @@ class SparkJarsError(LogStoreError):
 def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
     """The jars, if every one of them is there and whole; else None. Looks at no network.
 
-    ``ivy_home`` is Spark's ``spark.jars.ivy``; by default the directories in the home directory that Spark uses.
+    ``ivy_home`` is Spark's ``spark.jars.ivy``; by default Spark's own directory in the home directory.
     """
-    homes = [Path(ivy_home).expanduser()] if ivy_home else sorted(Path.home().glob(".ivy2*"), reverse=True)
-    for home in homes:
-        jars = tuple(home / "jars" / name for name in JAR_NAMES)
-        # An interrupted copy leaves a file without the archive's directory, which is at its end.
-        if all(zipfile.is_zipfile(jar) for jar in jars):
-            return jars
-    return None
+    jars = tuple(_ivy_home(ivy_home) / "jars" / name for name in JAR_NAMES)
+    # An interrupted copy leaves a file without the archive's directory, which is at its end.
+    return jars if all(zipfile.is_zipfile(jar) for jar in jars) else None
+
+
+def _ivy_home(given: str | None) -> Path:
+    """Always told to Spark: Java takes the home directory from the user database, whatever HOME says."""
+    return Path(given).expanduser() if given else Path.home() / _IVY_DIRECTORY
 
 
 def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path, ...]:
@@ -78,25 +83,33 @@ def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path
     with FileLock(f"{log}.lock"):
         if found := find(ivy_home):
             return found
-        _resolve(ivy_home, log)
+        resolved = _resolve(_ivy_home(ivy_home), log)
     if found := find(ivy_home):
         return found
+    if resolved:
+        raise SparkJarsError(
+            f"{DELTA_PACKAGE} was fetched, but its jars are not in {_ivy_home(ivy_home) / 'jars'}; Ivy's log, {log}, "
+            "says where they went: name that directory in spark.jars.ivy, or put the jars into spark.jars."
+        )
     raise SparkJarsError(
         f"fetching {DELTA_PACKAGE} failed{_reason(log)}; Ivy's log is {log}. Without access to Maven Central name a "
         "repository in spark.jars.repositories (conf/spark-defaults.conf), or put the jars into spark.jars."
     )
 
 
-def _resolve(ivy_home: str | None, log: Path) -> None:
+def _resolve(ivy_home: Path, log: Path) -> bool:
+    """Whether Ivy says that it has everything."""
     # A Spark gateway without a session: spark-submit resolves packages before it starts anything.
     arguments = ["--packages", DELTA_PACKAGE, "--exclude-packages", ",".join(EXCLUDED_PACKAGES)]
-    arguments += ["--conf", f"spark.jars.ivy={ivy_home}"] if ivy_home else []
+    settings = {key: value for key, value in user_settings().items() if key in _IVY_SETTINGS}
+    for key, value in (settings | {"spark.jars.ivy": str(ivy_home)}).items():
+        arguments += ["--conf", shlex.quote(f"{key}={value}")]
     environment = os.environ | {"PYSPARK_SUBMIT_ARGS": " ".join([*arguments, "pyspark-shell"])}
     environment.pop("PYSPARK_GATEWAY_PORT", None)
     command = [sys.executable, "-c", "from pyspark.java_gateway import launch_gateway; launch_gateway()"]
     with log.open("wb") as output:
         try:
-            subprocess.run(  # noqa: S603 - our own interpreter and constants
+            ran = subprocess.run(  # noqa: S603 - our own interpreter and constants
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -109,6 +122,7 @@ def _resolve(ivy_home: str | None, log: Path) -> None:
             raise SparkJarsError(
                 f"fetching {DELTA_PACKAGE} took over {FETCH_SECONDS_MAX} s; see {log} and try again"
             ) from error
+    return ran.returncode == 0
 
 
 def _reason(log: Path) -> str:
@@ -123,8 +137,6 @@ def _reason(log: Path) -> str:
 
 def main() -> int:
     """``python -m logstore.spark.jars``: have the jars, fetching them if need be; prints one line."""
-    from logstore.spark.spark_conf import user_settings
-
     ivy_home = user_settings().get("spark.jars.ivy")
     if found := find(ivy_home):
         print(f"Spark's Delta {DELTA_VERSION} jars are in {found[0].parent}")

@@ -146,6 +146,16 @@ def split_at_sealed(
     return history, tail
 
 
+def limited(sizes: Sequence[int], limit: int) -> list[int]:
+    """``sizes``, made smaller in proportion if they are more than ``limit`` together.
+
+    As ``maxOffsetsPerTrigger`` of Spark's Kafka source: what is not empty keeps 1 at least, so that no partition is
+    left behind for ever; ``limit`` may be passed by that.
+    """
+    total = sum(sizes)
+    return [min(size, max(1, limit * size // total)) for size in sizes] if total > limit else list(sizes)
+
+
 @dataclass(frozen=True, slots=True)
 class HistoryScan:
     """Ranges that one Delta scan reads, at most one per partition; never empty."""

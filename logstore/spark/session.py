@@ -4,6 +4,7 @@ Everything that the user set for Spark wins over what is chosen here (``spark_co
 is made of local files: after the first time, a session starts without a network.
 """
 
+import logging
 import os
 import shutil
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 #: Names the file that takes everything that Spark and its JVM print.
 LOG_VARIABLE = "LOGSTORE_SPARK_LOG"
+_STDERR = 2
 
 
 class SparkStartError(LogStoreError):
@@ -65,7 +67,7 @@ def session(
     settings |= _jar_settings(given) | _logging_settings(given)
     context = _start(settings, local=is_local(master))
     if not is_local(master):
-        _ship_package(context)
+        ship_package(context)
     return SparkSession.builder.getOrCreate()
 
 
@@ -137,6 +139,15 @@ def _logging_settings(given: Mapping[str, str]) -> dict[str, str]:
     return {key: f"{options} {given.get(key, '')}".strip()}
 
 
+def _quieten_pyspark() -> None:
+    """PySpark logs the error of a query as one line of JSON with the JVM's stack, and raises it besides."""
+    from pyspark.logger import PySparkLogger
+
+    for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+        if (logger := PySparkLogger.getLogger(name)).level == logging.NOTSET:
+            logger.setLevel(logging.CRITICAL)
+
+
 def _start(settings: Mapping[str, str], *, local: bool) -> "SparkContext":
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
@@ -178,10 +189,10 @@ def _environment_set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 @contextmanager
-def _output(log: str | None) -> Iterator[IO[bytes] | None]:
-    """Where the JVM's output goes: the file ``log``, appended to, or where this process's goes."""
+def _output(log: str | None) -> Iterator[IO[bytes] | int]:
+    """Where the JVM's output goes: the file ``log``, appended to, or stderr; stdout is for what a program prints."""
     if not log:
-        yield None
+        yield _STDERR
         return
     path = Path(log)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,11 +200,12 @@ def _output(log: str | None) -> Iterator[IO[bytes] | None]:
         yield file
 
 
-def _ship_package(context: "SparkContext") -> None:
-    """Give the executors of a cluster this very version of the package."""
+def ship_package(context: "SparkContext") -> None:
+    """Give the executors of a cluster this very version of the package, and of the jobs beside it."""
     directory = Path(tempfile.mkdtemp(prefix="logstore-", dir=context._temp_dir))  # noqa: SLF001 - removed with it
     archive = directory / "logstore.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for module in sorted((PACKAGE_ROOT / "logstore").rglob("*.py")):
-            file.write(module, module.relative_to(PACKAGE_ROOT))
+        for package in ("logstore", "compaction_jobs"):
+            for module in sorted((PACKAGE_ROOT / package).rglob("*.py")):
+                file.write(module, module.relative_to(PACKAGE_ROOT))
     context.addPyFile(str(archive))

@@ -2,6 +2,7 @@ import asyncio
 import gzip
 import json
 
+import pyarrow as pa
 import pytest
 
 from ingest_api.backpressure import InFlightBytes
@@ -97,6 +98,24 @@ async def test_bodies_of_unknown_length_are_reserved_as_they_grow(tmp_path, codi
             assert_error(await api.post("/topics/t", content=chunks(), headers=headers), 429, 42901)
             assert api.app.state.api.requests.reserved == 50_000
         assert (await api.post("/topics/t", content=chunks(), headers=headers)).status_code == 200
+        assert api.app.state.api.requests.reserved == 0
+
+
+async def test_what_arrow_buffers_inflate_to_is_reserved(tmp_path):
+    async with running_api(tmp_path / "data", max_request_size=400_000, queued_max_request_bytes=400_000) as api:
+        await api.create_topic("t")
+        batch = pa.record_batch({"value": pa.array([bytes(300_000)], pa.binary())})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_batch(batch)
+        body = sink.getvalue().to_pybytes()
+        assert len(body) < 1_000
+        headers = {"Content-Type": "application/vnd.apache.arrow.stream"}
+        for coding, sent in ({}, body), ({"Content-Encoding": "gzip"}, gzip.compress(body)):
+            with api.app.state.api.requests.reserve(150_000):
+                assert_error(await api.post("/topics/t", content=sent, headers=headers | coding), 429, 42901)
+                assert api.app.state.api.requests.reserved == 150_000
+            assert (await api.post("/topics/t", content=sent, headers=headers | coding)).status_code == 200
         assert api.app.state.api.requests.reserved == 0
 
 

@@ -569,8 +569,149 @@ async def test_alterations(shared_api, body):
     assert all(entry["is_default"] for entry in (await api.get(f"{api.topics_url}/untouched/configs")).json()["data"])
 
 
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+COMMITS = {
+    "empty": b"",
+    "null": b"null",
+    "array": b"[]",
+    "cut short": b'{"offsets":[{"topic":"t"',
+    "two documents": b'{"offsets":[]}{}',
+    "empty object": b"{}",
+    "no offsets": b'{"offsets":[]}',
+    "offsets null": b'{"offsets":null}',
+    "offsets object": b'{"offsets":{"topic":"t","partition":0,"offset":0}}',
+    "offset null": b'{"offsets":[null]}',
+    "offset number": b'{"offsets":[1]}',
+    "unknown field of the request": b'{"offsets":[{"topic":"t","partition":0,"offset":0}],"group":"g"}',
+    "not UTF-8": b'{"offsets":[{"topic":"t\xff","partition":0,"offset":0}]}',
+    "NUL": b"\x00{}",
+    "deep": b'{"offsets":' + b"[" * 100_000,
+    "twice the same partition": b'{"offsets":[' + b",".join([b'{"topic":"t","partition":1,"offset":0}'] * 2) + b"]}",
+}
+# As JSON text, each in the place of a good one.
+COMMIT_FIELDS = {
+    "topic": ["null", "1", "true", '["t"]', "{}", '"\\ud800"'],
+    "partition": ["null", '"0"', "0.0", "true", "[]", "-1", str(2**31), "1e400", "1" + "0" * 5000],
+    "offset": ["null", '"0"', "0.5", "true", "[]", "-1", str(2**63), "NaN", "Infinity", "1" + "0" * 5000, "-0.0"],
+    "metadata": ["1", "true", "[]", "{}", '"\\ud800"', '"' + "x" * 4097 + '"', '"' + "\u00e9" * 2049 + '"'],
+    "more": ["1"],
+    "generation": ["1"],
+}
+
+
+async def assert_commit_refused(api, body: bytes, status: int | range, error_code: int | None = None, group="g"):
+    answer = await api.post(f"/groups/{group}/offsets", content=body, headers={"Content-Type": "application/json"})
+    message = assert_error(answer, status, error_code)
+    assert len(message) < 1_010
+    assert (await api.get("/groups")).json() == []
+    return message
+
+
+def commit_body(**fields: str) -> bytes:
+    """A good entry, and after it one with ``fields`` as JSON text in the place of good ones."""
+    entry = {"topic": '"t"', "partition": "0", "offset": "0", "metadata": '""'} | fields
+    members = ",".join(f'"{name}":{text}' for name, text in entry.items())
+    return f'{{"offsets":[{{"topic":"t","partition":1,"offset":0}},{{{members}}}]}}'.encode()
+
+
+@pytest.mark.parametrize("name", COMMITS)
+async def test_commits(shared_api, name):
+    await assert_commit_refused(shared_api, COMMITS[name], 422, 42206)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [(field, text) for field, texts in COMMIT_FIELDS.items() for text in texts],
+    ids=lambda text: text[:12],
+)
+async def test_fields_of_a_commit(shared_api, field, text):
+    await assert_commit_refused(shared_api, commit_body(**{field: text}), 422, 42206)
+
+
+@pytest.mark.parametrize("field", ["topic", "partition", "offset"])
+async def test_a_commit_without_a_field(shared_api, field):
+    entry = {"topic": "t", "partition": 0, "offset": 0}
+    del entry[field]
+    body = json.dumps({"offsets": [entry]}).encode()
+    assert field in await assert_commit_refused(shared_api, body, 422, 42206)
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "error_code", "says"),
+    [
+        ({"topic": '"absent"'}, 404, 40401, "absent"),
+        ({"topic": '""'}, 404, 40401, "''"),
+        ({"topic": '"T"'}, 404, 40401, "'T'"),
+        ({"topic": '"../t"'}, 404, 40401, "../t"),
+        ({"topic": '"' + "x" * 100_000 + '"'}, 404, 40401, "xxx"),
+        ({"partition": "2"}, 404, 40402, "Partition 2"),
+        ({"partition": str(2**31 - 1)}, 404, 40402, str(2**31 - 1)),
+        ({"topic": '"untouched"', "offset": "1"}, 416, 41601, "0 to 0"),
+        ({"offset": str(2**63 - 1)}, 416, 41601, "t-0"),
+    ],
+    ids=str,
+)
+async def test_commits_of_what_is_not_there(shared_api, fields, status, error_code, says):
+    assert says in await assert_commit_refused(shared_api, commit_body(**fields), status, error_code)
+
+
+async def test_an_offset_beyond_the_end_is_answered_with_the_range(shared_api):
+    body = commit_body(topic='"untouched"', offset="1")
+    answer = await shared_api.post("/groups/g/offsets", content=body, headers={"Content-Type": "application/json"})
+    assert (answer.headers["Logstore-Log-Start-Offset"], answer.headers["Logstore-High-Watermark"]) == ("0", "0")
+
+
+@pytest.mark.parametrize(
+    "group", ["%20", "a%20b", "a:b", "%00", "g%0a", "%C3%A9", "%ff", "x" * 250, "x" * 10_000, "*", "%2E"]
+)
+async def test_names_of_groups(shared_api, group):
+    api = shared_api
+    await assert_commit_refused(api, commit_body(), range(404, 423), group=group)
+    for answer in [
+        await api.get(f"/groups/{group}/offsets"),
+        await api.get(f"/groups/{group}/lag"),
+        await api.delete(f"/groups/{group}"),
+    ]:
+        assert len(assert_error(answer, 404)) < 1_010
+
+
+async def test_a_commit_is_json_and_not_huge(shared_api):
+    for content_type in ("text/plain", "application/x-www-form-urlencoded", JSON_V2):
+        headers = {"Content-Type": content_type}
+        answer = await shared_api.post("/groups/g/offsets", content=commit_body(partition="9"), headers=headers)
+        assert_error(answer, range(404, 416))
+    headers = {"Content-Type": "application/json"}
+    assert_error(await shared_api.post("/groups/g/offsets", content=b" " * (9 << 20), headers=headers), 413, 41301)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/groups?x=1"),
+        ("GET", "/groups/g/lag?topic=t"),
+        ("GET", "/groups/g/offsets?topic="),
+        ("GET", "/groups/g/offsets?topic=t&topic=t"),
+        ("GET", "/groups/g/offsets?topics=t"),
+        ("DELETE", "/groups/g?force=1"),
+    ],
+)
+async def test_queries_about_groups(shared_api, method, path):
+    assert_error(await shared_api.request(method, path), 422, 422)
+
+
+@pytest.mark.parametrize(
+    "path", ["/groups/", "/groups//offsets", "/groups/g/", "/groups/g/offsets/", "/groups/a%2Fb/lag"]
+)
+async def test_paths_about_groups_that_are_not_there(shared_api, path):
+    for method in ("GET", "POST", "DELETE"):
+        assert_error(await shared_api.request(method, path), range(404, 406))
+
+
 async def test_after_all_that_nothing_is_stored_where_nothing_good_was_sent(shared_api):
     assert shared_api.end_offsets("untouched") == [0]
     assert shared_api.end_offsets("compacted") == [0]
     assert shared_api.app.state.api.requests.reserved == 0
     assert shared_api.app.state.api.answers.reserved == 0
+    assert (await shared_api.get("/groups")).json() == []
+    assert all(not topic.is_internal for topic in shared_api.broker.topics(include_internal=True))

@@ -83,6 +83,7 @@ def test_malformed_requests_are_400_json_and_store_nothing(server, request_bytes
         assert answer.status == 400
         assert answer.error["error_code"] == 400
         assert answer.headers["connection"] == "close"
+        assert answer.headers["x-request-id"]
         assert connection.answer() is None
     assert server.end_offset() == before
 

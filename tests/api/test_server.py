@@ -76,6 +76,7 @@ def test_a_busy_port_is_one_clear_line(server, tmp_path):
     assert second.stop() == 1
     (line,) = second.log_path.read_text().splitlines()
     assert line.startswith(f"cannot listen on 127.0.0.1:{server.port}: Address already in use")
+    assert "make run PORT=8083" in line
     assert not (tmp_path / "other").exists(), "nothing is touched before the port is ours"
 
 

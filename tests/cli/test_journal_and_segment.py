@@ -34,6 +34,14 @@ def test_dump_shows_the_frames_of_a_running_store(run, server, topic):
     assert len(run("journal", "dump", journal_of(server), "--limit", 1).stdout.splitlines()) == 2
 
 
+def test_without_a_directory_it_is_that_of_the_settings(run, run_json, server, monkeypatch):
+    """As for serve and doctor."""
+    monkeypatch.setenv("LOGSTORE_DATA", str(server.data))
+    assert run_json("journal", "verify")[0]["directory"] == str(journal_of(server))
+    assert run("journal", "dump").stdout.startswith("      position")
+    assert "not both" in run("journal", "verify", journal_of(server), "--data", server.data, code=2).stderr
+
+
 def test_verify_and_repair_of_a_journal_whose_middle_was_damaged(run, run_json, own_server):
     url, data, journal = own_server.url, own_server.data, journal_of(own_server)
     for number in range(5):

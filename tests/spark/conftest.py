@@ -11,9 +11,9 @@ import pytest
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.writer import SegmentWriter
+from tests.spark.store import EPOCH_MS, Store, free_port
+from tests.support.server_process import ServerProcess
 
-#: 2023-11-14T22:13:20Z: what the timestamp of offset 0 is in the topics here; it rises by 1 s per offset.
-EPOCH_MS = 1_700_000_000_000
 #: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 
@@ -29,6 +29,15 @@ def spark(tmp_path_factory):
         del os.environ["LOGSTORE_SPARK_LOG"]
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory):
+    """One store for all tests, at an address that stays when it is restarted; each test has topics of its own."""
+    with ServerProcess(tmp_path_factory.mktemp("store") / "data", port=free_port()) as server:
+        store = Store(server)
+        yield store
+        store.http.close()
 
 
 def log_batch(start: int, end: int, *, marker: str = "") -> pa.RecordBatch:

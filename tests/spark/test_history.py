@@ -1,8 +1,10 @@
 """Sealed history, read by Spark with no store running: exact records, and no file opened in vain."""
 
 import datetime as dt
+import shutil
 import uuid
 
+import deltalake
 import pytest
 
 from logstore.errors import (
@@ -122,6 +124,34 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
     assert frame.collect() == []
     t.roll(0, 0, 10)
     assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
+
+
+@pytest.mark.parametrize("commits", [1, 4])
+def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
+    """With fewer commits than the first one had, and with more."""
+    t = topic(1)
+    for start in range(0, 60, 20):
+        t.roll(0, start, start + 20)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    evaluated, lazy = frame.where("offset >= 5"), frame.select("offset")
+    assert evaluated.count() == 55
+    shutil.rmtree(t.table.path)
+    anew = topic(1, t.name)
+    for start in range(0, 10 * commits, 10):
+        anew.roll(0, start, start + 10)
+    for gone in (evaluated, lazy, frame.limit(3)):
+        with pytest.raises(Exception, match="deleted and created anew since this DataFrame was made; make it again"):
+            gone.collect()
+    assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(10 * commits))
+
+
+def test_the_first_commit_may_have_been_cleaned_up(spark, topic):
+    """The id of the table is then in checkpoints alone."""
+    t = topic(1)
+    t.roll(0, 0, 20)
+    deltalake.DeltaTable(t.table.path).create_checkpoint()
+    (t.table.path / "_delta_log" / f"{0:020}.json").unlink()
+    assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(20))
 
 
 def test_topics_are_told_apart(spark, topic):

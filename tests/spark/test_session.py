@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from pyspark.errors import AnalysisException
 
 from logstore.errors import InvalidRequestError
 from logstore.spark import session
@@ -60,6 +61,13 @@ def test_a_running_session_without_delta_is_named_as_the_reason(spark, monkeypat
     monkeypatch.setattr(sys.modules["logstore.spark.session"], "DELTA_EXTENSION", "org.example.Other")
     with pytest.raises(SparkStartError, match="Spark session without Delta is running in this process"):
         session()
+
+
+def test_a_wrong_query_raises_and_prints_nothing_besides(spark, capfd):
+    for wrong in (lambda: spark.sql("SELECT nothing FROM range(3)"), lambda: spark.range(3).select("nothing")):
+        with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
+            wrong()
+    assert "".join(capfd.readouterr()) == ""
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path):

@@ -1,9 +1,11 @@
 """A broker against a list per partition: produce, roll, delete-records, reads from any offset, restarts, crashes.
 
-A crash is a copy of the data directory as it lies on disk while the broker runs: what a kill -9 would leave.
+A crash is a copy of the data directory as it lies on disk while the broker runs: what a kill -9 would leave. (Kills in
+the middle of a disk operation are in tests/faults.)
 """
 
 import asyncio
+import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -24,6 +26,26 @@ PARTITIONS = 2
 partitions = st.integers(0, PARTITIONS - 1)
 # The interesting sizes: one record, a few, and one that is larger than a whole segment.
 batches = st.lists(st.sampled_from([b"", b"x", b"y" * 100, b"z" * 5000, None]), min_size=1, max_size=20)
+
+
+def copy_of_one_moment(source: Path, target: Path) -> None:
+    """The broker's threads go on while the copy is made: only one during which nothing changed is a state that was."""
+    while True:
+        before = listing(source)
+        with contextlib.suppress(shutil.Error):
+            shutil.copytree(source, target)
+            if listing(source) == before:
+                return
+        shutil.rmtree(target)
+
+
+def listing(directory: Path) -> dict[Path, tuple[int, int]]:
+    found = {}
+    for path in directory.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            status = path.stat()
+            found[path] = (status.st_size, status.st_mtime_ns)
+    return found
 
 
 class BrokerModel(RuleBasedStateMachine):
@@ -115,7 +137,7 @@ class BrokerModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.crashes += 1
         after = self.root / str(self.crashes)
-        shutil.copytree(self.data, after)
+        copy_of_one_moment(self.data, after)
         self.run(self.broker.stop())
         shutil.rmtree(self.data)
         self.data = after

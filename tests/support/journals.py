@@ -18,13 +18,15 @@ TOPIC = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
 def data_frame(
     base_offset: int, payload: bytes = b"payload", *, partition: int = 0, count: int = 1, topic: UUID = TOPIC
 ) -> Frame:
-    header = FrameHeader(FrameType.DATA, FrameFlags(0), topic, partition, base_offset, count, 0, 1_000, 900)
+    header = FrameHeader(
+        FrameType.DATA, FrameFlags(0), topic, partition, base_offset, count, 0, 1_000, 900, len(payload)
+    )
     return Frame(header, payload)
 
 
 def snapshot_frame(sealed_offset: int = 0, *, partition: int = 0) -> Frame:
     snapshot = PartitionSnapshot(sealed_offset, ((0, 0),))
-    header = FrameHeader(FrameType.SNAPSHOT, FrameFlags(0), TOPIC, partition, sealed_offset, 0, 0, 1_000, -1)
+    header = FrameHeader(FrameType.SNAPSHOT, FrameFlags(0), TOPIC, partition, sealed_offset, 0, 0, 1_000, -1, 0)
     return Frame(header, snapshot.encode())
 
 

@@ -2,20 +2,26 @@
 
 import asyncio
 import errno
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from logstore.broker.broker import Broker
+from logstore.delta.committer import Committer
+from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     BrokerNotReadyError,
+    CorruptionError,
     DataDirectoryError,
     InvalidConfigError,
     InvalidPartitionsError,
     InvalidRecordError,
     InvalidReplicationFactorError,
     InvalidRequestError,
+    InvalidTopicError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
     StorageError,
@@ -25,8 +31,12 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.filesystem import FileSystem
+from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import Frame, FrameLocation
+from logstore.journal.journal import Journal
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
+from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -43,8 +53,10 @@ async def new_topic(broker: Broker, name: str = "t", partitions: int = 1, **conf
     return topic
 
 
-async def fetch(broker: Broker, topic: Topic, offset: int, *, wait_ms: int = 0, min_bytes: int = 1) -> list[bytes]:
-    result = await broker.fetch(topic, 0, offset, max_bytes=10**6, min_bytes=min_bytes, max_wait_ms=wait_ms)
+async def fetch(
+    broker: Broker, topic: Topic, offset: int, *, wait_ms: int = 0, min_bytes: int = 1, max_bytes: int = 10**6
+) -> list[bytes]:
+    result = await broker.fetch(topic, 0, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_ms=wait_ms)
     return list(result.records["value"].to_pylist())
 
 
@@ -524,6 +536,22 @@ def test_records_roll_by_age_and_by_size(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_fetch_holds_no_more_compressed_frames_than_it_was_asked_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            given = records([bytes(100_000)])
+            payload = encode_payload(given.batch, "zstd")
+            assert len(payload) < 1_000
+            for _ in range(5):
+                await broker.produce(topic, DecodedRecords(given.batch, None, payload), partition=0)
+            index = topic.partition(0).index
+            assert [frame.base_offset for frame in index.frames_by_bytes(0, 5, 150_000)] == [0, 1]
+            assert await fetch(broker, topic, 0, max_bytes=150_000) == [bytes(100_000)]
+
+    run(scenario())
+
+
 def test_a_batch_sent_in_the_wire_schema_is_stored_verbatim(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -534,5 +562,215 @@ def test_a_batch_sent_in_the_wire_schema_is_stored_verbatim(tmp_path: Path) -> N
             ).serialize()
             await broker.produce(topic, DecodedRecords(given.batch, None, payload), partition=0)
             assert await fetch(broker, topic, 0) == [b"verbatim"]
+
+    run(scenario())
+
+
+# ---- what a disk or a table that takes no writes leads to -----------------------------------------------------------
+
+
+def test_a_commit_that_fails_leaves_its_files_to_the_next_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            for partition in range(2):
+                await produce(broker, topic, [b"a", b"b"], partition=partition)
+            with monkeypatch.context() as patch:
+                patch.setattr(Committer, "_write", _full_disk)
+                for _ in range(3):
+                    with pytest.raises(StorageFullError, match="nothing was changed"):
+                        await broker.roll(topic)
+                    await produce(broker, topic, [b"more"], partition=0)
+            files = sorted(topic.table.path.glob("*/*.parquet"))
+            assert len(files) == 2
+            assert (await broker.roll(topic)).sealed == {0: 5, 1: 2}
+            assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"more", b"more", b"more"]
+            active = {topic.table.path / path for path in topic.snapshot.paths}
+            assert active == set(topic.table.path.glob("*/*.parquet")), "no file is left that nobody commits"
+            assert set(files) < active
+
+    run(scenario())
+
+
+def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        filesystem = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=filesystem) as broker:
+            topic = await new_topic(broker, partitions=2)
+            for partition in range(2):
+                await produce(broker, topic, [b"a"], partition=partition)
+            create = filesystem.create
+            filesystem.create = _second_fails(create)  # type: ignore[method-assign]
+            with pytest.raises(StorageFullError):
+                await broker.roll(topic)
+            filesystem.create = create  # type: ignore[method-assign]
+            assert not list(topic.table.path.glob("*/*.parquet"))
+            assert (await broker.roll(topic)).sealed == {0: 1, 1: 1}
+
+    run(scenario())
+
+
+def test_a_roll_finds_records_that_were_copied_forward_in_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            read_many, calls = Journal.read_many, []
+
+            def freed_at_first(journal: Journal, locations: Sequence[FrameLocation]) -> list[Frame]:
+                calls.append(locations)
+                if len(calls) == 1:
+                    raise JournalRangeFreedError("freed")
+                return read_many(journal, locations)
+
+            monkeypatch.setattr(Journal, "read_many", freed_at_first)
+            assert (await broker.roll(topic)).sealed == {0: 1}
+            assert len(calls) == 2
+
+    run(scenario())
+
+
+def _full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def _second_fails(create: Callable[[Path], int]) -> Callable[[Path], int]:
+    calls = iter([False, True])
+
+    def wrapped(path: Path) -> int:
+        if next(calls):
+            _full_disk()
+        return create(path)
+
+    return wrapped
+
+
+def test_a_full_disk_refuses_administration_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            await broker.roll(topic)
+            monkeypatch.setattr(Committer, "_write", _full_disk)
+            monkeypatch.setattr(TopicTable, "_build", _full_disk)
+            for change in (
+                broker.create_topic("u"),
+                broker.alter_configs("t", {"retention.ms": "5"}),
+                broker.add_partitions("t", 3),
+                broker.delete_records(topic, 0, 1),
+            ):
+                with pytest.raises(StorageFullError, match="Free some space"):
+                    await change
+            assert [t.name for t in broker.topics()] == ["t"]
+            assert not list((tmp_path / "staging").glob("*"))
+
+    run(scenario())
+
+
+# ---- configuration as a whole ---------------------------------------------------------------------------------------
+
+
+def test_a_change_must_fit_what_is_set_already(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, max_compaction_lag_ms="100", cleanup_policy="compact")
+            for validate_only in (True, False):
+                with pytest.raises(InvalidConfigError, match="above"):
+                    await broker.alter_configs("t", {"min.compaction.lag.ms": "200"}, validate_only=validate_only)
+            assert topic.version == 0
+            await broker.alter_configs("t", {"min.compaction.lag.ms": "200", "max.compaction.lag.ms": None})
+            assert topic.config.min_compaction_lag_ms == 200
+
+    run(scenario())
+
+
+def test_a_property_set_past_the_store_does_not_take_the_others_away(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, cleanup_policy="compact", max_message_bytes="1000")
+            topic.table.alter_config({"retention.ms": "soon"})
+        async with running_broker(tmp_path) as broker:
+            config = broker.topic("t").config
+            assert config.compacted
+            assert (config.max_message_bytes, config.retention_ms) == (1000, -1)
+
+    run(scenario())
+
+
+# ---- whose data directory it is -------------------------------------------------------------------------------------
+
+
+def test_a_data_directory_belongs_to_one_broker_at_a_time_and_for_ever(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            with pytest.raises(DataDirectoryError, match="Another process"):
+                await Broker.start(Settings(data=tmp_path, broker_id=1))
+            await produce(broker, await new_topic(broker), [b"a"])
+        with pytest.raises(DataDirectoryError, match="belongs to broker 0"):
+            await Broker.start(Settings(data=tmp_path, broker_id=1))
+
+    run(scenario())
+
+
+def test_records_of_a_topic_that_is_missing_are_not_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            shutil.copytree(tmp_path / "data", tmp_path / "after")  # a kill, as the disk has it
+        data, topic_id = tmp_path / "after", topic.topic_id
+        (data / "topics" / "t").rename(tmp_path / "unmounted")
+        with pytest.raises(CorruptionError, match=f"1 records of the topic with id {topic_id}"):
+            await Broker.start(Settings(data=data))
+        (tmp_path / "unmounted").rename(data / "topics" / "t")
+        async with running_broker(data) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"a")]
+
+        (data / "topics" / "t").rename(tmp_path / "unmounted")
+        (data / "deleted" / str(topic_id)).mkdir(parents=True)
+        async with running_broker(data) as broker:
+            assert broker.topics() == []
+
+    run(scenario())
+
+
+def test_a_deleted_topic_is_not_missed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"a"])
+            await broker.delete_topic("t")
+        for remembered in ([topic.topic_id], []):
+            async with running_broker(tmp_path) as broker:
+                assert broker.topics() == []
+                assert list((tmp_path / "deleted").iterdir()) == [tmp_path / "deleted" / str(i) for i in remembered]
+
+    run(scenario())
+
+
+def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=3_000_000) as broker:
+            topic = await new_topic(broker)
+            for _ in range(4):
+                await produce(broker, topic, [bytes(2_000_000)])
+                with pytest.raises(ThrottledError):
+                    await produce(broker, topic, [bytes(2_000_000)])
+                await broker.roll(topic)
+
+    run(scenario())
+
+
+def test_a_bad_name_is_told_from_a_topic_that_is_not_there(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
+            assert (await broker.topic_for_produce("made")).name == "made"
+            for name in ("bad name", "MADE", "__internal"):
+                with pytest.raises(InvalidTopicError):
+                    await broker.topic_for_produce(name)
 
     run(scenario())

@@ -39,10 +39,15 @@ def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path)
     snapshot = loaded["flights"].snapshot()
     assert snapshot.topic_id == made.snapshot().topic_id
     assert snapshot.num_partitions == 3
-    catalog.remove("flights")
+    catalog.remove("flights", snapshot.topic_id)
     assert TopicCatalog(tmp_path, FileSystem()).load() == {}
     assert not list((tmp_path / "topics").iterdir())
-    assert not (tmp_path / "deleted").exists()
+    assert list(catalog.deleted()) == [snapshot.topic_id], "so that what the journal has of it is not missed"
+    assert not list((tmp_path / "deleted").glob("*/*"))
+    catalog.forget_deleted([snapshot.topic_id])
+    assert catalog.deleted()
+    catalog.forget_deleted([])
+    assert not catalog.deleted()
 
 
 def test_what_is_not_a_topic_is_left_alone(tmp_path: Path) -> None:

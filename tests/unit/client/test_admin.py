@@ -6,12 +6,14 @@ from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 from logstore.errors import (
     InvalidConfigError,
+    InvalidGroupError,
     InvalidPartitionsError,
     InvalidRequestError,
     InvalidTopicError,
     LogStoreError,
     OffsetOutOfRangeError,
     TopicExistsError,
+    UnknownGroupError,
     UnknownPartitionError,
     UnknownTopicError,
 )
@@ -81,3 +83,51 @@ def test_roll_offsets_and_delete_records(admin: Admin, store: str, topic: str):
 def test_something_else_that_answers_is_named(store: str):
     with Admin(f"{store}/no/store/here", retry_timeout_s=0) as admin, pytest.raises(LogStoreError):
         admin.topics()
+
+
+def test_a_group_from_its_first_commit_to_its_deletion(admin: Admin, store: str, topic: str):
+    with Producer(store) as producer:
+        producer.send_batch(topic, {"value": list("abcabc"), "partition": [0, 0, 0, 1, 1, 1]})
+    group = f"g-{uuid4().hex[:8]}"
+    admin.commit_offsets(group, {(topic, 0): 3, (topic, 1): 1}, metadata='é "x"')
+    admin.commit_offsets(group, {(topic, 0): 2})
+    assert group in admin.groups()
+    found = admin.group_offsets(group)
+    assert [(o.topic, o.partition, o.offset, o.metadata) for o in found] == [(topic, 0, 2, ""), (topic, 1, 1, 'é "x"')]
+    assert found[0].timestamp >= found[1].timestamp > 0
+    assert admin.group_offsets(group, topic=topic) == found
+    lag = admin.group_lag(group)
+    assert (lag.group, lag.total_lag, lag.max_lag) == (group, 3, 2)
+    assert [(p.committed_offset, p.log_start_offset, p.high_watermark, p.lag) for p in lag.partitions] == [
+        (2, 0, 3, 1),
+        (1, 0, 3, 2),
+    ]
+    admin.delete_group(group)
+    for gone in (admin.delete_group, admin.group_lag, admin.group_offsets):
+        with pytest.raises(UnknownGroupError):
+            gone(group)
+
+
+def test_refusals_of_groups_are_told_apart(admin: Admin, topic: str):
+    group = f"g-{uuid4().hex[:8]}"
+    with pytest.raises(OffsetOutOfRangeError) as refused:
+        admin.commit_offsets(group, {(topic, 0): 0, (topic, 1): 1})
+    assert (refused.value.log_start_offset, refused.value.high_watermark) == (0, 0)
+    with pytest.raises(UnknownTopicError):
+        admin.commit_offsets(group, {("absent", 0): 0})
+    with pytest.raises(UnknownPartitionError):
+        admin.commit_offsets(group, {(topic, 4): 0})
+    for name, offsets, metadata in (
+        (group, {}, ""),
+        (group, {(topic, 0): -1}, ""),
+        (group, {(topic, 0): 0}, "x" * 4097),
+        ("a b", {(topic, 0): 0}, ""),
+        ("x" * 250, {(topic, 0): 0}, ""),
+    ):
+        with pytest.raises(InvalidRequestError):
+            admin.commit_offsets(name, offsets, metadata=metadata)
+    for name in ("", ".", "..", "a/b"):
+        with pytest.raises(InvalidGroupError):
+            admin.group_lag(name)
+    with pytest.raises(UnknownGroupError):
+        admin.group_offsets(group)

@@ -1,6 +1,7 @@
 """Plans held against small models that go through the log one segment, or one offset, at a time."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -161,7 +162,7 @@ def test_groups_are_neighbours_that_fit(history, segment_bytes):
     groups = group_files(files, [f.size for f in files], segment_bytes)
     assert [f for group in groups for f in group] == list(files)
     assert all(len(group) == 1 or sum(f.size for f in group) <= segment_bytes for group in groups)
-    for one, other in zip(groups, groups[1:], strict=False):
+    for one, other in pairwise(groups):
         assert sum(f.size for f in one) + other[0].size > segment_bytes
 
 

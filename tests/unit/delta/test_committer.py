@@ -15,7 +15,7 @@ from logstore.errors import (
     CommitRefusedError,
     CommitStateUnknownError,
     CorruptionError,
-    StorageError,
+    StorageFullError,
 )
 from logstore.limits import COMMIT_ATTEMPTS_MAX
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -170,7 +170,7 @@ def test_an_exception_before_the_commit_is_none(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Committer, "_write", fail)
-        with pytest.raises(StorageError, match=r"nothing was committed.*No space left"):
+        with pytest.raises(StorageFullError, match=r"No space left.*nothing was changed"):
             roll(table, 0, 0, 10)
     assert table.snapshot().version == 0
     roll(table, 0, 0, 10)

@@ -3,14 +3,15 @@ import io
 import pytest
 from rich.console import Console
 
-from logstore.demo.main import Checks
-from logstore.demo.reading import Contents
+from logstore.demo.checks import Checks, Contents
+
+EXPECTED = {0: range(1), 1: range(5, 7)}
 
 
 def passing() -> Checks:
     checks = Checks()
     checks.count("acknowledged", 3, 3)
-    checks.contents("in Delta", Contents({0: 1, 1: 2}, dense=True), {0: 1, 1: 2})
+    checks.contents("in Delta", Contents({0: range(1), 1: range(5, 7)}, dense=True), EXPECTED)
     checks.holds("in order", held=True)
     return checks
 
@@ -19,13 +20,18 @@ def test_everything_agrees():
     assert passing().agree
 
 
+def contents(offsets: dict[int, range]) -> Contents:
+    return Contents(offsets, dense=True)
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
         lambda checks: checks.count("acknowledged", 2, 3),
-        lambda checks: checks.contents("same sum, other partitions", Contents({0: 2, 1: 1}, dense=True), {0: 1, 1: 2}),
-        lambda checks: checks.contents("a partition is missing", Contents({1: 2}, dense=True), {0: 1, 1: 2}),
-        lambda checks: checks.contents("a gap", Contents({0: 1, 1: 2}, dense=False), {0: 1, 1: 2}),
+        lambda checks: checks.contents("other partitions", contents({0: range(2), 1: range(5, 6)}), EXPECTED),
+        lambda checks: checks.contents("from elsewhere", contents({0: range(1), 1: range(4, 6)}), EXPECTED),
+        lambda checks: checks.contents("a partition is missing", contents({1: range(5, 7)}), EXPECTED),
+        lambda checks: checks.contents("a gap", Contents(EXPECTED, dense=False), EXPECTED),
         lambda checks: checks.holds("in order", held=False),
     ],
 )
@@ -36,3 +42,20 @@ def test_one_that_does_not_is_seen_and_shown(spoil):
     output = io.StringIO()
     Console(file=output, width=100).print(checks.table())
     assert output.getvalue().count("NO") == 1
+
+
+def test_batches_that_follow_each_other_are_one():
+    parts = [contents({0: range(10), 1: range(3, 5)}), contents({0: range(10, 12)}), contents({1: range(5, 9)})]
+    assert Contents.joined(parts) == contents({0: range(12), 1: range(3, 9)})
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        contents({0: range(11, 12)}),
+        contents({0: range(9, 12)}),
+        Contents({0: range(10, 12)}, dense=False),
+    ],
+)
+def test_batches_with_a_gap_or_an_overlap_are_not_dense(second: Contents):
+    assert not Contents.joined([contents({0: range(10)}), second]).dense

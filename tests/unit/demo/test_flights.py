@@ -102,6 +102,20 @@ def test_a_stream_holds_the_records_of_its_partition_in_order(table: pa.Table):
             last = timestamps[-1]
 
 
+def test_the_last_flight_of_each_plane_is_the_last_record_of_its_key(
+    table: pa.Table, source_rows: list[dict[str, str]]
+):
+    expected = {row["tailnum"]: row for row in sorted(source_rows, key=lambda r: (r["time_hour"], int(r["minute"])))}
+    del expected["NA"]
+    last = {json.loads(key): json.loads(value) for key, value in flights.last_flights(table).items()}
+    assert len(last) == flights.PLANES_COUNT
+    assert last == {plane: expected_record(row)["value"] for plane, row in expected.items()}
+    # As text, too, it is what is posted.
+    part = flights.with_tail_number(table.slice(0, 1_000))
+    posted = b"".join(batch.body for stream in flights.batches(part, PARTITIONS, 500) for batch in stream)
+    assert all(key in posted and value in posted for key, value in flights.last_flights(part).items())
+
+
 def test_mean_delays_are_those_of_the_data(table: pa.Table, source_rows: list[dict[str, str]]):
     delays = flights.mean_arrival_delays(table)
     assert delays.keys() == flights.read_airlines().keys()

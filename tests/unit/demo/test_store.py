@@ -7,9 +7,11 @@ import pytest
 
 from logstore.client.admin import Admin
 from logstore.demo.flights import DemoError
-from logstore.demo.posting import PARTITIONS, TOPIC, make_topic
+from logstore.demo.posting import PARTITIONS, make_topic
 from logstore.demo.store import store_of
 from tests.support.server_process import ServerProcess
+
+TOPIC = "flights"
 
 
 def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -19,8 +21,8 @@ def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pyt
         assert not ran_before
         with store_of(data, tmp_path / "second.log") as found:
             assert found == (url, True)
-        make_topic(url)
-        make_topic(url)  # of an earlier demo: made anew
+        make_topic(url, TOPIC, {})
+        make_topic(url, TOPIC, {})  # of an earlier demo: made anew
         with Admin(url) as admin:
             assert len(admin.describe_topic(TOPIC).partitions) == PARTITIONS
     assert not list(data.glob("brokers/*/endpoint.json"))
@@ -48,7 +50,7 @@ def test_a_topic_of_somebody_else_is_left_alone(tmp_path: Path):
         admin.create_topic(TOPIC, partitions=1)
         produce(server.url, b'{"records":[{"value":{"my":"data"}}]}')
         with pytest.raises(DemoError, match="not from this demo"):
-            make_topic(server.url)
+            make_topic(server.url, TOPIC, {})
         assert admin.offsets(TOPIC, 0).end_offset == 1
 
 

@@ -40,6 +40,7 @@ headers = st.builds(
     leader_epoch=int32,
     append_time_ms=int64,
     max_timestamp_ms=int64,
+    inflated_bytes=uint64,
     producer_id=int64,
     producer_epoch=int16,
     base_sequence=int32,

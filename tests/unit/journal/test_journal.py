@@ -275,7 +275,7 @@ def test_relocation_frees_a_file_that_a_slow_partition_keeps(tmp_path):
     frames = recovered_frames(tmp_path)
     assert offsets(frames, 7) == [1, 2]
     slow = next(f.header for f in frames if f.header.partition == 7)
-    assert slow == data_frame(1, partition=7).header._replace(flags=FrameFlags.RELOCATED)
+    assert slow == data_frame(1, b"slow1", partition=7).header._replace(flags=FrameFlags.RELOCATED)
 
 
 def test_reading_while_files_are_freed_gives_the_frame_or_says_that_it_is_gone(tmp_path):

@@ -13,7 +13,7 @@ from logstore.log.frame_index import FrameIndex
 TOPIC = uuid.uuid4()
 
 
-def header(base: int, count: int, timestamp: int = 0) -> FrameHeader:
+def header(base: int, count: int, timestamp: int = 0, inflated: int = 0) -> FrameHeader:
     return FrameHeader(
         type=FrameType.DATA,
         flags=FrameFlags(0),
@@ -24,6 +24,7 @@ def header(base: int, count: int, timestamp: int = 0) -> FrameHeader:
         leader_epoch=1,
         append_time_ms=base,
         max_timestamp_ms=timestamp,
+        inflated_bytes=inflated,
     )
 
 
@@ -31,7 +32,7 @@ def filled(counts: list[int], start: int = 0) -> FrameIndex:
     index = FrameIndex()
     base = start
     for at, count in enumerate(counts):
-        index.add(header(base, count, timestamp=base * 10), FrameLocation(at * 1000, 100 + count))
+        index.add(header(base, count, base * 10, inflated=1000 + count), FrameLocation(at * 1000, 100 + count))
         base += count
     return index
 
@@ -70,10 +71,10 @@ def test_a_piece_ends_at_the_first_frame_that_reaches_the_bytes(counts: list[int
     assert end == total or sum(f.location.length for f in frames) >= max_bytes
 
 
-def test_a_fetch_takes_at_least_one_frame_and_stops_at_its_bytes() -> None:
+def test_a_fetch_takes_at_least_one_frame_and_stops_at_its_bytes_when_inflated() -> None:
     index = filled([5, 5, 5])
     assert [f.base_offset for f in index.frames_by_bytes(0, 15, 1)] == [0]
-    assert [f.base_offset for f in index.frames_by_bytes(7, 15, 106)] == [5, 10]
+    assert [f.base_offset for f in index.frames_by_bytes(7, 15, 1006)] == [5, 10]
     assert index.frames_by_bytes(15, 15, 1000) == []
 
 

@@ -12,6 +12,7 @@ from logstore.spark.offset_ranges import (
     HistoryScan,
     LogBounds,
     OffsetRange,
+    limited,
     plan_history,
     resolve,
     split_at_sealed,
@@ -161,3 +162,16 @@ def test_equal_bounds_keep_the_condition_simple():
 def test_a_thousand_partitions_are_planned_by_a_bounded_number_of_conjuncts():
     scan = HistoryScan(tuple(OffsetRange(p, p, 2 * p + 1) for p in range(1000)))
     assert scan.condition().count(" AND ") == 4
+
+
+@given(st.lists(st.integers(0, 10**6), max_size=20), st.integers(1, 10**6))
+def test_a_limit_is_kept_but_for_the_progress_of_every_partition(sizes, limit):
+    shares = limited(sizes, limit)
+    assert all(min(size, 1) <= share <= size for share, size in zip(shares, sizes, strict=True))
+    assert sum(shares) <= limit + len(sizes)
+    if sum(sizes) <= limit:
+        assert shares == sizes
+
+
+def test_a_limit_is_divided_in_proportion():
+    assert limited([100, 0, 300, 1], 40) == [9, 0, 29, 1]

@@ -1,0 +1,102 @@
+"""The Spark session of a job, started when it is first needed, and what becomes of an error in it.
+
+Under ``spark-submit`` the session is the submitted application's, with the settings given there; else one of
+``logstore.spark.session``; one that runs in this process already is used, and not stopped.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from logstore.errors import StorageError
+from logstore.spark.spark_conf import DELTA_EXTENSION, EXTENSIONS_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkApplication:
+    """``with SparkApplication("retention") as spark: spark.session``."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._session: SparkSession | None = None
+        self._owned = False
+
+    @property
+    def session(self) -> "SparkSession":
+        """SparkStartError, SparkJarsError."""
+        if self._session is None:
+            self._session, self._owned = _start(self._name)
+        return self._session
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None and self._owned:
+            self._session.stop()
+
+
+def _start(name: str) -> "tuple[SparkSession, bool]":
+    from pyspark.sql import SparkSession
+
+    if (active := SparkSession.getActiveSession()) is not None:
+        return active, False
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return _submitted(name), True
+    from logstore.spark import session
+
+    return session(app_name=f"logstore {name}"), True
+
+
+def _submitted(name: str) -> "SparkSession":
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    from logstore.spark.session import ship_package
+
+    builder = SparkSession.builder.appName(f"logstore {name}")
+    SparkContext._ensure_initialized()  # noqa: SLF001 - no public way to ask the JVM before there is a session
+    jvm = SparkContext._jvm  # noqa: SLF001
+    if jvm is not None and jvm.org.apache.spark.util.Utils.classIsLoadable(DELTA_EXTENSION):
+        builder = builder.config(EXTENSIONS_KEY, DELTA_EXTENSION)
+        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    spark = builder.getOrCreate()
+    ship_package(spark.sparkContext)
+    return spark
+
+
+def require_delta(spark: "SparkSession") -> None:
+    """SparkStartError if this Spark was started by somebody without Delta."""
+    if DELTA_EXTENSION not in (spark.conf.get(EXTENSIONS_KEY, "") or ""):
+        from logstore.spark.jars import DELTA_PACKAGE
+        from logstore.spark.session import SparkStartError
+
+        raise SparkStartError(f"this Spark has no Delta, which VACUUM needs: spark-submit --packages {DELTA_PACKAGE}")
+
+
+@contextmanager
+def spark_errors(doing: str) -> Iterator[None]:
+    """StorageError in one line for whatever Spark raises; our own errors in executors keep their message."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise StorageError(f"{doing} failed: {_one_line(str(error))}") from error
+
+
+def _one_line(text: str) -> str:
+    # A Python traceback out of an executor ends in the exception; Spark's own text has the reason in its first line,
+    # which py4j puts after one of its own.
+    found = re.findall(r"^(?:logstore\.errors\.\w+|\w*Error): (.+)$", text, re.MULTILINE)
+    lines = (line.strip().removeprefix(": ") for line in text.splitlines())
+    reasons = found or [line for line in lines if line and not line.startswith("An error occurred while calling")]
+    return reasons[0] if reasons else text.strip() or "no message"

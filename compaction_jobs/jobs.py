@@ -1,0 +1,75 @@
+"""The jobs by name, and a run of one: topic after topic, each on its own, to a report.
+
+Invariants: what is asked for is checked before anything is done; a topic that fails does not keep the others from being
+worked on; one that is deleted meanwhile is passed over.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from compaction_jobs import key_compaction, retention, vacuum
+from compaction_jobs.context import JobContext
+from compaction_jobs.report import JobReport, TopicReport
+from compaction_jobs.topics import JobTopic, select_topics
+from logstore.errors import InvalidRequestError, LogStoreError
+from logstore.filesystem import FileSystem
+
+JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
+    "retention": retention.run,
+    "compact": key_compaction.run,
+    "vacuum": vacuum.run,
+}
+
+
+def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
+    """What ``job`` is to work on: names and globs, all topics without one. ``defaults`` are the store's topic keys.
+
+    Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a topic that is named and not compacted.
+    """
+    topics = select_topics(data, patterns, defaults, FileSystem.from_environment())
+    if job == "compact":
+        for topic in topics:
+            config = topic.config(topic.table.snapshot()) if topic.named else None
+            if config and not key_compaction.is_compacted(config):
+                raise InvalidRequestError(f"Topic {topic.name!r} is not compacted: its cleanup.policy is delete")
+    return topics
+
+
+def run_job(job: str, topics: Sequence[JobTopic], context: JobContext, url: str | None = None) -> JobReport:
+    """Raises nothing that happens to a topic: it is in the report.
+
+    ``url`` is a running store's: it is told of a new log start at once, else it finds it in the table within seconds.
+    """
+    began = context.clock.monotonic()
+    reports = [report for topic in topics if (report := _run(job, topic, context, url))]
+    return JobReport(job, context.dry_run, tuple(reports), context.clock.monotonic() - began)
+
+
+def _run(job: str, topic: JobTopic, context: JobContext, url: str | None) -> TopicReport | None:
+    began = context.clock.monotonic()
+    try:
+        report = JOBS[job](context, topic)
+        if url and job == "retention" and report.versions:
+            _tell(url, topic, report.partitions, context)
+    except (LogStoreError, OSError) as error:
+        if topic.is_deleted():
+            context.progress.note(f"{topic.name}: deleted meanwhile, passed over")
+            return None
+        report = TopicReport(topic.name, error=" ".join(str(error).split()))
+    return replace(report, seconds=round(context.clock.monotonic() - began, 3))
+
+
+def _tell(url: str, topic: JobTopic, partitions: Sequence[int], context: JobContext) -> None:
+    """Deleting the records below the log start that the table has changes nothing, but has the store look."""
+    from logstore.client.admin import Admin
+
+    if topic.name.startswith("__"):
+        return
+    state = topic.table.snapshot().partitions
+    try:
+        with Admin(url, client_id="logstore-job", retry_timeout_s=0) as admin:
+            for partition in partitions:
+                admin.delete_records(topic.name, partition, state[partition].log_start)
+    except LogStoreError as error:
+        context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")

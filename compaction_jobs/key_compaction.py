@@ -1,0 +1,163 @@
+"""Key compaction: of each key the latest record below the clean point stays, at its offset and in its order.
+
+Kafka's log cleaner on segments. Two passes of Spark over a topic's planned partitions: the first reads offsets and keys
+only and finds each key's last record; the second reads the segments that hold one and writes them anew, neighbours that
+have become small joined. One commit a topic (``dataChange=false``: a stream notices nothing) replaces the files and
+moves ``cleaned``. What lies at or above the clean point is not opened.
+"""
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from compaction_jobs.applications import spark_errors
+from compaction_jobs.context import JobContext
+from compaction_jobs.planning import CompactionPlan, base_offset, group_files, plan_compaction
+from compaction_jobs.report import TopicReport, totals
+from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, rewrite
+from compaction_jobs.segment_tasks import (
+    COUNT_COLUMNS,
+    KEY_COLUMNS,
+    TASK_COLUMNS,
+    WRITTEN_COLUMNS,
+    Source,
+    WriteTask,
+    Written,
+    assign_tasks,
+    count_by_source,
+    scan_keys,
+    write_kept,
+)
+from compaction_jobs.topics import JobTopic
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import RewritePart
+from logstore.errors import CorruptionError, StorageError
+from logstore.topic_config import TopicConfig
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+OPERATION = "key-compaction"
+
+
+def run(context: JobContext, topic: JobTopic) -> TopicReport:
+    return rewrite(context, topic, _attempt)
+
+
+def is_compacted(config: TopicConfig) -> bool:
+    return "compact" in config.cleanup_policy
+
+
+def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]) -> Outcome:
+    config, now_ms = topic.config(snapshot), context.clock.now_ms()
+    if not is_compacted(config):
+        return Outcome()
+    found = (plan_compaction(p, snapshot.partitions[p], snapshot.segments(p), config, now_ms) for p in partitions)
+    plans = [plan for plan in found if plan]
+    if not plans:
+        return Outcome()
+    planned = frozenset(plan.partition for plan in plans)
+    files = [file for plan in plans for file in plan.files]
+    if context.dry_run:
+        # What stays, only reading the keys tells.
+        return Outcome(planned, totals(files), None)
+    try:
+        tasks, written = _compact(context, topic, plans, config, now_ms)
+    except StorageError as error:
+        return refused_as_overtaken(topic, planned, [file.path for file in files], error)
+    segments = {(tasks[w.task].partition, w.segment.base_offset): w.segment for w in written if w.segment}
+    parts = [
+        RewritePart(
+            plan.partition,
+            tuple(file.path for file in plan.files),
+            tuple(segment for (partition, _), segment in sorted(segments.items()) if partition == plan.partition),
+            cleaned=plan.clean_point,
+        )
+        for plan in plans
+    ]
+    return commit(topic, snapshot, parts, data_change=False, operation=OPERATION)
+
+
+def _compact(
+    context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
+) -> tuple[list[WriteTask], list[Written]]:
+    """Write what stays. CorruptionError if it is not what the keys said; StorageError."""
+    sources, log_start = sources_of(plans), {plan.partition: plan.log_start for plan in plans}
+    spark = context.spark.session
+    with spark_errors("compaction"):
+        latest = _latest_rows(spark, str(topic.table.path), sources, log_start).persist()
+        try:
+            what = f"{len(sources):,} segments, {sum(source.num_records for source in sources):,} records"
+            with context.progress.step(f"{topic.name}: reading keys of {what}"):
+                first_rows = np.array([source.first_row for source in sources])
+                counted = latest.mapInArrow(count_by_source(first_rows), COUNT_COLUMNS).collect()
+            kept = np.zeros(len(sources), dtype=np.int64)
+            for row in counted:
+                kept[row.source] += row.records
+            tasks = write_tasks(topic, plans, sources, kept.tolist(), config, now_ms)
+            with context.progress.step(f"{topic.name}: writing {int(kept.sum()):,} latest records"):
+                written = _write(latest, tasks) if kept.any() else []
+        finally:
+            latest.unpersist()
+    left = sum(w.expired + (w.segment.num_records if w.segment else 0) for w in written)
+    if left != kept.sum():
+        raise CorruptionError(f"{kept.sum()} records were to be kept, {left} were written: nothing is committed")
+    return tasks, written
+
+
+def sources_of(plans: Sequence[CompactionPlan]) -> list[Source]:
+    sources = []
+    row = 0
+    for plan in plans:
+        for file in plan.files:
+            sources.append(Source(plan.partition, file.path, file.num_records, row))
+            row += file.num_records
+    return sources
+
+
+def _latest_rows(
+    spark: "SparkSession", table: str, sources: Sequence[Source], log_start: dict[int, int]
+) -> "DataFrame":
+    """One column ``row``: the number of each key's last record."""
+    numbers = spark.range(0, len(sources), 1, min(len(sources), 4 * spark.sparkContext.defaultParallelism))
+    keys = numbers.mapInArrow(scan_keys(table, sources, log_start), KEY_COLUMNS)
+    return keys.groupBy("partition", "key").agg({"row": "max"}).toDF("partition", "key", "row").select("row")
+
+
+def write_tasks(
+    topic: JobTopic,
+    plans: Sequence[CompactionPlan],
+    sources: Sequence[Source],
+    kept: Sequence[int],
+    config: TopicConfig,
+    now_ms: int,
+) -> list[WriteTask]:
+    """One for each segment to be, by rising row."""
+    tasks = []
+    by_path = {source.path: (source, count) for source, count in zip(sources, kept, strict=True)}
+    for plan in plans:
+        sizes = [file.size * by_path[file.path][1] / file.num_records for file in plan.files]
+        for group in group_files(plan.files, sizes, config.segment_bytes):
+            task = WriteTask(
+                topic=topic.name,
+                table=str(topic.table.path),
+                partition=plan.partition,
+                sources=tuple(by_path[file.path][0] for file in group),
+                base_offset=max(plan.log_start, base_offset(group[0])),
+                log_start=plan.log_start,
+                codec=config.segment_codec,
+                operation=OPERATION,
+                first_dirty=plan.first_dirty,
+                now_ms=now_ms,
+                delete_retention_ms=config.delete_retention_ms,
+            )
+            tasks.append(task)
+    return tasks
+
+
+def _write(latest: "DataFrame", tasks: Sequence[WriteTask]) -> list[Written]:
+    first_rows = np.array([task.sources[0].first_row for task in tasks])
+    assigned = latest.mapInArrow(assign_tasks(first_rows), TASK_COLUMNS)
+    by_task = assigned.repartition(len(tasks), "task").sortWithinPartitions("row")
+    return [Written.from_row(*row) for row in by_task.mapInArrow(write_kept(tasks), WRITTEN_COLUMNS).collect()]

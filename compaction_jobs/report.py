@@ -1,0 +1,127 @@
+"""What a job says: progress on stderr while it works, and at its end a summary as a table or as JSON."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from logstore.delta.snapshot import SegmentFile
+from logstore.segments.writer import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What active files hold; bytes as Parquet."""
+
+    segments: int = 0
+    records: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(self.segments + other.segments, self.records + other.records, self.bytes + other.bytes)
+
+    def __sub__(self, other: "Totals") -> "Totals":
+        return Totals(self.segments - other.segments, self.records - other.records, self.bytes - other.bytes)
+
+
+NOTHING = Totals()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReport:
+    """What was done to one topic, or with ``--dry-run`` would be: ``partitions`` are those that were touched.
+
+    ``before`` counts what the job found, ``after`` what it left of that; None where only running it tells. ``versions``
+    of the Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
+    """
+
+    topic: str
+    partitions: tuple[int, ...] = ()
+    before: Totals | None = None
+    after: Totals | None = None
+    versions: tuple[int, ...] = ()
+    deleted_files: int | None = None
+    deleted_bytes: int | None = None
+    seconds: float = 0.0
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobReport:
+    job: str
+    dry_run: bool
+    topics: tuple[TopicReport, ...]
+    seconds: float
+
+    @property
+    def failed(self) -> bool:
+        return any(topic.error for topic in self.topics)
+
+    def as_json(self) -> str:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+
+
+def totals(files: Iterable[SegmentFile | Segment]) -> Totals:
+    return sum((Totals(1, file.num_records, file.size) for file in files), NOTHING)
+
+
+def print_summary(report: JobReport, console: Console) -> None:
+    """Topics where something was done or failed, then one line for all."""
+    vacuum = any(topic.deleted_files is not None for topic in report.topics)
+    columns = ["topic", "deleted files", "bytes"] if vacuum else ["topic", "partitions", "segments", "records", "bytes"]
+    table = Table(*columns, "seconds", box=None, header_style="bold", pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    shown = [topic for topic in report.topics if topic.partitions or topic.deleted_files or topic.error]
+    for topic in shown:
+        if topic.error:
+            cells = ["failed", *[""] * (len(columns) - 2)]
+        elif vacuum:
+            cells = [f"{topic.deleted_files or 0:,}", f"{topic.deleted_bytes or 0:,}"]
+        else:
+            cells = [f"{len(topic.partitions):,}", *_changes(topic.before or NOTHING, topic.after)]
+        table.add_row(Text(topic.topic), *cells, f"{topic.seconds:,.1f}")
+    if shown:
+        console.print(table)
+    for topic in shown:
+        if topic.error:
+            console.print(Text(f"{topic.topic}: {topic.error}"), style="red", soft_wrap=True)
+    unchanged = len(report.topics) - len(shown)
+    done = "would be done" if report.dry_run else "done"
+    rest = f"; nothing to do in {unchanged:,} of {len(report.topics):,} topics" if unchanged else ""
+    console.print(f"{report.job} {done} in {report.seconds:.1f} s{rest}", highlight=False, soft_wrap=True)
+
+
+def _changes(before: Totals, after: Totals | None) -> list[str]:
+    pairs = (
+        (before.segments, after and after.segments),
+        (before.records, after and after.records),
+        (before.bytes, after and after.bytes),
+    )
+    return [f"{old:,} → {'?' if new is None else f'{new:,}'}" for old, new in pairs]
+
+
+class Progress:
+    """One line for each step; on a terminal the last one moves, with the time it has taken."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+
+    @contextmanager
+    def step(self, text: str) -> Iterator[None]:
+        began = time.monotonic()
+        if self._console.is_terminal:
+            with self._console.status(Text(text)):
+                yield
+            self._console.print(Text(f"{text}: {time.monotonic() - began:.1f} s"))
+        else:
+            self._console.print(Text(f"{text} ..."), soft_wrap=True)
+            yield
+
+    def note(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)

@@ -1,0 +1,95 @@
+"""Jobs that replace a topic's files: plan on a snapshot, work, commit on a fresh one, and plan again if overtaken.
+
+Invariant: nothing is planned twice but what a commit left out, so that a job ends however fast others commit.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+
+from compaction_jobs.context import JobContext
+from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
+from compaction_jobs.topics import JobTopic
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import RewritePart
+from logstore.errors import CommitRefusedError, LogStoreError, StorageError
+
+#: How often a topic is planned at most. Only another job on the same files makes a second plan necessary.
+PLANS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one attempt: what its commits took out of the table and put in, and the partitions that they left out.
+
+    ``added`` is None where a dry run cannot know it.
+    """
+
+    partitions: frozenset[int] = frozenset()
+    removed: Totals = NOTHING
+    added: Totals | None = NOTHING
+    versions: tuple[int, ...] = ()
+    refused: dict[int, LogStoreError] = field(default_factory=dict)
+
+    def and_then(self, other: "Outcome") -> "Outcome":
+        return Outcome(
+            self.partitions | other.partitions,
+            self.removed + other.removed,
+            None if self.added is None or other.added is None else self.added + other.added,
+            self.versions + other.versions,
+            self.refused | other.refused,
+        )
+
+
+Attempt = Callable[[JobContext, JobTopic, TopicSnapshot, Collection[int]], Outcome]
+
+
+class PlanOvertakenError(CommitRefusedError):
+    """Other commits took away the files that a job had planned with, again and again; nothing is wrong with them."""
+
+    retriable = True
+
+
+def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt) -> TopicReport:
+    """Run ``attempt`` on the partitions of a topic until none is left out. PlanOvertakenError, and what it raises."""
+    snapshot = topic.table.snapshot()
+    before = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
+    whole = Outcome()
+    left: Collection[int] = sorted(snapshot.partitions)
+    for _ in range(PLANS_MAX):
+        outcome = attempt(context, topic, snapshot, left)
+        whole = replace(whole.and_then(outcome), refused={})
+        for error in outcome.refused.values():
+            if not isinstance(error, CommitRefusedError):
+                raise error
+        left = sorted(outcome.refused)
+        if not left:
+            after = None if whole.added is None else before - whole.removed + whole.added
+            return TopicReport(topic.name, tuple(sorted(whole.partitions)), before, after, whole.versions)
+        context.progress.note(f"{topic.name}: others changed partitions {', '.join(map(str, left))}: planning again")
+        snapshot = topic.table.snapshot()
+    raise PlanOvertakenError(f"{PLANS_MAX} plans were overtaken by other commits; run the job again")
+
+
+def commit(
+    topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
+) -> Outcome:
+    """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
+    done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
+    committed = [part for part in parts if part.partition in done.committed]
+    files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}
+    return Outcome(
+        frozenset(done.committed),
+        totals(files[path] for part in committed for path in part.removes),
+        totals(segment for part in committed for segment in part.adds),
+        (done.version,) if committed else (),
+        done.refused,
+    )
+
+
+def refused_as_overtaken(
+    topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError
+) -> Outcome:
+    """What reading ``planned`` files failed with, as a refusal if they left the table meanwhile; else raises it."""
+    if set(planned) <= topic.table.snapshot().paths:
+        raise error
+    return Outcome(refused=dict.fromkeys(partitions, CommitRefusedError(error.message)))

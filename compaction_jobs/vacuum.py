@@ -1,0 +1,112 @@
+"""Vacuum: files that left the table ``file.delete.delay.ms`` ago are deleted from storage, by Delta's own VACUUM.
+
+``VACUUM LITE`` deletes what the Delta log says was removed, never a file that no commit has named yet: a roll is open
+between its file and its commit, and would lose it. A full VACUUM goes by a file's age alone; so 7 days are its least.
+It runs when it is asked for, and where LITE refuses because the log entries
+with the removals are no longer there. Spark starts only if a file is on disk that could be deleted.
+"""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from compaction_jobs.applications import require_delta, spark_errors
+from compaction_jobs.context import JobContext
+from compaction_jobs.report import TopicReport
+from compaction_jobs.topics import JobTopic
+from logstore.errors import StorageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FULL_DELAY_MS_MIN = 7 * 24 * 3_600_000
+
+#: LITE finds the log entries since the last vacuum, or since the table's first version, cleaned away.
+_LITE_REFUSES = "DELTA_CANNOT_VACUUM_LITE"
+
+
+def run(context: JobContext, topic: JobTopic) -> TopicReport:
+    """StorageError, SparkStartError."""
+    snapshot = topic.table.snapshot()
+    delay_ms = topic.config(snapshot).file_delete_delay_ms
+    full = context.full
+    path = topic.table.path
+    before = _files(path)
+    inactive = {name: file for name, file in before.items() if name not in snapshot.paths}
+
+    def due(delay_ms: int) -> set[str]:
+        """What could go: a file was written before it was removed."""
+        oldest = context.clock.now_ms() - delay_ms
+        return {name for name, (_, modified_ms) in inactive.items() if modified_ms <= oldest}
+
+    if full:
+        delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
+    if not due(delay_ms):
+        return TopicReport(topic.name, deleted_files=0, deleted_bytes=0)
+    spark = context.spark.session
+    require_delta(spark)
+    with context.progress.step(f"{topic.name}: vacuum of {len(due(delay_ms)):,} files at most"):
+        named = _vacuum(spark, path, delay_ms, full=full, dry_run=context.dry_run)
+        if named is None:
+            delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
+            if not due(delay_ms):
+                return TopicReport(topic.name, deleted_files=0, deleted_bytes=0)
+            named = _vacuum(spark, path, delay_ms, full=True, dry_run=context.dry_run)
+    gone = (named or set()) & set(before) if context.dry_run else set(before) - set(_files(path))
+    return TopicReport(topic.name, deleted_files=len(gone), deleted_bytes=sum(before[name][0] for name in gone))
+
+
+def _files(table_path: Path) -> dict[str, tuple[int, int]]:
+    """Size and modification time (ms) of the Parquet files on disk, by path in the table."""
+    found = {}
+    for directory in table_path.glob("partition=*"):
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if entry.name.endswith(".parquet"):
+                    try:
+                        stat = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    found[f"{directory.name}/{entry.name}"] = (stat.st_size, stat.st_mtime_ns // 1_000_000)
+    return found
+
+
+def _vacuum(spark: "SparkSession", path: Path, delay_ms: int, *, full: bool, dry_run: bool) -> set[str] | None:
+    """Runs it; with ``dry_run`` the files (in the table, 1,000 at most) that it would delete. None if LITE refuses."""
+    table = str(path).replace("`", "``")
+    statement = f"VACUUM delta.`{table}` {'FULL' if full else 'LITE'} RETAIN {delay_ms / 3_600_000:.6f} HOURS"
+    try:
+        with spark_errors("VACUUM"), _configured(spark):
+            rows = spark.sql(f"{statement} DRY RUN" if dry_run else statement).collect()
+    except StorageError as error:
+        if not full and _LITE_REFUSES in str(error.__cause__):
+            return None
+        raise
+    return {match[0] for row in rows if (match := re.search(r"partition=\d+/[^/]+\.parquet$", row[0]))}
+
+
+@contextmanager
+def _configured(spark: "SparkSession") -> Iterator[None]:
+    """A session that is not ours alone gets its settings back."""
+    settings = {
+        # Else a vacuum makes two commits of its own, which rolls would lose races against.
+        "spark.databricks.delta.vacuum.logging.enabled": "false",
+        # The delay is the topic's configuration; the check is for one that was typed.
+        "spark.databricks.delta.retentionDurationCheck.enabled": "false",
+        # Tasks of a full listing. Spark's default is 10,000: minutes, however few the files are.
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(4 * spark.sparkContext.defaultParallelism),
+    }
+    before = {key: spark.conf.get(key, None) for key in settings}
+    try:
+        for key, value in settings.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, old in before.items():
+            if old is None:
+                spark.conf.unset(key)
+            else:
+                spark.conf.set(key, old)

@@ -1,0 +1,244 @@
+"""What a consumer group may do with its offsets: commit, look at them and at its lag, be deleted.
+
+Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. It
+belongs to one topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of the same
+name is made again. A request is committed as a whole or refused as a whole.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import structlog
+
+from consumer_offsets.offset_log import OffsetLog, TopicPartition
+from logstore.broker.broker import Broker, Topic
+from logstore.clock import Clock, SystemClock
+from logstore.errors import (
+    InvalidGroupError,
+    InvalidRequestError,
+    LogStoreError,
+    OffsetMetadataTooLargeError,
+    OffsetOutOfRangeError,
+    UnknownGroupError,
+    UnknownTopicError,
+)
+from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
+from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OffsetCommit
+
+log = structlog.stdlib.get_logger(__name__)
+
+_GROUP_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
+_TIMEOUT_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """``offset`` is the next one to read; ``metadata`` is the consumer's own text."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    """``leader_epoch`` is that of the record before ``offset`` (-1: not known), ``timestamp`` the commit's, in ms."""
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str
+    leader_epoch: int
+    timestamp: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """``lag`` is how many offsets there are from ``committed_offset`` to ``high_watermark``."""
+
+    topic: str
+    partition: int
+    committed_offset: int
+    log_start_offset: int
+    high_watermark: int
+    lag: int
+
+
+class GroupCoordinator:
+    """On the broker's event loop. Make one with ``start`` after the broker's; it is the only writer of its topic."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._offsets = OffsetLog(broker)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def running(cls, broker: Broker, *, clock: Clock | None = None) -> AsyncIterator[Self]:
+        """``start`` and ``close`` around a block."""
+        coordinator = await cls.start(broker, clock=clock)
+        try:
+            yield coordinator
+        finally:
+            await coordinator.close()
+
+    @classmethod
+    async def start(cls, broker: Broker, *, clock: Clock | None = None) -> Self:
+        """Load what was committed, and follow the deletion of topics. CorruptionError if it does not read back."""
+        coordinator = cls(broker, clock or SystemClock())
+        await coordinator._offsets.load()
+        await coordinator._take_back_orphans()
+        broker.topic_deleted_listeners.append(coordinator._on_topic_deleted)
+        return coordinator
+
+    async def close(self) -> None:
+        """Stop to follow the broker; commits under way come to their end."""
+        self._broker.topic_deleted_listeners.remove(self._on_topic_deleted)
+        await self._offsets.close()
+
+    # ---- what a group does ------------------------------------------------------------------------------------------
+
+    async def commit(self, group: str, offsets: Sequence[OffsetToCommit], *, timeout_ms: int = _TIMEOUT_MS) -> None:
+        """Commit offsets, lower ones than before too; returns when that is durable.
+
+        Raises InvalidGroupError, InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError,
+        UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
+        committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
+        """
+        _check_group_name(group)
+        _check_request(offsets)
+        self._check_offsets(offsets)
+        topic = await self._offsets.open_topic()
+        # Again: a topic may have been deleted meanwhile. From here to the append nothing waits.
+        commits = self._check_offsets(offsets)
+        await self._offsets.append(topic, group, commits, timeout_ms=timeout_ms)
+
+    def groups(self) -> list[str]:
+        """Groups that have committed something, sorted."""
+        return sorted(group for group in self._offsets.groups() if self._current(group))
+
+    def committed(self, group: str, topic: str | None = None) -> list[CommittedOffset]:
+        """By topic and partition; of one ``topic`` if named. Raises UnknownGroupError, UnknownTopicError."""
+        if topic is not None:
+            self._broker.topic(topic)
+        return [
+            CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
+            for key, commit in self._known(group)
+            if topic in (None, key.topic)
+        ]
+
+    def lag(self, group: str) -> list[PartitionLag]:
+        """By topic and partition. Raises UnknownGroupError."""
+        lags = []
+        for key, commit in self._known(group):
+            partition_log = self._broker.topic(key.topic).partition(key.partition)
+            end = partition_log.high_watermark
+            start = partition_log.log_start_offset
+            lags.append(PartitionLag(*key, commit.offset, start, end, max(0, end - commit.offset)))
+        return lags
+
+    async def delete(self, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
+        """Take back all that the group has committed. Raises UnknownGroupError, and as ``commit`` when it cannot."""
+        self._known(group)
+        topic = await self._offsets.open_topic()
+        await self._offsets.append(topic, group, dict.fromkeys(self._offsets.keys(group)), timeout_ms=timeout_ms)
+
+    # ---- groups and topics ------------------------------------------------------------------------------------------
+
+    def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
+        current = self._current(group)
+        if not current:
+            raise UnknownGroupError(f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has committed no offsets.")
+        return sorted(current.items())
+
+    def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
+        """Commits whose topics are still the ones that they were made to."""
+        commits = self._offsets.commits(group)
+        return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
+
+    def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
+        try:
+            return self._broker.topic(key.topic).topic_id == commit.topic_id
+        except UnknownTopicError:
+            return False
+
+    def _check_offsets(self, offsets: Sequence[OffsetToCommit]) -> dict[TopicPartition, OffsetCommit | None]:
+        """The commits to append, once every offset is checked."""
+        now = self._clock.now_ms()
+        commits: dict[TopicPartition, OffsetCommit | None] = {}
+        for asked in offsets:
+            topic = self._broker.topic(asked.topic)
+            partition_log = topic.partition(asked.partition)
+            if not 0 <= asked.offset <= partition_log.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "
+                    f"send the offset to read next, 0 to {partition_log.high_watermark}.",
+                    log_start_offset=partition_log.log_start_offset,
+                    high_watermark=partition_log.high_watermark,
+                )
+            epoch = partition_log.leader_epochs.epoch_of(asked.offset - 1)
+            commits[TopicPartition(asked.topic, asked.partition)] = OffsetCommit(
+                asked.offset,
+                NO_LEADER_EPOCH if epoch is None else epoch,
+                asked.metadata,
+                NO_GENERATION,
+                topic.topic_id,
+                now,
+            )
+        return commits
+
+    async def _on_topic_deleted(self, deleted: Topic) -> None:
+        await self._take_back(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
+
+    async def _take_back_orphans(self) -> None:
+        """Offsets of topics whose deletion a crash cut short."""
+        await self._take_back(
+            lambda group: [k for k, commit in self._offsets.commits(group).items() if not self._is_current(k, commit)]
+        )
+
+    async def _take_back(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
+        """Delete what nobody sees any more: if that fails now, the next start does it."""
+        stale = {group: keys for group in self._offsets.groups() if (keys := keys_of(group))}
+        if not stale:
+            return
+        # It is there, so that nothing waits for the broker's lock on the catalogue, which a deletion holds.
+        topic = await self._offsets.open_topic()
+        outcomes = await asyncio.gather(
+            *(self._offsets.append(topic, g, dict.fromkeys(keys), timeout_ms=_TIMEOUT_MS) for g, keys in stale.items()),
+            return_exceptions=True,
+        )
+        for outcome in outcomes:
+            if isinstance(outcome, LogStoreError):
+                log.warning("group_offsets.not_taken_back", error=str(outcome))
+            elif outcome is not None:
+                raise outcome
+
+
+def _check_group_name(group: str) -> None:
+    if not _GROUP_NAME.fullmatch(group) or group in {".", ".."}:
+        shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
+        raise InvalidGroupError(
+            f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
+            "(but not '.' or '..')."
+        )
+
+
+def _check_request(offsets: Sequence[OffsetToCommit]) -> None:
+    if not offsets:
+        raise InvalidRequestError("There are no offsets to commit: send at least one.")
+    seen: set[tuple[str, int]] = set()
+    for asked in offsets:
+        if (asked.topic, asked.partition) in seen:
+            raise InvalidRequestError(f"{asked.topic}-{asked.partition} is there twice: send one offset for it.")
+        seen.add((asked.topic, asked.partition))
+        num_bytes = len(asked.metadata.encode())
+        if num_bytes > OFFSET_METADATA_BYTES_MAX:
+            raise OffsetMetadataTooLargeError(
+                f"The metadata of {asked.topic}-{asked.partition} has {num_bytes} bytes in UTF-8, "
+                f"{OFFSET_METADATA_BYTES_MAX} are allowed: send less."
+            )

@@ -1,0 +1,230 @@
+"""``logstore group ...``: what consumer groups have committed, over HTTP."""
+
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from logstore.cli.options import JsonOption, UrlOption, admin_of
+from logstore.cli.output import counted, print_json, print_table
+
+if TYPE_CHECKING:
+    from logstore.client.admin import Admin
+
+app = typer.Typer(
+    no_args_is_help=True, help="Look at, reset and delete the offsets of consumer groups.", rich_markup_mode=None
+)
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
+
+
+@app.command(
+    "list",
+    epilog="""\b
+Examples:
+  logstore group list
+  logstore group list --json | jq -r '.[].group'
+""",
+)
+def list_groups(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
+    """List the groups that have committed offsets."""
+    with admin_of(ctx, url) as admin:
+        groups = admin.groups()
+    if json:
+        print_json([{"group": group} for group in groups])
+    elif groups:
+        print_table(["group"], [(group,) for group in groups])
+    else:
+        typer.echo("No group has committed offsets yet.", err=True)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore group describe billing
+  logstore group describe billing --json | jq .total_lag
+"""
+)
+def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False, url: UrlOption = None) -> None:
+    """Show what a group has committed, and how far behind it is.
+
+    Per partition: committed (the next offset to read), start (log start offset: what is below is gone), high watermark
+    (readers see what is below), lag (what is between committed and high watermark).
+    """
+    with admin_of(ctx, url) as admin:
+        commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
+        lag = admin.group_lag(group)
+    # Both in one: a partition that was committed or deleted between the two answers comes with the next call.
+    rows = [
+        (found, commits[found.topic, found.partition])
+        for found in lag.partitions
+        if (found.topic, found.partition) in commits
+    ]
+    if json:
+        partitions = [
+            {
+                "topic": found.topic,
+                "partition": found.partition,
+                "committed_offset": found.committed_offset,
+                "log_start_offset": found.log_start_offset,
+                "high_watermark": found.high_watermark,
+                "lag": found.lag,
+                "leader_epoch": commit.leader_epoch,
+                "metadata": commit.metadata,
+                "timestamp": commit.timestamp,
+            }
+            for found, commit in rows
+        ]
+        print_json({"group": group, "total_lag": lag.total_lag, "max_lag": lag.max_lag, "partitions": partitions})
+        return
+    print(f"Group {group}: {counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind")
+    print()
+    print_table(
+        ["topic", "partition", "committed", "start", "high watermark", "lag", "committed at", "metadata"],
+        [
+            (
+                found.topic,
+                found.partition,
+                found.committed_offset,
+                found.log_start_offset,
+                found.high_watermark,
+                found.lag,
+                _time(commit.timestamp),
+                # It is anybody's text: it must not draw on a terminal.
+                commit.metadata if commit.metadata.isprintable() else repr(commit.metadata),
+            )
+            for found, commit in rows
+        ],
+    )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore group reset billing --topic orders --to-earliest --dry-run
+  logstore group reset billing --topic orders --partition 0 --to-offset 1200
+  logstore group reset billing --topic orders --to-timestamp 1735689600000
+"""
+)
+def reset(
+    ctx: typer.Context,
+    group: GroupArgument,
+    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.")],
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", min=0, help="A partition; may be repeated. [default: all of the topic]"),
+    ] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start offset.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="To the high watermark.")] = False,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="To this offset.")] = None,
+    to_timestamp: Annotated[
+        int | None,
+        typer.Option(
+            "--to-timestamp",
+            min=0,
+            metavar="MS",
+            help="To the first record of this time (ms since 1970) or later; without one, to the high watermark.",
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Commit offsets for a group: where it reads next. All partitions or none.
+
+    A consumer that runs keeps its own position and commits over this: stop it first. A group that does not exist is
+    made.
+    """
+    targets = {
+        "--to-earliest": to_earliest,
+        "--to-latest": to_latest,
+        "--to-offset": to_offset is not None,
+        "--to-timestamp": to_timestamp is not None,
+    }
+    if sum(targets.values()) != 1:
+        raise typer.BadParameter(f"give one of {', '.join(targets)}")
+    with admin_of(ctx, url) as admin:
+        before = _committed(admin, group, topic)
+        after = {}
+        there = admin.describe_topic(topic).partitions
+        for found in sorted(set(partition or (each.partition for each in there))):
+            ends = admin.offsets(topic, found, timestamp_ms=to_timestamp)
+            if to_offset is not None:
+                _check_offset(topic, found, to_offset, ends.beginning_offset, ends.end_offset)
+                after[found] = to_offset
+            elif to_earliest:
+                after[found] = ends.beginning_offset
+            else:
+                after[found] = ends.end_offset if ends.offset is None else ends.offset
+        if not dry_run:
+            admin.commit_offsets(group, {(topic, found): offset for found, offset in after.items()})
+    if json:
+        offsets = [
+            {"topic": topic, "partition": found, "offset": offset, "previous_offset": before.get(found)}
+            for found, offset in after.items()
+        ]
+        print_json({"group": group, "dry_run": dry_run, "offsets": offsets})
+        return
+    print(f"{'Would reset' if dry_run else 'Reset'} group {group} in topic {topic}")
+    print()
+    print_table(
+        ["partition", "before", "after"],
+        [(found, before.get(found, "none"), offset) for found, offset in after.items()],
+    )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore group delete billing
+  logstore group delete billing --yes
+"""
+)
+def delete(
+    ctx: typer.Context,
+    group: GroupArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Delete a group: all that it has committed. Asks first; without a terminal it wants --yes."""
+    with admin_of(ctx, url) as admin:
+        offsets = admin.group_offsets(group)
+        if not yes:
+            if not sys.stdin.isatty():
+                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
+            if not typer.confirm(f"Delete group {group} and its {counted(len(offsets), 'offset')}?", err=True):
+                typer.echo("Nothing was deleted.", err=True)
+                raise typer.Exit(1)
+        admin.delete_group(group)
+    if json:
+        print_json({"group": group, "deleted": True})
+    else:
+        print(f"Deleted group {group}")
+
+
+def _committed(admin: "Admin", group: str, topic: str) -> Mapping[int, int]:
+    """Offset by partition; empty for a group that has none yet."""
+    from logstore.errors import UnknownGroupError
+
+    try:
+        return {found.partition: found.offset for found in admin.group_offsets(group, topic=topic)}
+    except UnknownGroupError:
+        return {}
+
+
+def _check_offset(topic: str, partition: int, offset: int, start: int, end: int) -> None:
+    from logstore.errors import OffsetOutOfRangeError
+
+    if not start <= offset <= end:
+        raise OffsetOutOfRangeError(
+            f"Offset {offset} is out of range in {topic}-{partition}: give {start} to {end}.",
+            log_start_offset=start,
+            high_watermark=end,
+        )
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

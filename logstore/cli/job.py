@@ -1,0 +1,132 @@
+"""``logstore job ...``: the Spark applications that keep topics small. They need the data directory, not the store."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from logstore.cli.command_group import USAGE, CommandGroup, fail
+from logstore.cli.options import JsonOption, UrlOption, given_url
+
+# A whole application of its own under spark-submit.
+app = typer.Typer(
+    cls=CommandGroup,
+    add_completion=False,
+    no_args_is_help=True,
+    help="Retention, compaction and vacuum: Spark applications on a data directory.",
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+)
+
+DataOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="DIR", help="The store's data directory. [default: the setting data]", show_default=False
+    ),
+]
+TopicOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--topic", "-t", metavar="GLOB", help="A topic, or a glob such as 'web-*'; may be repeated. [default: all]"
+    ),
+]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore job retention --data ./data
+  logstore job retention --data ./data --topic 'web-*' --dry-run
+"""
+)
+def retention(
+    ctx: typer.Context,
+    data: DataOption = None,
+    topic: TopicOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Remove old segments, as retention.ms, retention.bytes and deleted records say; a store at --url looks at once."""
+    _run(ctx, "retention", data, topic, url, dry_run=dry_run, json=json)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore job compact --data ./data
+  logstore job compact --data ./data --topic users --json
+"""
+)
+def compact(
+    ctx: typer.Context,
+    data: DataOption = None,
+    topic: TopicOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Keep the latest record of each key, in topics whose cleanup.policy has compact."""
+    _run(ctx, "compact", data, topic, url, dry_run=dry_run, json=json)
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore job vacuum --data ./data
+  logstore job vacuum --data ./data --full
+"""
+)
+def vacuum(
+    ctx: typer.Context,
+    data: DataOption = None,
+    topic: TopicOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Files that no commit ever named, too, if they are older than 7 days.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Delete files from storage that left the table file.delete.delay.ms ago."""
+    _run(ctx, "vacuum", data, topic, url, dry_run=dry_run, json=json, full=full)
+
+
+def _run(
+    ctx: typer.Context,
+    job: str,
+    data: Path | None,
+    patterns: list[str] | None,
+    url: str | None,
+    *,
+    dry_run: bool,
+    json: bool,
+    full: bool = False,
+) -> None:
+    from rich.console import Console
+
+    from compaction_jobs.applications import SparkApplication
+    from compaction_jobs.context import JobContext
+    from compaction_jobs.jobs import run_job, topics_of
+    from compaction_jobs.report import Progress, print_summary
+    from logstore.clock import SystemClock
+    from logstore.errors import DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError
+    from logstore.settings import load_settings
+
+    try:
+        settings = load_settings(data=data)
+        topics = topics_of(job, settings.data, patterns or (), settings.topic_defaults)
+    except (DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError) as error:
+        fail(error.message, USAGE)
+    with SparkApplication(job) as spark:
+        context = JobContext(spark, Progress(Console(stderr=True)), SystemClock(), dry_run=dry_run, full=full)
+        report = run_job(job, topics, context, given_url(ctx, url))
+    if json:
+        sys.stdout.write(f"{report.as_json()}\n")
+    else:
+        print_summary(report, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000))
+    if report.failed:
+        raise typer.Exit(1)

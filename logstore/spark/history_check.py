@@ -1,0 +1,53 @@
+"""Is a topic's table still the one that a DataFrame was made from? Asked in a task, each time that it is evaluated.
+
+It is sent to the executors by value, so it imports nothing but the standard library and pyarrow. Delta itself does not
+ask: a table that was deleted and created anew at the same path is, to a DataFrame of the first one, a later version.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+_FIRST_COMMIT = f"{0:020}.json"
+
+
+class HistoryReadError(Exception):
+    """The history of a topic is not the one any more that a DataFrame was made from."""
+
+
+def history_check(
+    path: str, topic: str, topic_id: str
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: no rows, or HistoryReadError."""
+
+    def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            if (found := table_id(Path(path))) != topic_id:
+                what = "deleted and created anew" if found else "deleted"
+                raise HistoryReadError(f"topic {topic} was {what} since this DataFrame was made; make it again")
+        yield from ()
+
+    return check
+
+
+def table_id(path: Path) -> str | None:
+    """The id of the Delta table at ``path``, which is a topic's id, too; None if there is no table.
+
+    It stays for as long as the table does: the first commit names it, and so does every checkpoint, without one of
+    which the first commit is not removed.
+    """
+    import json
+
+    import pyarrow.parquet as pq
+
+    log = path / "_delta_log"
+    try:
+        actions = map(json.loads, (log / _FIRST_COMMIT).read_text(encoding="utf-8").splitlines())
+        return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
+    except FileNotFoundError:
+        for checkpoint in sorted(log.glob("*.checkpoint*.parquet"), reverse=True):
+            metadata = pq.read_table(checkpoint, columns=["metaData.id"]).column("metaData").drop_null()
+            if len(metadata):
+                return str(metadata[0].as_py()["id"])
+    return None

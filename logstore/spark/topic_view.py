@@ -1,0 +1,190 @@
+"""One topic at one moment, as DataFrames by offset range: sealed history from Delta, the tail from the store.
+
+Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serves any offset of the tail for as long as
+it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
+``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest. A roll at any moment,
+also between two evaluations of a DataFrame, is not noticed: the border between the parts was fixed when the view was
+made.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from logstore.client.admin import Admin
+from logstore.errors import DataDirectoryError, InvalidRequestError, InvalidTopicError, UnknownTopicError
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.spark import history_check, tail_reader
+from logstore.spark.offset_ranges import FileRange, LogBounds, OffsetRange, plan_history, split_at_sealed
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from logstore.delta.snapshot import TopicSnapshot
+
+URL_VARIABLE = "LOGSTORE_URL"
+#: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
+TAIL_TASKS_MAX = 200
+#: How long a store that does not answer is asked again while a DataFrame is made.
+RETRY_SECONDS = 10.0
+
+_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+_TOPIC_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """``bounds`` are the offsets that there are; ``urls`` where the tail is fetched, none for sealed history alone."""
+
+    topic: str
+    path: Path
+    snapshot: "TopicSnapshot"
+    bounds: tuple[LogBounds, ...]
+    urls: tuple[str, ...] = ()
+
+    @property
+    def topic_id(self) -> str:
+        return str(self.snapshot.topic_id)
+
+    def records(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> "DataFrame":
+        """Records of ``ranges`` (one per partition, inside ``bounds``): ``topic`` and the columns of its table."""
+        from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+        sealed = {p: state.sealed for p, state in self.snapshot.partitions.items()}
+        history, tail = split_at_sealed(ranges, sealed)
+        parts = self._history(spark, history) if history else []
+        if tail:
+            parts.append(self._tail(spark, tail))
+        records = (
+            reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], tail_reader.TAIL_COLUMNS)
+        )
+        return records.select(F.lit(self.topic).alias("topic"), *_COLUMNS)
+
+    def _history(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> list["DataFrame"]:
+        files = (
+            FileRange(r.partition, segment.min_offset, segment.max_offset)
+            for r in ranges
+            for segment in self.snapshot.segments(r.partition)
+        )
+        table = read_table(spark, self.path).select(*_COLUMNS)
+        # First: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is the same
+        # table then, it was the same when they were chosen.
+        return [self._check(spark), *(table.where(scan.condition()) for scan in plan_history(ranges, files))]
+
+    def _check(self, spark: "SparkSession") -> "DataFrame":
+        """No rows, or an error."""
+        from pyspark import cloudpickle
+
+        # The module travels with the query: executors need not have this package.
+        cloudpickle.register_pickle_by_value(history_check)  # type: ignore[no-untyped-call]
+        check = history_check.history_check(str(self.path), self.topic, self.topic_id)
+        return spark.range(0, 1, 1, 1).mapInArrow(check, tail_reader.TAIL_COLUMNS)
+
+    def _tail(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> "DataFrame":
+        from pyspark import cloudpickle
+
+        cloudpickle.register_pickle_by_value(tail_reader)  # type: ignore[no-untyped-call]
+        wanted = [(r.partition, r.start, r.end) for r in ranges]
+        reader = tail_reader.tail_reader(self.urls, self.topic, self.topic_id, wanted, _client_id(spark))
+        tasks = min(len(ranges), TAIL_TASKS_MAX)
+        return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, tail_reader.TAIL_COLUMNS)
+
+
+def view_through_store(store: Admin, topic: str) -> TopicView:
+    """Everything up to the high watermarks of this moment.
+
+    Raises InvalidTopicError, UnknownTopicError, DataDirectoryError (the topic's data is not visible from here),
+    CorruptionError, and what ``Admin`` raises.
+    """
+    _check_topic_name(topic)
+    described = store.describe_topic(topic)
+    path = _local_path(described.location)
+    invisible = DataDirectoryError(
+        f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
+        "under the name that the store's setting data.location gives it"
+    )
+    snapshot = _snapshot(path, invisible)
+    if str(snapshot.topic_id) != described.topic_id:
+        raise DataDirectoryError(
+            f"{path} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
+            f"{snapshot.topic_id}, not {described.topic_id}): the data of another store, or of a topic that was just "
+            "created anew"
+        )
+    bounds = []
+    for p in described.partitions:
+        log_start = max(p.log_start_offset, snapshot.partitions[p.partition].log_start)
+        bounds.append(LogBounds(p.partition, log_start, max(p.last_stable_offset, log_start)))
+    return TopicView(topic, path, snapshot, tuple(bounds), store.urls)
+
+
+def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
+    """Sealed history of a data root. Raises InvalidTopicError, UnknownTopicError, CorruptionError."""
+    _check_topic_name(topic)
+    path = table_path(storage, topic)
+    snapshot = _snapshot(path, UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({path})"))
+    partitions = sorted(snapshot.partitions.items())
+    bounds = tuple(LogBounds(p, state.log_start, max(state.sealed, state.log_start)) for p, state in partitions)
+    return TopicView(topic, path, snapshot, bounds)
+
+
+def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) -> None:
+    """Raises InvalidRequestError for both."""
+    if bootstrap is not None and storage is not None:
+        raise InvalidRequestError("give bootstrap (a running store) or storage (its data root), not both")
+
+
+def connect(spark: "SparkSession", bootstrap: str | None) -> Admin:
+    """The store at ``bootstrap``, else the one that LOGSTORE_URL names. InvalidRequestError without either."""
+    bootstrap = bootstrap or os.environ.get(URL_VARIABLE)
+    if not bootstrap:
+        raise InvalidRequestError(
+            f'give bootstrap="host:port" (or set {URL_VARIABLE}) for a running store, '
+            'or storage="<data root>" to read without one'
+        )
+    return Admin(bootstrap, client_id=_client_id(spark), retry_timeout_s=RETRY_SECONDS)
+
+
+def table_path(storage: str | os.PathLike[str], topic: str) -> Path:
+    """Where the table of a topic is in a data root."""
+    return _local_path(os.fspath(storage)) / "topics" / topic
+
+
+def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
+    # Not Path.as_uri(): Hadoop takes the text after the scheme as it is.
+    return spark.read.format("delta").load(f"file://{path}")
+
+
+def _client_id(spark: "SparkSession") -> str:
+    return f"spark {spark.conf.get('spark.app.name', '')}".strip()
+
+
+def _check_topic_name(topic: str) -> None:
+    if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise InvalidTopicError(f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or ..")
+
+
+def _snapshot(path: Path, missing: Exception) -> "TopicSnapshot":
+    from logstore.delta.topic_table import TopicTable
+    from logstore.filesystem import FileSystem
+
+    if not (path / "_delta_log").is_dir():
+        raise missing
+    # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
+    return TopicTable(path, FileSystem()).snapshot()
+
+
+def _local_path(location: str) -> Path:
+    parts = urlsplit(location)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(url2pathname(parts.path))
+    if "://" in location:
+        raise DataDirectoryError(
+            f"{location} is not on a file system: topics are read from paths and file:// locations"
+        )
+    return Path(location).expanduser().absolute()

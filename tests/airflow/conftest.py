@@ -1,0 +1,80 @@
+"""A real Airflow in a directory of its own, and a store that runs beside it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.server_process import ROOT, ServerProcess
+
+AIRFLOW = ROOT / ".venv-airflow/bin/airflow"
+#: Of the store's own environment, as a person types it.
+LOGSTORE = Path(sys.executable).parent / "logstore"
+
+SETTINGS = {
+    "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "airflow_dags"),
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    # Nothing is said to anybody outside.
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+    "SCARF_ANALYTICS": "false",
+    "DO_NOT_TRACK": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+}
+#: Most of the time of a small job is compilation: the JVM's quick compiler is enough for it.
+SPARK_DEFAULTS = "spark.master local[2]\nspark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
+
+
+class Airflow:
+    """The command ``airflow``, with a home and Airflow variables of its own."""
+
+    def __init__(self, home: Path, **variables: str) -> None:
+        others = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "LOGSTORE_"))}
+        self._environment = {**others, **SETTINGS, "AIRFLOW_HOME": str(home), "SPARK_CONF_DIR": str(home)}
+        self._environment |= {f"AIRFLOW_VAR_{name.upper()}": value for name, value in variables.items()}
+        self._home = home
+
+    def run(self, *arguments: str, code: int = 0, seconds: float = 300) -> str:
+        """What it printed, task logs included; it must exit with ``code``. After ``seconds`` all of it is ended."""
+        with subprocess.Popen(
+            [str(AIRFLOW), *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            cwd=self._home,
+            env=self._environment,
+        ) as process:
+            try:
+                output, _ = process.communicate(timeout=seconds)
+            finally:
+                # A job is in a session of its own: ending Airflow does not end it.
+                if process.poll() is None:
+                    for each in [*psutil.Process(process.pid).children(recursive=True), process]:
+                        each.kill()
+        assert process.returncode == code, output[-10_000:]
+        return output
+
+    def with_variables(self, **variables: str) -> "Airflow":
+        """The same Airflow, with these variables only."""
+        return Airflow(self._home, **variables)
+
+
+@pytest.fixture(scope="session")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
+    """With its database made: SQLite in its home."""
+    assert AIRFLOW.is_file(), "`make test-airflow` installs Airflow, then runs these tests"
+    home = tmp_path_factory.mktemp("airflow")
+    (home / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
+    airflow = Airflow(home)
+    airflow.run("db", "migrate")
+    return airflow
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[ServerProcess]:
+    with ServerProcess(tmp_path / "data") as server:
+        yield server

@@ -1,0 +1,146 @@
+"""The DAGs as Airflow runs them, on a store that goes on running."""
+
+import json
+import random
+from pathlib import Path
+
+import deltalake
+import pytest
+
+from logstore import Admin, Consumer, Producer
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import TopicTable
+from logstore.filesystem import FileSystem
+from tests.airflow.conftest import LOGSTORE, Airflow
+from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.airflow
+
+DAY = "2026-01-02"
+DAGS = ["logstore_compact", "logstore_retention", "logstore_vacuum"]
+KEYS = [f"k{n}" for n in range(20)]
+ROUNDS = 4
+TAIL = b"still in the journal"
+
+#: Offset, key and value, by partition and rising offset.
+Rows = dict[int, list[tuple[int, bytes | None, bytes | None]]]
+
+
+def in_table(table: Path) -> Rows:
+    """What any Delta reader sees."""
+    found: Rows = {}
+    columns = ["partition", "offset", "key", "value"]
+    read = deltalake.DeltaTable(table).to_pyarrow_table(columns=columns)
+    for row in read.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
+        found.setdefault(row["partition"], []).append((row["offset"], row["key"], row["value"]))
+    return found
+
+
+def in_store(url: str, topic: str) -> Rows:
+    """What the running store has, with what is only in its journal."""
+    with Admin(url) as admin, Consumer(url) as consumer:
+        ends = {p.partition: p.high_watermark for p in admin.describe_topic(topic).partitions}
+        consumer.assign(topic, start="earliest")
+        found: Rows = {partition: [] for partition in ends}
+        while any(consumer.position(topic, partition) < end for partition, end in ends.items()):
+            batch = consumer.poll(10)
+            assert batch is not None, "the store does not answer"
+            found[batch.partition].extend((r.offset, r.key, r.value) for r in batch.records())
+    return found
+
+
+def only(rows: Rows, *, tail: bool) -> Rows:
+    return {p: [row for row in of_partition if (row[2] == TAIL) is tail] for p, of_partition in rows.items()}
+
+
+def latest(rows: Rows) -> Rows:
+    return {p: sorted({row[1]: row for row in of_partition}.values()) for p, of_partition in rows.items()}
+
+
+def together(sealed: Rows, tail: Rows) -> Rows:
+    return {p: sealed[p] + tail[p] for p in sealed}
+
+
+def snapshot(table: Path) -> TopicSnapshot:
+    return TopicTable(table, FileSystem()).snapshot()
+
+
+def files(table: Path) -> tuple[set[str], set[str]]:
+    """Those of the table's last version, and those on disk."""
+    last = snapshot(table)
+    active = {file.path for partition in last.partitions for file in last.segments(partition)}
+    return active, {str(file.relative_to(table)) for file in table.glob("partition=*/*.parquet")}
+
+
+def load(url: str) -> None:
+    """``prices`` with several values of each key, and ``orders``; both in ROUNDS segments and a tail."""
+    # Nothing rolls by itself, and removed files go at once.
+    configs = {"segment.ms": "86400000", "file.delete.delay.ms": "0"}
+    with Admin(url) as admin, Producer(url) as producer:
+        admin.create_topic("prices", partitions=2, configs={**configs, "cleanup.policy": "compact"})
+        admin.create_topic("orders", partitions=1, configs=configs)
+        for n in range(ROUNDS):
+            # The latest value of the first key lies further back than those of the others.
+            for key in KEYS if n == 1 else KEYS[1:]:
+                producer.send("prices", f"{key} in round {n}", key)
+            for _ in range(10):
+                producer.send("orders", random.randbytes(500))
+            producer.flush()
+            admin.roll("prices")
+            admin.roll("orders")
+        for key in KEYS:
+            producer.send("prices", TAIL, key)
+        producer.send("orders", TAIL)
+
+
+def test_the_dags_are_parsed_without_variables(airflow: Airflow):
+    airflow.run("dags", "list-import-errors", "--local")
+    listed = airflow.run("dags", "list", "--local", "--output", "json").splitlines()[-1]
+    assert sorted(dag["dag_id"] for dag in json.loads(listed)) == DAGS
+
+
+def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: ServerProcess):
+    load(store.url)
+    orders, prices = (store.data / "topics" / topic for topic in ("orders", "prices"))
+    orders_before, prices_before = in_store(store.url, "orders"), in_store(store.url, "prices")
+    segments = snapshot(orders).segments(0)
+    assert len(segments) == ROUNDS
+    with Admin(store.url) as admin:
+        admin.alter_configs("orders", {"retention.bytes": str(sum(segment.size for segment in segments[2:]))})
+    jobs = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(store.data), logstore_url=store.url)
+
+    jobs.run("dags", "test", "logstore_retention", DAY)
+    retained = {0: [row for row in only(orders_before, tail=False)[0] if row[0] >= segments[2].min_offset]}
+    assert in_table(orders) == retained
+    assert in_store(store.url, "orders") == together(retained, only(orders_before, tail=True))
+    assert in_table(prices) == only(prices_before, tail=False)
+
+    globs = json.dumps({"topics": ["*s", "prices"]})
+    output = jobs.run("dags", "test", "logstore_compact", DAY, "--conf", globs)
+    assert output.count("Command exited with return code 0") == 2
+    compacted = latest(only(prices_before, tail=False))
+    assert sorted(row[1] for rows in compacted.values() for row in rows) == sorted(key.encode() for key in KEYS)
+    assert in_table(prices) == compacted
+    assert in_table(orders) == retained
+
+    for table in (orders, prices):
+        active, on_disk = files(table)
+        assert active < on_disk
+    jobs.run("dags", "test", "logstore_vacuum", DAY)
+    for table in (orders, prices):
+        active, on_disk = files(table)
+        assert active == on_disk
+    assert in_table(orders) == retained
+    assert in_table(prices) == compacted
+    assert in_store(store.url, "orders") == together(retained, only(orders_before, tail=True))
+    assert in_store(store.url, "prices") == together(compacted, only(prices_before, tail=True))
+
+
+def test_a_run_without_a_data_directory_fails(airflow: Airflow, tmp_path: Path):
+    output = airflow.run("dags", "test", "logstore_retention", DAY, code=1)
+    assert "no data directory: set the Airflow variable logstore_data" in output
+
+    wrong = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(tmp_path))
+    output = wrong.run("dags", "test", "logstore_compact", DAY, code=1)
+    assert output.count(f"{tmp_path} is not a store's data directory") == 1
+    assert "Command exited with return code 2" in output

@@ -1,0 +1,157 @@
+import json
+from collections.abc import Iterator
+from uuid import uuid4
+
+import pytest
+
+
+@pytest.fixture
+def group(run) -> Iterator[str]:
+    name = f"g-{uuid4().hex[:12]}"
+    yield name
+    run("group", "delete", name, "--yes", code=None)
+
+
+@pytest.fixture
+def filled(run, topic) -> str:
+    """Partition 0 holds offsets 0 to 3, partition 1 offsets 0 to 1."""
+    run("produce", topic, "--partition", 0, input="a\nb\nc\nd\n")
+    run("produce", topic, "--partition", 1, input="e\nf\n")
+    return topic
+
+
+def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, group):
+    assert run_json("group", "reset", group, "--topic", filled, "--to-earliest") == {
+        "group": group,
+        "dry_run": False,
+        "offsets": [
+            {"topic": filled, "partition": 0, "offset": 0, "previous_offset": None},
+            {"topic": filled, "partition": 1, "offset": 0, "previous_offset": None},
+        ],
+    }
+    assert {"group": group} in run_json("group", "list")
+    assert group in run("group", "list").stdout.splitlines()
+
+    found = run_json("group", "describe", group)
+    assert (found["group"], found["total_lag"], found["max_lag"]) == (group, 6, 4)
+    first = found["partitions"][0]
+    assert first.pop("timestamp") > 1_700_000_000_000
+    assert first == {
+        "topic": filled,
+        "partition": 0,
+        "committed_offset": 0,
+        "log_start_offset": 0,
+        "high_watermark": 4,
+        "lag": 4,
+        "leader_epoch": -1,
+        "metadata": "",
+    }
+    assert run_json("group", "delete", group, "--yes") == {"group": group, "deleted": True}
+    assert {"group": group} not in run_json("group", "list")
+    assert "group list shows" in run("group", "describe", group, code=1).stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "offsets"),
+    [
+        (["--to-latest"], [4, 2]),
+        (["--to-offset", 2], [2, 2]),
+        (["--to-timestamp", 0], [1, 0]),
+        (["--to-timestamp", 99_999_999_999_999], [4, 2]),
+        (["--to-latest", "--partition", 1], [1, 2]),
+        (["--to-offset", 3, "--partition", 0, "--partition", 0], [3, 0]),
+    ],
+    ids=str,
+)
+def test_where_a_reset_goes(run, run_json, filled, group, target, offsets):
+    run("topic", "delete-records", filled, "--partition", 0, "--before-offset", 1)
+    run("group", "reset", group, "--topic", filled, "--to-earliest")
+    asked = ["group", "reset", group, "--topic", filled, *target]
+    planned = run_json(*asked, "--dry-run")
+    assert planned["dry_run"] is True
+    assert [found["committed_offset"] for found in run_json("group", "describe", group)["partitions"]] == [1, 0]
+    done = run_json(*asked)
+    assert done["offsets"] == planned["offsets"]
+    assert all(found["previous_offset"] == (1, 0)[found["partition"]] for found in done["offsets"])
+    assert [found["committed_offset"] for found in run_json("group", "describe", group)["partitions"]] == offsets
+
+
+def test_a_time_goes_to_the_first_record_of_it(run_json, run, server, topic, group):
+    import httpx
+
+    records = [{"value": second, "timestamp": second * 1000} for second in range(10)]
+    assert httpx.post(f"{server.url}/topics/{topic}/partitions/1", json={"records": records}).status_code == 200
+    asked = ["group", "reset", group, "--topic", topic, "--partition", 1, "--to-timestamp", 4_500]
+    assert run_json(*asked)["offsets"][0]["offset"] == 5
+
+
+def test_tables_for_people(run, filled, group):
+    asked = ["group", "reset", group, "--topic", filled, "--partition", 0, "--to-offset", 3]
+    assert run(*asked, "--dry-run").stdout.splitlines()[0] == f"Would reset group {group} in topic {filled}"
+    lines = run(*asked).stdout.splitlines()
+    assert lines[0] == f"Reset group {group} in topic {filled}"
+    assert [line.split() for line in lines[2:]] == [["partition", "before", "after"], ["0", "none", "3"]]
+    lines = run("group", "describe", group).stdout.splitlines()
+    assert lines[0] == f"Group {group}: 1 partition, 1 record behind"
+    assert lines[-1].split()[:6] == [filled, "0", "3", "0", "4", "1"]
+
+
+def test_metadata_of_others_does_not_draw_on_the_terminal(run, run_json, server, filled, group):
+    import httpx
+
+    text = "\x1b[31mred\n"
+    commit = {"offsets": [{"topic": filled, "partition": 0, "offset": 1, "metadata": text}]}
+    assert httpx.post(f"{server.url}/groups/{group}/offsets", json=commit).status_code == 200
+    assert r"\x1b[31mred\n" in run("group", "describe", group).stdout
+    assert run_json("group", "describe", group)["partitions"][0]["metadata"] == text
+
+
+def test_refusals_are_one_line_and_change_nothing(run, run_json, filled, group):
+    run("topic", "delete-records", filled, "--partition", 0, "--before-offset", 1)
+    run("group", "reset", group, "--topic", filled, "--to-latest")
+    before = run_json("group", "describe", group)
+    for arguments, says in (
+        (["reset", group, "--topic", filled, "--to-offset", 3], f"{filled}-1: give 0 to 2"),
+        (["reset", group, "--topic", filled, "--partition", 0, "--to-offset", 0], "give 1 to 4"),
+        (["reset", group, "--topic", filled, "--partition", 0, "--to-offset", 2**63 - 1], "give 1 to 4"),
+        (["reset", group, "--topic", filled, "--partition", 2, "--to-latest"], "Partition 2"),
+        (["reset", group, "--topic", "absent", "--to-latest"], "absent"),
+        (["reset", group, "--topic", "..", "--to-latest"], "'..'"),
+        (["reset", "a b", "--topic", filled, "--to-latest"], "a b"),
+        (["reset", "x" * 250, "--topic", filled, "--to-latest"], "249"),
+        (["reset", "..", "--topic", filled, "--to-latest"], "'..'"),
+        (["reset", "a/b", "--topic", filled, "--to-latest"], "a/b"),
+        (["describe", "absent"], "group list"),
+        (["describe", ""], "group's name"),
+        (["delete", "absent", "--yes"], "group list"),
+    ):
+        result = run("group", *arguments, code=1)
+        assert result.stdout == ""
+        assert result.stderr.startswith("logstore: ")
+        assert result.stderr.count("\n") == 1
+        assert says in result.stderr
+    assert run_json("group", "describe", group) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--to-latest"],
+        ["--topic", "t"],
+        ["--topic", "t", "--to-latest", "--to-earliest"],
+        ["--topic", "t", "--to-offset", 1, "--to-timestamp", 1],
+        ["--topic", "t", "--to-offset", -1],
+        ["--topic", "t", "--to-offset", "x"],
+        ["--topic", "t", "--to-timestamp", -1],
+        ["--topic", "t", "--partition", -1, "--to-latest"],
+    ],
+    ids=str,
+)
+def test_wrong_usage(run, arguments):
+    assert run("group", "reset", "g", *arguments, code=2).stdout == ""
+
+
+def test_delete_without_a_terminal_wants_yes(run, filled, group):
+    run("group", "reset", group, "--topic", filled, "--to-latest")
+    assert "--yes" in run("group", "delete", group, code=2).stderr
+    assert json.loads(run("group", "describe", group, "--json").stdout)["total_lag"] == 0

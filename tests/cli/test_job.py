@@ -1,0 +1,100 @@
+"""``logstore job``: what is asked for, how it answers, and how it ends. No store runs, and no Spark."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from logstore.cli.app import app
+from tests.support.keyed_topics import KeyedTopic, Record
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Topics ``web-a`` and ``web-b`` with two segments each, of which retention keeps one; ``users`` is compacted."""
+    for name in ("web-a", "web-b"):
+        topic = KeyedTopic.create(tmp_path / "data", name, retention_bytes=1)
+        topic.roll({0: [Record(b"k", bytes(50), 0)] * 5})
+        topic.roll({0: [Record(b"k", bytes(50), 0)] * 5})
+    KeyedTopic.create(tmp_path / "data", "users", cleanup_policy="compact")
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def job(data: Path) -> Callable[..., Result]:
+    def job(*arguments: str, code: int = 0, data: Path = data) -> Result:
+        runner = CliRunner(env={"LOGSTORE_URL": ""})
+        result = runner.invoke(app, ["job", *arguments, "--data", str(data)], prog_name="logstore")
+        assert result.exit_code == code, result.output
+        assert "Traceback" not in result.output
+        return result
+
+    return job
+
+
+def test_the_summary_is_a_table(job):
+    result = job("retention")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["topic", "web-a", "web-b", "retention"]
+    assert "2 → 1" in result.stdout
+    assert "nothing to do in 1 of 3 topics" in result.stdout
+    assert "web-a: removing 1 segments" in result.stderr
+    assert "nothing to do in 3 of 3 topics" in job("retention").stdout
+
+
+def test_the_summary_as_json(job):
+    result = job("retention", "--topic", "web-*", "--json")
+    report = json.loads(result.stdout)
+    assert (report["job"], report["dry_run"]) == ("retention", False)
+    assert [topic["topic"] for topic in report["topics"]] == ["web-a", "web-b"]
+    for topic in report["topics"]:
+        assert (topic["before"]["segments"], topic["after"]["segments"]) == (2, 1)
+        assert (topic["before"]["records"], topic["after"]["records"]) == (10, 5)
+        assert topic["before"]["bytes"] > topic["after"]["bytes"] > 0
+        assert topic["partitions"] == [0]
+        assert topic["versions"] == [3]
+        assert topic["seconds"] >= 0
+        assert topic["error"] is None
+
+
+def test_a_dry_run_changes_nothing(job):
+    assert "would be done" in job("retention", "--dry-run").stdout
+    assert "2 → 1" in job("retention", "--dry-run").stdout
+    assert "nothing to do in 3 of 3 topics" in job("compact", "--dry-run").stdout
+    assert "nothing to do in 3 of 3 topics" in job("vacuum", "--dry-run").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["retention", "--topic", "nothing"], "There is no topic 'nothing' in {data}"),
+        (["vacuum", "-t", "web-a", "-t", "nix-*"], "There is no topic that matches 'nix-*' in {data}"),
+        (["compact", "--topic", "web-a"], "Topic 'web-a' is not compacted: its cleanup.policy is delete"),
+    ],
+)
+def test_bad_input_is_one_line_and_does_nothing(job, data, arguments, message):
+    result = job(*arguments, code=2)
+    assert result.stderr == f"logstore: {message.format(data=data)}\n"
+    assert result.stdout == ""
+
+
+def test_a_directory_without_topics_is_no_data_directory(job, tmp_path):
+    result = job("retention", code=2, data=tmp_path)
+    assert result.stderr == f"logstore: {tmp_path} is not a store's data directory: there is no {tmp_path / 'topics'}\n"
+
+
+def test_a_glob_passes_over_what_is_not_compacted(job):
+    assert "nothing to do in 3 of 3 topics" in job("compact", "--topic", "*").stdout
+
+
+def test_a_topic_that_fails_is_named_and_ends_it_with_1(job, data):
+    (data / "topics" / "web-a" / "_delta_log" / f"{1:020d}.json").write_text("{")
+    result = job("retention", code=1)
+    assert any(line.startswith("web-a: ") for line in result.stdout.splitlines())
+    assert "web-b" in result.stdout
+
+
+def test_a_store_that_does_not_answer_is_only_mentioned(job):
+    result = job("retention", "--url", "http://127.0.0.1:9")
+    assert "the store was not told" in " ".join(result.stderr.split())

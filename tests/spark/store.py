@@ -1,0 +1,72 @@
+"""What tests ask of a running store, over HTTP."""
+
+import base64
+import socket
+
+import httpx
+
+from tests.support.server_process import ServerProcess
+
+#: 2023-11-14T22:13:20Z: the timestamp of offset 0 in the topics here.
+EPOCH_MS = 1_700_000_000_000
+BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Store:
+    """What tests ask of a running store, over HTTP."""
+
+    def __init__(self, server: ServerProcess) -> None:
+        self.server = server
+        self.http = httpx.Client(timeout=30)
+
+    @property
+    def url(self) -> str:
+        return self.server.url
+
+    def post(self, path: str, **body) -> dict:
+        answer = self.http.post(self.url + path, headers=body.pop("headers", None), json=body)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else {}
+
+    def clusters(self) -> str:
+        cluster = self.http.get(f"{self.url}/v3/clusters").json()["data"][0]["cluster_id"]
+        return f"/v3/clusters/{cluster}/topics"
+
+    def create(self, topic: str, partitions: int = 1) -> str:
+        self.post(self.clusters(), topic_name=topic, partitions_count=partitions)
+        return topic
+
+    def delete(self, topic: str) -> None:
+        assert self.http.delete(f"{self.url}{self.clusters()}/{topic}").is_success
+
+    def produce(self, topic: str, partition: int, start: int, end: int) -> None:
+        """Records whose value is the offset that they are to get; headers, null keys and tombstones among them."""
+
+        def record(n: int) -> dict:
+            return {
+                "key": None if n % 7 == 0 else _base64(f"k{n}"),
+                "value": None if n % 11 == 0 else _base64(str(n)),
+                "timestamp": EPOCH_MS + n,
+                **(
+                    {"headers": [{"key": "h", "value": _base64(str(n))}, {"key": "n", "value": None}]}
+                    if n % 5 == 0
+                    else {}
+                ),
+            }
+
+        path = f"/topics/{topic}/partitions/{partition}"
+        rows = self.post(path, headers=BINARY, records=[record(n) for n in range(start, end)])["offsets"]
+        assert [row["offset"] for row in rows] == list(range(start, end))
+
+    def roll(self, topic: str) -> None:
+        self.post(f"/topics/{topic}/roll")
+
+
+def _base64(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,60 @@
+"""Retention with a log start inside a segment: what executors write, and what readers of the table see."""
+
+import json
+
+from compaction_jobs.jobs import run_job, topics_of
+from compaction_jobs.report import Totals
+from tests.support.job_context import job_context
+from tests.support.keyed_topics import KeyedTopic, Record
+
+NOW_MS = 1_700_000_000_000
+
+
+def records(count: int) -> list[Record]:
+    return [Record(f"k{n % 3}".encode(), f"v{n}".encode(), NOW_MS) for n in range(count)]
+
+
+def retained(topic: KeyedTopic):
+    with job_context(NOW_MS) as context:
+        (report,) = run_job("retention", topics_of("retention", topic.data, [topic.name], {}), context).topics
+    return report
+
+
+def test_plain_readers_agree_with_the_log_start(spark, tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", 3)
+    for _ in range(3):
+        topic.roll(dict.fromkeys(range(3), records(10)))
+    whole = {p: topic.contents(p) for p in range(3)}
+    topic.table.advance_log_start({0: 13, 1: 30, 2: 29}, {0: 1, 1: 1, 2: 1})
+    report = retained(topic)
+    assert (report.error, report.partitions, len(report.versions)) == (None, (0, 1, 2), 2)
+    plain = spark.read.format("delta").load(str(topic.table.path))
+    for partition, start in enumerate((13, 30, 29)):
+        offsets = [row.offset for row in plain.where(f"partition = {partition}").orderBy("offset").collect()]
+        assert offsets == list(range(start, 30))
+        assert topic.contents(partition) == {o: r for o, r in whole[partition].items() if o >= start}
+    sizes = [f.size for p in range(3) for f in topic.table.snapshot().segments(p)]
+    assert report.after == Totals(3, 18, sum(sizes))
+    # Removed files in one commit, rewritten ones in the next: rule R6.
+    removed, cut = ([json.loads(line) for line in topic.log_entry(version)] for version in report.versions)
+    assert {a["remove"]["dataChange"] for a in removed if "remove" in a} == {True}
+    assert not any("add" in action for action in removed)
+    assert {a[kind]["dataChange"] for a in cut for kind in ("add", "remove") if kind in a} == {False}
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{topic.table.path}` LIMIT 2").collect()
+    assert [json.loads(row.userMetadata)["operation"] for row in history] == ["retention-boundary", "retention"]
+    assert retained(topic).versions == ()
+
+
+def test_a_file_that_cannot_be_read_stops_it_in_one_line(spark, tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events")
+    topic.roll({0: records(10)})
+    topic.table.advance_log_start({0: 3}, {0: 1})
+    (file,) = topic.table.snapshot().segments(0)
+    (topic.table.path / file.path).write_bytes(b"PAR1 nothing PAR1")
+    version = topic.table.snapshot().version
+    report = retained(topic)
+    assert f"{file.path} is not a readable Parquet file" in report.error
+    assert "\n" not in report.error
+    assert topic.table.snapshot().version == version
+    (topic.table.path / file.path).unlink()
+    assert "No such file or directory" in retained(topic).error

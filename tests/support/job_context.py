@@ -1,0 +1,19 @@
+"""What a job needs around it, with its time and without its output."""
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+
+from compaction_jobs.applications import SparkApplication
+from compaction_jobs.context import JobContext
+from compaction_jobs.report import Progress
+from tests.support.manual_clock import ManualClock
+
+
+@contextmanager
+def job_context(now_ms: int, *, dry_run: bool = False, full: bool = False) -> Iterator[JobContext]:
+    progress = Progress(Console(file=io.StringIO()))
+    with SparkApplication("test") as spark:
+        yield JobContext(spark, progress, ManualClock(now_ms), dry_run=dry_run, full=full)

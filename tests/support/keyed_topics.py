@@ -1,0 +1,79 @@
+"""Topics of keyed records for tests of jobs: rolled as the store does it, read back by readers that are not ours."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable
+
+from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.records.schema import LOG_SCHEMA
+from logstore.segments.layout import layout_of
+from logstore.segments.writer import SegmentWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """``value`` None is a tombstone."""
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int
+
+
+@dataclass
+class KeyedTopic:
+    """``<data>/topics/<name>``; every roll is of one segment."""
+
+    data: Path
+    name: str
+    table: TopicTable
+
+    @classmethod
+    def create(cls, data: Path, name: str, partitions: int = 1, **config: object) -> "KeyedTopic":
+        """``config`` with underscores for dots."""
+        overrides = {key.replace("_", "."): str(value) for key, value in config.items()}
+        path = data / "topics" / name
+        table = TopicTable.create(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
+        return cls(data, name, table)
+
+    def roll(self, rolled: dict[int, Sequence[Record]]) -> None:
+        """Append records to partitions and seal them."""
+        parts = []
+        sealed = {p: state.sealed for p, state in self.table.snapshot().partitions.items()}
+        for partition, records in rolled.items():
+            start, end = sealed[partition], sealed[partition] + len(records)
+            with SegmentWriter(self.table.path, partition, start, 1, layout=layout_of(self.name)) as writer:
+                writer.write(batch(start, records))
+                segment = writer.finish(end, ((1, 0),))
+            parts.append(RollPart(partition, start, end, 1, (segment,)))
+        assert not self.table.commit_roll(parts).refused
+
+    def contents(self, partition: int = 0) -> dict[int, Record]:
+        """Offset to record, in the order of offsets, as delta-rs and pyarrow read the table."""
+        table = DeltaTable(str(self.table.path)).to_pyarrow_table(filters=[("partition", "=", partition)])
+        rows = table.sort_by("offset").to_pylist()
+        found = {
+            row["offset"]: Record(row["key"], row["value"], round(row["timestamp"].timestamp() * 1000)) for row in rows
+        }
+        assert len(found) == len(rows), "an offset is in the table twice"
+        return found
+
+    def log_entry(self, version: int) -> list[str]:
+        return (self.table.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+
+
+def batch(start: int, records: Sequence[Record]) -> pa.RecordBatch:
+    """LOG_SCHEMA; every third record has a header."""
+    offsets = range(start, start + len(records))
+    return pa.RecordBatch.from_pydict(
+        {
+            "offset": offsets,
+            "timestamp": [record.timestamp_ms for record in records],
+            "key": [record.key for record in records],
+            "value": [record.value for record in records],
+            "headers": [[{"key": "at", "value": str(o).encode()}] if o % 3 == 0 else None for o in offsets],
+        },
+        schema=LOG_SCHEMA,
+    )

@@ -1,0 +1,26 @@
+import contextlib
+import re
+
+from logstore.client.admin import Admin
+from logstore.errors import TopicExistsError
+from tests.support.server_process import ROOT
+
+
+def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
+    page = (ROOT / "docs" / "groups.md").read_text()
+    go_on, table = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    with contextlib.suppress(TopicExistsError):
+        admin.create_topic("orders", partitions=2)
+    end = admin.offsets("orders", 0).end_offset
+    for count in (3, 2):
+        records = [{"value": n} for n in range(count)]
+        admin._transport.request("POST", "/topics/orders/partitions/0", json={"records": records})
+        exec(compile(go_on.replace("127.0.0.1:8082", store), "docs/groups.md", "exec"), {})
+        committed = {found.partition: found.offset for found in admin.group_offsets("billing")}
+        assert committed[0] == admin.offsets("orders", 0).end_offset
+        assert admin.group_lag("billing").total_lag == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "2 records done"
+    admin.roll("__consumer_offsets")
+    location = admin.describe_topic("__consumer_offsets").location
+    exec(compile(table.replace("data/topics/__consumer_offsets", location), "docs/groups.md", "exec"), {})
+    assert re.search(rf"billing.*orders.* 0 .* {end + 5} ", capsys.readouterr().out)

@@ -1,0 +1,69 @@
+"""What a store makes of retention that happens to its tables behind its back."""
+
+import time
+
+import pytest
+
+from compaction_jobs.jobs import run_job, topics_of
+from logstore.errors import OffsetOutOfRangeError
+from tests.support.job_context import job_context
+from tests.support.running_broker import produce, read_all, run, running_broker
+
+
+def retain(data) -> None:
+    with job_context(time.time_ns() // 1_000_000) as context:
+        report = run_job("retention", topics_of("retention", data, [], {}), context)
+    assert not report.failed
+    assert report.topics[0].versions
+
+
+async def fetch(broker, topic, offset):
+    return await broker.fetch(topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+
+
+def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("events", partitions=1, configs={"retention.bytes": "0"})
+            await produce(broker, topic, [b"0", b"1", b"2"])
+            await broker.roll(topic)
+            assert len(await read_all(broker, topic)) == 3
+            retain(tmp_path)
+            await produce(broker, topic, [b"3"])
+            await broker.roll(topic)
+            await produce(broker, topic, [b"4"])
+            assert topic.partition(0).log_start_offset == 3
+            for offset in (0, 2):
+                with pytest.raises(OffsetOutOfRangeError, match="offsets 3 to 5 can be read"):
+                    await fetch(broker, topic, offset)
+            assert await read_all(broker, topic) == [(3, b"3"), (4, b"4")]
+        retain(tmp_path)
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic("events")
+            partition_log = topic.partition(0)
+            assert (partition_log.log_start_offset, partition_log.sealed_offset) == (5, 5)
+            assert await read_all(broker, topic) == []
+            assert await produce(broker, topic, [b"5"]) == 5
+            assert await read_all(broker, topic) == [(5, b"5")]
+
+    run(scenario())
+
+
+def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
+    """The files are deleted before the store has followed: below the new log start is out of range, not corruption."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("events", partitions=1, configs={"retention.bytes": "1"})
+            for value in (b"0", b"1"):
+                await produce(broker, topic, [value])
+                await broker.roll(topic)
+            first = topic.table.path / topic.partition(0).segments[0].path
+            retain(tmp_path)
+            first.unlink()
+            assert topic.partition(0).log_start_offset == 0, "not followed yet"
+            with pytest.raises(OffsetOutOfRangeError, match="offsets 1 to 2 can be read"):
+                await fetch(broker, topic, 0)
+            assert await read_all(broker, topic) == [(1, b"1")]
+
+    run(scenario())

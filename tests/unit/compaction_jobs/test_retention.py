@@ -1,0 +1,197 @@
+"""Retention of whole segments, on real tables and without Spark."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from compaction_jobs import retention
+from compaction_jobs.jobs import run_job, topics_of
+from compaction_jobs.report import Totals
+from compaction_jobs.rewriting import PlanOvertakenError
+from compaction_jobs.topics import JobTopic
+from logstore.delta.topic_table import TopicTable
+from tests.support.job_context import job_context
+from tests.support.keyed_topics import KeyedTopic, Record
+from tests.support.server_process import ROOT
+from tests.support.topics import HookedFileSystem
+
+NOW_MS = 1_700_000_000_000
+HOUR_MS = 3_600_000
+
+
+def aged(hours: float, count: int = 10) -> list[Record]:
+    return [Record(b"k", bytes(100), NOW_MS - round(hours * HOUR_MS))] * count
+
+
+def retained(topic: KeyedTopic, *, dry_run: bool = False):
+    with job_context(NOW_MS, dry_run=dry_run) as context:
+        (report,) = run_job("retention", topics_of("retention", topic.data, [], {}), context).topics
+        assert context.spark._session is None, "whole files go without Spark"
+    return report
+
+
+def test_old_segments_go_with_the_log_start_in_one_commit(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
+    for hours in (5, 3, 1):
+        topic.roll({0: aged(hours)})
+    topic.roll({1: aged(5)})
+    sizes = [f.size for p in (0, 1) for f in topic.table.snapshot().segments(p)]
+    report = retained(topic)
+    assert (report.error, report.partitions) == (None, (0, 1))
+    assert report.before == Totals(4, 40, sum(sizes))
+    assert report.after == Totals(1, 10, sizes[2])
+    snapshot = topic.table.snapshot()
+    assert report.versions == (snapshot.version,)
+    assert [(s.log_start, s.sealed, s.rewrite) for s in snapshot.partitions.values()] == [(20, 30, 1), (10, 10, 1)]
+    assert list(topic.contents(0)) == list(range(20, 30))
+    assert not topic.contents(1), "all of it was old: the log starts where it is sealed"
+    actions = [json.loads(line) for line in topic.log_entry(snapshot.version)]
+    assert [a["remove"]["dataChange"] for a in actions if "remove" in a] == [True] * 3
+    assert not any("add" in action for action in actions)
+    (info,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
+    assert json.loads(info["userMetadata"]) == {
+        "operation": "retention",
+        "removed_segments": 3,
+        "removed_records": 30,
+        "removed_bytes": sum(sizes[:2] + sizes[3:]),
+        "added_segments": 0,
+        "added_records": 0,
+        "added_bytes": 0,
+    }
+    again = retained(topic)
+    assert (again.versions, again.partitions, topic.table.snapshot().version) == ((), (), snapshot.version)
+
+
+def test_the_oldest_segments_go_while_enough_bytes_stay(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_bytes=0)
+    for _ in range(5):
+        topic.roll({0: aged(1)})
+    files = topic.table.snapshot().segments(0)
+    topic.table.alter_config({"retention.bytes": str(sum(f.size for f in files[3:]))})
+    retained(topic)
+    assert topic.table.snapshot().segments(0) == files[3:]
+    assert topic.table.snapshot().partitions[0].log_start == 30
+
+
+def test_files_stay_on_disk_for_readers_of_older_snapshots(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
+    topic.roll({0: aged(1)})
+    retained(topic)
+    assert len(list(topic.table.path.glob("*/*.parquet"))) == 1
+
+
+def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
+    topic.roll({0: aged(1)})
+    before = sorted(tmp_path.rglob("*"))
+    report = retained(topic, dry_run=True)
+    assert (report.partitions, report.versions, report.after) == ((0,), (), Totals())
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def hooked(topic: KeyedTopic) -> tuple[JobTopic, HookedFileSystem]:
+    filesystem = HookedFileSystem()
+    return JobTopic(topic.name, TopicTable(topic.table.path, filesystem), {}, named=True), filesystem
+
+
+def test_a_roll_between_plan_and_commit_is_no_obstacle(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_ms=2 * HOUR_MS)
+    topic.roll({0: aged(5)})
+    job, filesystem = hooked(topic)
+    filesystem.at("delta.checked", lambda: topic.roll({0: aged(5)}), lambda: None)
+    with job_context(NOW_MS) as context:
+        report = retention.run(context, job)
+    assert list(topic.contents()) == list(range(10, 20)), "what came later is another run's"
+    assert filesystem.points.count("delta.checked") == 2, "the first commit lost its race"
+    assert report.after == Totals()
+
+
+def test_another_job_on_the_same_files_makes_it_plan_again(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
+    topic.roll({0: aged(5), 1: aged(5)})
+    job, filesystem = hooked(topic)
+
+    def remove_first() -> None:
+        (file,) = topic.table.snapshot().segments(0)
+        topic.table.commit_rewrite(0, [file.path], [], data_change=True, log_start=10)
+
+    filesystem.at("delta.opened", remove_first, *[lambda: None] * 9)
+    with job_context(NOW_MS) as context:
+        report = retention.run(context, job)
+    assert report.partitions == (1,)
+    assert [s.log_start for s in topic.table.snapshot().partitions.values()] == [10, 10]
+
+
+def test_a_topic_deleted_meanwhile_is_passed_over(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
+    topic.roll({0: aged(5)})
+    job, filesystem = hooked(topic)
+    filesystem.at("delta.opened", lambda: topic.table.path.rename(tmp_path / "trash"))
+    with job_context(NOW_MS) as context:
+        report = run_job("retention", [job], context)
+    assert (report.topics, report.failed) == ((), False)
+    assert not topic.table.path.exists()
+
+
+def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
+    topics = [KeyedTopic.create(tmp_path, name, retention_ms=1) for name in ("a", "b", "c")]
+    for topic in topics:
+        topic.roll({0: aged(5)})
+    topics[1].table.alter_config({"retention.ms": "soon"})
+    (topics[0].table.path / "_delta_log" / f"{1:020d}.json").write_text("{")
+    with job_context(NOW_MS) as context:
+        report = run_job("retention", topics_of("retention", tmp_path, [], {}), context)
+    assert report.failed
+    first, second, third = report.topics
+    assert first.error
+    assert "retention.ms" in second.error
+    assert all("\n" not in error for error in (first.error, second.error))
+    assert (third.error, third.partitions) == (None, (0,))
+
+
+def test_a_plan_overtaken_for_ever_is_an_error(tmp_path):
+    topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
+    topic.roll({0: aged(5)})
+    job, _ = hooked(topic)
+    overtaken = replace(job, table=_AlwaysOvertaken(topic))
+    with job_context(NOW_MS) as context, pytest.raises(PlanOvertakenError, match="run the job again"):
+        retention.run(context, overtaken)
+
+
+@pytest.mark.parametrize("point", ["delta.opened", "delta.checked", "delta.committed", "delta.synced"])
+def test_killed_at_any_point_the_next_run_goes_on(tmp_path, point):
+    topic = KeyedTopic.create(tmp_path / "data", "events", retention_ms=1)
+    topic.roll({0: aged(5)})
+    topic.roll({0: aged(-1_000_000)})
+    command = [sys.executable, "-m", "logstore.cli", "job", "retention", "--data", str(topic.data)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULT": f"{point}:1:kill"}
+    killed = subprocess.run(command, env=environment, cwd=tmp_path, check=False, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL
+    committed = point in ("delta.committed", "delta.synced")
+    assert list(topic.contents()) == list(range(10 if committed else 0, 20))
+    assert bool(retained(topic).versions) != committed
+    assert list(topic.contents()) == list(range(10, 20))
+
+
+class _AlwaysOvertaken:
+    """A table of whose files another job is always faster to remove the planned ones."""
+
+    def __init__(self, topic: KeyedTopic) -> None:
+        self._topic = topic
+        self.path = topic.table.path
+
+    def snapshot(self):
+        self._seen = self._topic.table.snapshot()
+        return self._seen
+
+    def commit_rewrites(self, parts, **how):
+        (file,) = self._seen.segments(0)
+        log_start = self._seen.partitions[0].sealed
+        self._topic.table.commit_rewrite(0, [file.path], [], data_change=True, log_start=log_start)
+        self._topic.roll({0: aged(5)})
+        return self._topic.table.commit_rewrites(parts, **how)

@@ -1,0 +1,162 @@
+"""Rounds of compaction on real files, without Spark: its shuffle is a dict here."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compaction_jobs.key_compaction import sources_of, write_tasks
+from compaction_jobs.planning import plan_compaction
+from compaction_jobs.segment_tasks import (
+    Source,
+    WriteTask,
+    Written,
+    assign_tasks,
+    count_by_source,
+    scan_keys,
+    write_kept,
+    write_whole,
+)
+from compaction_jobs.topics import JobTopic
+from logstore.delta.topic_table import RewritePart
+from logstore.errors import CorruptionError
+from logstore.segments.reader import read_footer
+from tests.support.keyed_topics import KeyedTopic, Record
+
+KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
+VALUES = st.one_of(st.none(), st.binary(max_size=4))
+#: A round: segments that are rolled, time that passes, and how far the records before the log start are deleted.
+ROUNDS = st.lists(
+    st.tuples(
+        st.lists(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=8), max_size=3),
+        st.integers(1, 60),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+DELETE_RETENTION_MS = 50
+
+
+def numbers(values) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": pa.array(values, pa.int64())})
+
+
+def compact(topic: KeyedTopic, now_ms: int, chunk: int) -> None:
+    """One round as ``key_compaction`` does it; rows come in ``chunk`` at a time."""
+    job = JobTopic(topic.name, topic.table, {}, named=True)
+    snapshot = topic.table.snapshot()
+    config = job.config(snapshot)
+    plan = plan_compaction(0, snapshot.partitions[0], snapshot.segments(0), config, now_ms)
+    if plan is None:
+        return
+    sources = sources_of([plan])
+    last: dict[bytes, int] = {}
+    for keys in scan_keys(str(topic.table.path), sources, {0: plan.log_start})(
+        iter([numbers([n]) for n in range(len(sources))])
+    ):
+        for row, key in zip(keys.column("row").to_pylist(), keys.column("key").to_pylist(), strict=True):
+            last[key] = max(row, last.get(key, -1))
+    rows = pa.RecordBatch.from_pydict({"row": pa.array(sorted(last.values()), pa.int64())})
+    kept = np.zeros(len(sources), dtype=np.int64)
+    for counts in count_by_source(np.array([s.first_row for s in sources]))(iter([rows])):
+        kept[counts.column("source").to_numpy()] += counts.column("records").to_numpy()
+    assert kept.sum() == len(last)
+    tasks = write_tasks(job, [plan], sources, kept.tolist(), config, now_ms)
+    chunks = [rows.slice(at, chunk) for at in range(0, rows.num_rows, chunk)]
+    assigned = assign_tasks(np.array([task.sources[0].first_row for task in tasks]))(iter(chunks))
+    written = [Written.from_row(*b.to_pylist()[0].values()) for b in write_kept(tasks)(assigned)]
+    segments = [w.segment for w in written if w.segment]
+    assert sum(w.expired for w in written) + sum(s.num_records for s in segments) == len(last)
+    part = RewritePart(0, tuple(f.path for f in plan.files), tuple(segments), cleaned=plan.clean_point)
+    assert not topic.table.commit_rewrites([part], data_change=False, operation="key-compaction").refused
+
+
+@settings(max_examples=20, deadline=None)
+@given(ROUNDS, st.sampled_from([1, 600, 10_000]), st.integers(1, 5))
+def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes, chunk):
+    """Against a model: a dict of offsets, and of each offset when it was compacted first."""
+    with tempfile.TemporaryDirectory() as directory:
+        topic = KeyedTopic.create(
+            Path(directory),
+            "users",
+            cleanup_policy="compact",
+            delete_retention_ms=DELETE_RETENTION_MS,
+            min_cleanable_dirty_ratio=0,
+            segment_bytes=segment_bytes,
+        )
+        model: dict[int, Record] = {}
+        first_cleaned: dict[int, int] = {}
+        now = end = log_start = 0
+        for rolls, passed, deleted in rounds:
+            now += passed
+            for roll in rolls:
+                records = [Record(key, value, now) for key, value in roll]
+                topic.roll({0: records})
+                model |= dict(enumerate(records, end))
+                end += len(records)
+            log_start = min(end, log_start + deleted)
+            topic.table.advance_log_start({0: log_start}, {0: 1})
+            dirty = any(o >= log_start and o not in first_cleaned for o in model)
+            compact(topic, now, chunk)
+            if dirty:
+                for offset in model:
+                    first_cleaned.setdefault(offset, now)
+                latest = {record.key: o for o, record in model.items() if record.key is not None and o >= log_start}
+                model = {
+                    o: record
+                    for o, record in model.items()
+                    # What lies below the log start goes with retention, where compaction meets no whole file of it.
+                    if (o < log_start or latest.get(record.key) == o)
+                    and not (record.value is None and now - first_cleaned[o] >= DELETE_RETENTION_MS)
+                }
+            contents = topic.contents()
+            assert {o: r for o, r in contents.items() if o >= log_start} == {
+                o: r for o, r in model.items() if o >= log_start
+            }
+            for file in topic.table.snapshot().segments(0):
+                footer = read_footer(topic.table.path / file.path)
+                assert footer.base_offset <= file.min_offset <= file.max_offset < footer.end_offset <= end
+                assert (footer.leader_epoch, footer.leader_epochs) == (1, ((1, 0),))
+
+
+def one_segment(tmp_path, records: int = 10) -> tuple[KeyedTopic, str]:
+    topic = KeyedTopic.create(tmp_path, "users")
+    topic.roll({0: [Record(b"k", b"v", 0)] * records})
+    return topic, topic.table.snapshot().segments(0)[0].path
+
+
+def task_of(topic: KeyedTopic, source: Source, log_start: int) -> WriteTask:
+    return WriteTask(
+        topic.name, str(topic.table.path), 0, (source,), log_start, log_start, "zstd", operation="retention-boundary"
+    )
+
+
+def test_a_file_that_is_not_what_the_log_says_stops_the_job(tmp_path):
+    topic, path = one_segment(tmp_path)
+    source = Source(0, path, 11, 0)
+    with pytest.raises(CorruptionError, match="holds 10 records; the Delta log says 11"):
+        list(scan_keys(str(topic.table.path), [source], {0: 0})(iter([numbers([0])])))
+    with pytest.raises(CorruptionError, match="holds 10 records; the Delta log says 11"):
+        list(write_whole([task_of(topic, source, 3)])(iter([numbers([0])])))
+    assert len(list(topic.table.path.glob("*/*.parquet"))) == 1
+
+
+def test_a_cut_segment_begins_at_the_log_start(tmp_path):
+    topic, path = one_segment(tmp_path)
+    (answer,) = write_whole([task_of(topic, Source(0, path, 10, 0), 7)])(iter([numbers([0])]))
+    segment = Written.from_row(*answer.to_pylist()[0].values()).segment
+    assert (segment.base_offset, segment.min_offset, segment.end_offset, segment.num_records) == (7, 7, 10, 3)
+    assert segment.operation == read_footer(topic.table.path / segment.path).operation == "retention-boundary"
+
+
+def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
+    topic, path = one_segment(tmp_path)
+    topic.table.path.rename(tmp_path / "trash")
+    with pytest.raises(FileNotFoundError):
+        list(write_whole([task_of(topic, Source(0, path, 10, 0), 7)])(iter([numbers([0])])))
+    assert not topic.table.path.exists()
