@@ -44,7 +44,10 @@ class SparkApplication:
 
 
 def _start(name: str) -> "tuple[SparkSession, bool]":
-    from pyspark.sql import SparkSession
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise StorageError("this needs Spark: pip install 'logstore[spark]'") from error
 
     if (active := SparkSession.getActiveSession()) is not None:
         return active, False

@@ -51,7 +51,7 @@ def _run(job: str, topic: JobTopic, context: JobContext, url: str | None) -> Top
     try:
         report = JOBS[job](context, topic)
         if url and job == "retention" and report.versions:
-            _tell(url, topic, report.partitions, context)
+            _have_it_look(url, topic, context)
     except (LogStoreError, OSError) as error:
         if topic.is_deleted():
             context.progress.note(f"{topic.name}: deleted meanwhile, passed over")
@@ -60,16 +60,12 @@ def _run(job: str, topic: JobTopic, context: JobContext, url: str | None) -> Top
     return replace(report, seconds=round(context.clock.monotonic() - began, 3))
 
 
-def _tell(url: str, topic: JobTopic, partitions: Sequence[int], context: JobContext) -> None:
-    """Deleting the records below the log start that the table has changes nothing, but has the store look."""
+def _have_it_look(url: str, topic: JobTopic, context: JobContext) -> None:
+    """A roll makes a store read its table, and does no harm where the store is of another data directory."""
     from logstore.client.admin import Admin
 
-    if topic.name.startswith("__"):
-        return
-    state = topic.table.snapshot().partitions
     try:
         with Admin(url, client_id="logstore-job", retry_timeout_s=0) as admin:
-            for partition in partitions:
-                admin.delete_records(topic.name, partition, state[partition].log_start)
+            admin.roll(topic.name)
     except LogStoreError as error:
         context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")

@@ -263,12 +263,10 @@ def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFoot
     if task.delete_retention_ms is None or not batch.column("value").null_count:
         return batch
     offsets = batch.column("offset").to_numpy()
-    # Past the last entry, and from the first dirty offset on, now is the first time.
+    # Past the last entry, now is the first time.
     ends = np.array([end for end, _ in footer.cleanings], dtype=np.int64)
     times = np.array([*(time_ms for _, time_ms in footer.cleanings), task.now_ms], dtype=np.int64)
-    first_cleaned = np.where(
-        offsets < task.first_dirty, times[np.searchsorted(ends, offsets, side="right")], task.now_ms
-    )
+    first_cleaned = times[np.searchsorted(ends, offsets, side="right")]
     tombstones = batch.column("value").is_null().to_numpy(zero_copy_only=False)
     expired = tombstones & (task.now_ms - first_cleaned >= task.delete_retention_ms)
     return batch.filter(pa.array(~expired))

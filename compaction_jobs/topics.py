@@ -40,14 +40,15 @@ def select_topics(
 ) -> list[JobTopic]:
     """The topics that match any pattern, by name; all of them without one.
 
-    Raises DataDirectoryError if ``data`` is no store's, UnknownTopicError for a pattern that matches none.
+    Raises DataDirectoryError if ``data`` is no store's, UnknownTopicError for a pattern that matches none,
+    unless it asks for all of none.
     """
     directory = data / "topics"
     if not directory.is_dir():
         raise DataDirectoryError(f"{data} is not a store's data directory: there is no {directory}")
     names = sorted(path.parent.name for path in directory.glob("*/_delta_log"))
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
             what = f"no topic that matches {pattern!r}" if _GLOB.search(pattern) else f"no topic {pattern!r}"
             raise UnknownTopicError(f"There is {what} in {data}")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]

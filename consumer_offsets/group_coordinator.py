@@ -120,7 +120,7 @@ class GroupCoordinator:
 
     def groups(self) -> list[str]:
         """Groups that have committed something, sorted."""
-        return sorted(group for group in self._offsets.groups() if self._current(group))
+        return sorted(group for group in self._offsets.groups() if self._has_current(group))
 
     def committed(self, group: str, topic: str | None = None) -> list[CommittedOffset]:
         """By topic and partition; of one ``topic`` if named. Raises UnknownGroupError, UnknownTopicError."""
@@ -160,6 +160,9 @@ class GroupCoordinator:
         """Commits whose topics are still the ones that they were made to."""
         commits = self._offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
+
+    def _has_current(self, group: str) -> bool:
+        return any(self._is_current(key, commit) for key, commit in self._offsets.commits(group).items())
 
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
         try:

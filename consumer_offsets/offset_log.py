@@ -8,6 +8,7 @@ A commit costs one frame, never a Delta commit of its own; the topic rolls every
 """
 
 import asyncio
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -172,5 +173,7 @@ class OffsetLog:
             del self._groups[group]
 
 
+# The hash is made for columns: for one name it costs as much as half of the rest of a commit.
+@functools.lru_cache(maxsize=10_000)
 def _partition_of(group: str, num_partitions: int) -> int:
     return (murmur2(group.encode()) & 0x7FFFFFFF) % num_partitions

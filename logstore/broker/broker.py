@@ -117,7 +117,7 @@ class Broker:
         self._not_ready: str | None = "the store is starting"
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._writers = ThreadPoolExecutor(2, thread_name_prefix="roll")
-        self._roller = Roller(journal, filesystem, self._writers)
+        self._roller = Roller(journal, filesystem, clock, self._writers)
         self._reader = LogReader(journal, self._readers, self._roller.refresh)
         self._schedule = RollSchedule(self._roller, journal, clock, settings.journal_max_bytes, self._topics)
 
@@ -219,7 +219,7 @@ class Broker:
         for topic in list(self._topics.values()):
             try:
                 await self._roller.roll(topic)
-            except LogStoreError as error:
+            except (LogStoreError, OSError) as error:
                 # Nothing is lost: the journal keeps it, and the next start rolls it.
                 log.warning("broker.not_rolled_at_stop", topic=topic.name, error=str(error))
         await self._roller.drain()

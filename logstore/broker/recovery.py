@@ -5,6 +5,7 @@ overwritten ours, rule R7), the partition keeps what was sealed, and the roller 
 """
 
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -57,6 +58,15 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
     return gone
 
 
+def _epochs_in(path: Path) -> tuple[tuple[int, int], ...]:
+    try:
+        return read_footer(path).leader_epochs
+    except CorruptionError as error:
+        # A foreign writer's: no reason to keep all other topics from being served.
+        log.error("recovery.no_leader_epochs", file=str(path), error=str(error))
+        return ()
+
+
 def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:
     in_table = topic.snapshot.partitions[partition_log.partition].sealed
     # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, what is
@@ -66,7 +76,7 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     if snapshot is not None:
         epochs = snapshot.leader_epochs
     elif partition_log.segments:
-        epochs = read_footer(topic.table.path / partition_log.segments[-1].path).leader_epochs
+        epochs = _epochs_in(topic.table.path / partition_log.segments[-1].path)
     else:
         epochs = ()
     partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)

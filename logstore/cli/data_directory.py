@@ -11,8 +11,8 @@ from logstore.errors import DataDirectoryError, LogStoreError
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of ``--data``, by default of the setting ``data``, or of a directory given by itself: a journal's own,
-    or a data directory, too.
+    """The journals of ``--data``, or of a directory given by itself: a journal's own, or a data directory, too. Without
+    either, of the setting ``data``.
 
     A usage error when both are given; DataDirectoryError when there is no journal.
     """

@@ -61,6 +61,7 @@ class Removal:
 class Plan:
     """What one commit does. ``properties`` are table properties to set; they exclude adds and removes.
 
+    ``restated`` are transactions that hold already: said again, so that they outlive a commit that is overwritten.
     ``details`` are numbers for the table's history.
     """
 
@@ -70,6 +71,7 @@ class Plan:
     removes: tuple[Removal, ...] = ()
     data_change: bool = True
     properties: dict[str, str] = field(default_factory=dict)
+    restated: dict[str, int] = field(default_factory=dict)
     details: dict[str, int] = field(default_factory=dict)
 
 
@@ -171,7 +173,7 @@ class Committer:
     def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
-        properties = commit_properties(plan.operation, plan.transactions, commit_id, plan.details)
+        properties = commit_properties(plan.operation, plan.restated | plan.transactions, commit_id, plan.details)
         hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
         if plan.properties:
             table.alter.set_table_properties(

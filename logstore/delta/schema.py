@@ -23,6 +23,10 @@ PARTITION_COLUMNS = ["partition"]
 #: As the topic's layout says.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
 
+#: For so long the log surely tells that a commit removed a file (Delta's default of the property is a week).
+TOMBSTONES_KEPT_MS = 6 * 24 * 3_600_000
+TOMBSTONE_RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
+
 #: Set when a topic is created.
 DELTA_PROPERTIES = {
     "delta.checkpointInterval": "100",

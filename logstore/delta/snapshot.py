@@ -122,19 +122,13 @@ class TopicSnapshot:
         return tuple(sorted(p for p, name in names.items() if name is None or name.partition >= self.num_partitions))
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
-        """Files that ``earlier`` shows and this version does not, though no rewrite of their partition was committed.
+        """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
 
-        Either a foreign commit overwrote ours (rule R7), or a foreign writer removed them: the log then has tombstones,
-        and ``TopicTable.recommit`` leaves them alone.
+        A foreign commit overwrote the one that added them (rule R7), or one of a job that did. ``earlier`` must be
+        younger than ``TOMBSTONES_KEPT_MS``.
         """
-        return tuple(
-            sorted(
-                path
-                for path in earlier.paths - self.paths
-                if (name := parse_segment_name(path)) is not None
-                and self.partitions[name.partition].rewrite == earlier.partitions[name.partition].rewrite
-            )
-        )
+        gone = earlier.paths - self.paths - self.tombstones
+        return tuple(sorted(path for path in gone if parse_segment_name(path) is not None))
 
     @cached_property
     def _columns(self) -> "_Columns":

@@ -271,6 +271,7 @@ class TopicTable:
             refused.clear()
             passed: list[int] = []
             transactions: dict[str, int] = {}
+            restated: dict[str, int] = {}
             old: list[SegmentFile] = []
             removes: list[Removal] = []
             adds: list[Segment] = []
@@ -282,6 +283,8 @@ class TopicTable:
                     continue
                 passed.append(part.partition)
                 transactions |= facts
+                # Files that replace those of a roll must not stand above ``sealed`` if that roll's commit is lost.
+                restated[app_id(part.partition, SEALED)] = snapshot.partitions[part.partition].sealed
                 old += files
                 removes += (Removal(file.path, file.size, part.partition) for file in files)
                 adds += part.adds
@@ -296,7 +299,9 @@ class TopicTable:
                 "added_records": sum(segment.num_records for segment in adds),
                 "added_bytes": sum(segment.size for segment in adds),
             }
-            return Plan(operation, transactions, tuple(adds), tuple(removes), data_change, details=details)
+            return Plan(
+                operation, transactions, tuple(adds), tuple(removes), data_change, restated=restated, details=details
+            )
 
         with self._lock:
             version = self._committer.commit(plan)

@@ -1,7 +1,10 @@
 """``python -m logstore.demo``."""
 
+import logging
 import sys
 
 from logstore.demo.main import main
 
+# Ctrl-C while Spark works: py4j logs a traceback before the exception comes to us.
+logging.getLogger().addHandler(logging.NullHandler())
 sys.exit(main())

@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"[bold red]demo failed:[/] {error.message}", highlight=False)
         return 1
     except KeyboardInterrupt:
+        console.print("Interrupted")
         return 130
     return 0 if agree else 1
 

@@ -4,6 +4,7 @@ A segment's footer says all that is needed to commit it again, so that a commit 
 overwritten is repaired with the very same files.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 from logstore.delta.snapshot import TopicSnapshot
@@ -14,34 +15,35 @@ from logstore.segments.writer import Segment
 
 
 def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
-    """Offset ranges below ``sealed`` that no file holds, of a partition whose files were never rewritten.
+    """Offset ranges below ``sealed`` that no file holds, from the log start and the clean point on.
 
-    Rolls leave no gaps; compaction and retention do, and count in ``rewrite``.
+    Rolls leave no gaps; compaction does, below the clean point.
     """
     state = snapshot.partitions[partition]
-    if state.rewrite:
-        return []
     gaps = []
-    expected = 0
+    expected = max(state.log_start, state.cleaned)
     for segment in snapshot.segments(partition):
         if segment.min_offset > expected:
             gaps.append((expected, segment.min_offset))
-        expected = segment.max_offset + 1
+        expected = max(expected, segment.max_offset + 1)
     if expected < state.sealed:
         gaps.append((expected, state.sealed))
     return gaps
 
 
-def sealed_segments_on_disk(table_path: Path, partition: int, start: int, end: int) -> tuple[Segment, ...]:
+def sealed_segments_on_disk(
+    table_path: Path, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
+) -> tuple[Segment, ...]:
     """Files that together hold exactly [start, end) of a partition, by offset; of rivals the highest leader epoch.
 
-    Only what rolls wrote: a job that was not committed leaves files that hold less than their range.
+    Only what rolls wrote, and of that what is ``wanted`` by its path: a job that was not committed leaves files that
+    hold less than their range.
 
     Raises CorruptionError if there are none: records that were sealed are neither in the table nor on disk.
     """
     by_base: dict[int, list[Segment]] = {}
     for segment in find_segments(table_path, partition, start):
-        if segment.operation == ROLL:
+        if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)
     chain = _chain(by_base, start, end)
     if chain is None:

@@ -21,6 +21,8 @@ from typing import TypeVar
 
 import structlog
 
+from logstore.clock import Clock
+from logstore.delta.schema import TOMBSTONE_RETENTION_PROPERTY, TOMBSTONES_KEPT_MS
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RollPart
 from logstore.errors import CorruptionError, LogStoreError, StorageError, UnknownTopicError, storage_error
@@ -74,8 +76,9 @@ class _Range:
 
 
 class Roller:
-    def __init__(self, journal: Journal, filesystem: FileSystem, executor: Executor) -> None:
+    def __init__(self, journal: Journal, filesystem: FileSystem, clock: Clock, executor: Executor) -> None:
         self._journal = journal
+        self._clock = clock
         self._filesystem = filesystem
         self._executor = executor
         self._running: set[asyncio.Task[object]] = set()
@@ -134,7 +137,11 @@ class Roller:
             _require(topic)
             refused = await self._commit(topic, self._left_over(topic))
             wanted = [p for p in topic.partitions if select(p) and p.partition not in refused]
-            refused |= await self._commit(topic, await self._write_new(topic, wanted))
+            parts = await self._write_new(topic, wanted)
+            if parts:
+                refused |= await self._commit(topic, parts)
+            else:
+                await self._follow(topic)
             if refused:
                 raise next(iter(refused.values()))
             return RollResult(topic.version, {p.partition: p.sealed_offset for p in topic.partitions})
@@ -249,12 +256,14 @@ class Roller:
         """Rule R7: commit the same files again for what the table has forgotten; whether there was anything."""
         path = topic.table.path
         behind = [p for p in topic.partitions if snapshot.partitions[p.partition].sealed < p.sealed_offset]
-        lost = [segment_from_file(path, file) for file in snapshot.lost_since(topic.snapshot)]
+        starts = {p.partition: p.log_start_offset for p in topic.partitions}
+        starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
+        lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(path, file))]
         # What a job wrote comes and goes with its commit, as a whole.
         lost = [s for s in lost if s.operation == ROLL and s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
-            lost += [s for p in topic.partitions for s in _to_fill_gaps(path, snapshot, p.partition)]
-        if not behind and not lost:
+            lost += [s for p in topic.partitions for s in self._to_fill_gaps(path, snapshot, p.partition)]
+        if not behind and not lost and not starts:
             return False
         log.error(
             "roll.overwritten",
@@ -262,6 +271,7 @@ class Roller:
             version=snapshot.version,
             partitions=[p.partition for p in behind],
             files=[s.path for s in lost],
+            log_starts=starts,
         )
         parts = []
         for partition_log in behind:
@@ -275,18 +285,38 @@ class Roller:
                 raise next(iter(refused.values()))
         if lost:
             topic.table.recommit(lost)
+        if starts:
+            topic.table.advance_log_start(starts, {p: topic.partitions[p].leader_epoch for p in starts})
         return True
 
+    def _to_fill_gaps(self, path: Path, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
+        """Files of rolls whose commits were overwritten before the last stop.
 
-def _to_fill_gaps(path: Path, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
-    segments: list[Segment] = []
-    for start, end in history_gaps(snapshot, partition):
-        try:
-            segments += sealed_segments_on_disk(path, partition, start, end)
-        except CorruptionError:
-            # Somebody deleted rows with SQL, and vacuumed: theirs to do. Readers pass over the gap.
-            log.warning("history.gap", table=str(path), partition=partition, start=start, end=end)
-    return segments
+        A file that is neither active nor removed was never committed or was overwritten, if it is so young that the log
+        would still tell of its removal; an older one may have been deleted with SQL, and stays away.
+        """
+        oldest_ms = self._clock.now_ms() - TOMBSTONES_KEPT_MS
+        kept = TOMBSTONE_RETENTION_PROPERTY not in snapshot.properties
+
+        def was_lost(name: str) -> bool:
+            return kept and name not in snapshot.tombstones and (path / name).stat().st_mtime_ns // 10**6 > oldest_ms
+
+        segments: list[Segment] = []
+        for start, end in history_gaps(snapshot, partition):
+            try:
+                segments += sealed_segments_on_disk(path, partition, start, end, wanted=was_lost)
+            except CorruptionError:
+                # Somebody deleted rows with SQL: theirs to do. Readers pass over the gap.
+                log.warning("history.gap", table=str(path), partition=partition, start=start, end=end)
+        return segments
+
+
+def _on_disk(table_path: Path, file: str) -> Segment | None:
+    try:
+        return segment_from_file(table_path, file)
+    except FileNotFoundError:
+        log.error("history.file_lost", table=str(table_path), file=file)
+        return None
 
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:

@@ -47,7 +47,7 @@ def table_id(path: Path) -> str | None:
         return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
     except FileNotFoundError:
         for checkpoint in sorted(log.glob("*.checkpoint*.parquet"), reverse=True):
-            metadata = pq.read_table(checkpoint, columns=["metaData.id"]).column("metaData").drop_null()
+            metadata = pq.ParquetFile(checkpoint).read(columns=["metaData.id"]).column("metaData").drop_null()
             if len(metadata):
                 return str(metadata[0].as_py()["id"])
     return None

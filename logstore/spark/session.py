@@ -68,6 +68,7 @@ def session(
     context = _start(settings, local=is_local(master))
     if not is_local(master):
         ship_package(context)
+    _quieten_pyspark()
     return SparkSession.builder.getOrCreate()
 
 
@@ -144,8 +145,7 @@ def _quieten_pyspark() -> None:
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-        if (logger := PySparkLogger.getLogger(name)).level == logging.NOTSET:
-            logger.setLevel(logging.CRITICAL)
+        PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _start(settings: Mapping[str, str], *, local: bool) -> "SparkContext":

@@ -1,6 +1,7 @@
 """Rule R7: a foreign commit replaces one of ours on a local file system; the broker commits the same files again."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker
+from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError
 from logstore.log.topic import Topic
+from logstore.segments.reader import read_row_group
+from logstore.segments.writer import SegmentWriter
 from logstore.settings import Settings
 from tests.support.running_broker import produce, read_all, run, running_broker
 
@@ -132,3 +136,153 @@ def test_sealed_records_that_are_nowhere_refuse_the_start(tmp_path: Path) -> Non
             await Broker.start(Settings(data=tmp_path))
 
     run(after())
+
+
+# ---- beside jobs and other writers ----------------------------------------------------------------------------------
+
+
+def cut_first_segment(topic_path: Path) -> None:
+    """What a retention job commits."""
+    table = TopicTable.open(topic_path)
+    first = table.snapshot().segments(0)[0]
+    table.commit_rewrite(0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
+
+
+def join_all_segments(topic_path: Path) -> None:
+    """What a compaction commits that finds no key twice."""
+    table = TopicTable.open(topic_path)
+    segments = table.snapshot().segments(0)
+    end = segments[-1].max_offset + 1
+    with SegmentWriter(topic_path, 0, segments[0].min_offset, 1) as writer:
+        for segment in segments:
+            writer.write(read_row_group(topic_path / segment.path, 0))
+        joined = writer.finish(end, leader_epochs=((1, 0),), operation="key-compaction")
+    table.commit_rewrite(
+        0, [s.path for s in segments], [joined], data_change=False, cleaned=end, operation="key-compaction"
+    )
+
+
+def test_a_roll_is_restored_although_a_job_committed_meanwhile(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a", b"b"])
+            version = await rolled(broker, topic, [b"c"])
+            await rolled(broker, topic, [b"d"])
+            cut_first_segment(topic.table.path)
+            overwrite(topic.table.path, version)
+            await broker._roller.refresh(topic)
+            assert offsets_in_delta(topic.table.path, 0) == [2, 3]
+            assert await read_all(broker, topic) == [(2, b"c"), (3, b"d")]
+
+    run(scenario())
+
+
+def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_path: Path) -> None:
+    versions = []
+
+    async def before() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a"])
+            await rolled(broker, topic, [b"b"])
+            cut_first_segment(topic.table.path)
+            join_all_segments(topic.table.path)
+            versions.append(await rolled(broker, topic, [b"c"]))
+            await rolled(broker, topic, [b"d"])
+
+    async def after() -> None:
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(1, b"b"), (2, b"c"), (3, b"d")]
+
+    run(before())
+    overwrite(tmp_path / "topics" / "t", versions[0])
+    run(after())
+    assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [1, 2, 3]
+
+
+def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a"])
+            version = await rolled(broker, topic, [b"b", b"c"])
+            join_all_segments(topic.table.path)
+            overwrite(topic.table.path, version)
+            await broker._roller.refresh(topic)
+            await rolled(broker, topic, [b"d"])
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == list(enumerate([b"a", b"b", b"c", b"d"]))
+
+    run(scenario())
+
+
+def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a", b"b", b"c"])
+            assert await broker.delete_records(topic, 0, 2) == 2
+            overwrite(topic.table.path, topic.version)
+            await broker._roller.refresh(topic)
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(2, b"c")]
+
+    run(scenario())
+
+
+def test_what_a_user_deleted_with_sql_stays_deleted_when_its_removal_is_forgotten(tmp_path: Path) -> None:
+    async def start_and_stop() -> list[int]:
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic("t")
+            return [offset for offset, _ in await read_all(broker, topic)]
+
+    async def before() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a", b"b"])
+            await rolled(broker, topic, [b"c"])
+
+    run(before())
+    path = tmp_path / "topics" / "t"
+    DeltaTable(path).delete("offset < 2")
+    assert run(start_and_stop()) == [2]
+    # Eight days later a checkpoint keeps no removals that old, and the entries before it are cleaned up.
+    eight_days_ms = 8 * 24 * 3_600_000
+    version = DeltaTable(path).version()
+    entry = path / "_delta_log" / f"{version:020}.json"
+    actions = [json.loads(line) for line in entry.read_text().splitlines()]
+    for action in actions:
+        if "remove" in action:
+            action["remove"]["deletionTimestamp"] -= eight_days_ms
+    entry.write_text("".join(json.dumps(action) + "\n" for action in actions))
+    for file in path.glob("*/*.parquet"):
+        then = file.stat().st_mtime - eight_days_ms / 1000
+        os.utime(file, (then, then))
+    DeltaTable(path).create_checkpoint()
+    for older in range(version):
+        (path / "_delta_log" / f"{older:020}.json").unlink()
+    assert not TopicTable.open(path).snapshot().tombstones
+    assert run(start_and_stop()) == [2]
+
+
+def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await rolled(broker, topic, [b"a", b"b"])
+            await rolled(broker, topic, [b"c"])
+            first = topic.partition(0).segments[0].path
+            DeltaTable(topic.table.path).delete("offset < 2")
+            (topic.table.path / first).unlink()
+            await broker._roller.refresh(topic)
+            await rolled(broker, topic, [b"d"])
+            assert offsets_in_delta(topic.table.path, 0) == [2, 3]
+
+    run(scenario())

@@ -38,7 +38,7 @@ TOPICS = {
     "both": {"cleanup.policy": "compact,delete", "retention.bytes": "3000", **COMPACT},
 }
 #: The load goes on until every job has committed this often to every topic of its own.
-COMMITS = 3
+COMMITS = 2
 SECONDS_MAX = 120
 #: Between two runs of a job: a compaction must have a chance against retention that takes its files away.
 PAUSES_S = {"compact": 0.0, "retention": 2.0}
@@ -210,7 +210,7 @@ def test_nothing_is_lost_doubled_or_reordered(spark, tmp_path):
         reader = Reader(server.url)
         loads = {
             topic: KeyedLoad(
-                server.url, topic, producers=2, partitions=PARTITIONS, tombstones=topic != "plain", pause_s=0.03
+                server.url, topic, producers=2, partitions=PARTITIONS, tombstones=topic != "plain", pause_s=0.05
             )
             for topic in TOPICS
         }

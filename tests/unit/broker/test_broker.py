@@ -375,6 +375,21 @@ def test_the_offset_for_a_timestamp_is_the_first_at_or_after_it(tmp_path: Path, 
     run(scenario())
 
 
+def test_deleting_records_that_a_job_has_deleted_meanwhile_changes_nothing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            await produce(broker, topic, [b"x"] * 10)
+            await broker.roll(topic)
+            job = TopicTable.open(topic.table.path)
+            version = job.advance_log_start({0: 7}, {0: topic.partition(0).leader_epoch})
+            assert topic.partition(0).log_start_offset == 0
+            assert await broker.delete_records(topic, 0, 3) == 7
+            assert job.snapshot().version == version
+
+    run(scenario())
+
+
 def test_deleting_records_beyond_the_sealed_offset_rolls_first(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -1,0 +1,87 @@
+"""The README's blocks run as they stand, in its order: against a real store, with topics as the demo leaves them."""
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from logstore.client.admin import Admin
+from tests.spark.store import Store
+from tests.support.server_process import ROOT, ServerProcess
+
+FLIGHTS = 60_010
+PARTITIONS = 4
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    """As a checkout after the demo, with a store that runs: ``.venv``, and ``data`` with its topics and group."""
+    directory = tmp_path_factory.mktemp("readme")
+    commands = directory / ".venv" / "bin"
+    commands.mkdir(parents=True)
+    (commands / "activate").write_text(f"PATH={commands}:$PATH\n")
+    (commands / "logstore").write_text(f'#!/bin/sh\nexec {sys.executable} -m logstore.cli "$@"\n')
+    (commands / "logstore").chmod(0o755)
+    with ServerProcess(directory / "data") as server:
+        store = Store(server)
+        with Admin(server.url) as admin:
+            admin.create_topic("flights", partitions=PARTITIONS)
+            admin.create_topic("last-flight", configs={"cleanup.policy": "compact"})
+            for partition in range(PARTITIONS):
+                lines = "".join(f'{{"flight": {number}}}\n' for number in range(FLIGHTS))
+                answer = store.http.post(
+                    f"{server.url}/topics/flights/partitions/{partition}",
+                    content=lines,
+                    headers={"Content-Type": "application/x-ndjson"},
+                )
+                assert answer.is_success, answer.text
+            admin.roll("flights")
+            admin.commit_offsets("flights-report", {("flights", 0): FLIGHTS})
+        yield directory, server.url
+        store.http.close()
+
+
+def blocks(language: str, url: str) -> list[str]:
+    found = re.findall(rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return [block.replace("http://127.0.0.1:8082", url).replace("127.0.0.1:8082", url) for block in found]
+
+
+def test_the_shell_blocks(directory):
+    path, url = directory
+    script = "\n".join(blocks("sh", url))
+    environment = os.environ | {"LOGSTORE_URL": url, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(
+        ["bash", "-euc", script], cwd=path, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert '{"user": "ada", "action": "login"}\n' in ran.stdout
+    assert re.search(r'\{"offsets":\[\{"partition":\d,"offset":\d,"error_code":null', ran.stdout)
+    assert "flights-report" in ran.stdout
+    assert "60,010" in ran.stdout
+
+
+def test_the_python_blocks(directory, spark, monkeypatch, capsys):
+    path, url = directory
+    monkeypatch.chdir(path)
+    names: dict[str, object] = {}
+    found = blocks("python", url)
+    assert len(found) == 3
+    printed = []
+    for block in found:
+        exec(compile(block, "README.md", "exec"), names)
+        printed.append(capsys.readouterr().out)
+    assert '{"flight": ' in printed[0]
+    assert "| 60000|" in printed[1]
+    assert '{"flight": 60000}' in printed[1]
+    duck, polars = printed[2].split("shape: ")
+    assert duck.count('{"flight": 6000') == 5
+    assert polars.startswith("(5, 6)")
+
+
+def test_the_commands_of_the_first_screen_are_targets():
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"^    make (\w+)", readme, re.MULTILINE))
+    assert named == {"demo", "test", "run", "help"}
+    assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)

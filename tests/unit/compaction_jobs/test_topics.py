@@ -1,0 +1,29 @@
+"""Which topics a job works on."""
+
+from pathlib import Path
+
+import pytest
+
+from compaction_jobs.topics import select_topics
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import DataDirectoryError, UnknownTopicError
+from logstore.filesystem import FileSystem
+
+
+def names(data: Path, *patterns: str) -> list[str]:
+    return [topic.name for topic in select_topics(data, patterns, {}, FileSystem())]
+
+
+def test_topics_are_chosen_by_name_and_glob(tmp_path: Path) -> None:
+    (tmp_path / "topics").mkdir()
+    assert names(tmp_path, "*") == names(tmp_path) == [], "a store without topics has nothing to be done"
+    for name in ("web-a", "web-b", "users"):
+        TopicTable.create(tmp_path / "topics" / name, num_partitions=1, config_overrides={})
+    assert names(tmp_path, "web-*") == ["web-a", "web-b"]
+    assert names(tmp_path, "users", "*-a") == ["users", "web-a"]
+    assert names(tmp_path) == ["users", "web-a", "web-b"]
+    for wrong in ("user", "log-*"):
+        with pytest.raises(UnknownTopicError, match=wrong.replace("*", r"\*")):
+            names(tmp_path, "users", wrong)
+    with pytest.raises(DataDirectoryError, match="not a store's data directory"):
+        names(tmp_path / "topics")
