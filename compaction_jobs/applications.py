@@ -4,8 +4,11 @@ Under ``spark-submit`` the session is the submitted application's, with the sett
 ``logstore.spark.session``; one that runs in this process already is used, and not stopped.
 """
 
+import logging
 import os
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -31,6 +34,8 @@ class SparkApplication:
         """SparkStartError, SparkJarsError."""
         if self._session is None:
             self._session, self._owned = _start(self._name)
+            if self._owned:
+                _leave_interrupts_to_python()
         return self._session
 
     def __enter__(self) -> Self:
@@ -40,6 +45,9 @@ class SparkApplication:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._session is not None and self._owned:
+            if isinstance(error, KeyboardInterrupt):
+                # What tasks say that are stopped in the middle is no news.
+                self._session.sparkContext.setLogLevel("OFF")
             self._session.stop()
 
 
@@ -82,6 +90,14 @@ def require_delta(spark: "SparkSession") -> None:
         from logstore.spark.session import SparkStartError
 
         raise SparkStartError(f"this Spark has no Delta, which VACUUM needs: spark-submit --packages {DELTA_PACKAGE}")
+
+
+def _leave_interrupts_to_python() -> None:
+    """PySpark's handler of Ctrl-C calls the JVM in the middle of a call to it: pages of tracebacks, and no end."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Nor does py4j need to say what the KeyboardInterrupt says.
+    logging.getLogger().addHandler(logging.NullHandler())
 
 
 @contextmanager

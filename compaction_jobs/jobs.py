@@ -30,10 +30,16 @@ def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[s
     topics = select_topics(data, patterns, defaults, FileSystem.from_environment())
     if job == "compact":
         for topic in topics:
-            config = topic.config(topic.table.snapshot()) if topic.named else None
-            if config and not key_compaction.is_compacted(config):
+            if topic.named and not _may_be_compacted(topic):
                 raise InvalidRequestError(f"Topic {topic.name!r} is not compacted: its cleanup.policy is delete")
     return topics
+
+
+def _may_be_compacted(topic: JobTopic) -> bool:
+    try:
+        return key_compaction.is_compacted(topic.config(topic.table.snapshot()))
+    except (LogStoreError, OSError):
+        return True  # the run says what is wrong with it, and goes on with the others
 
 
 def run_job(job: str, topics: Sequence[JobTopic], context: JobContext, url: str | None = None) -> JobReport:

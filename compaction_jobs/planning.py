@@ -106,7 +106,7 @@ def plan_compaction(
     """What key compaction does to a partition whose active ``files`` (by rising offset) are given; None = not due.
 
     The clean point is the end of history, or the first dirty segment with a record younger than
-    ``min.compaction.lag.ms``. It is due when the share of dirty bytes is at least ``min.cleanable.dirty.ratio``, or a
+    ``min.compaction.lag.ms``. It is due when the share of dirty bytes is above ``min.cleanable.dirty.ratio``, or a
     dirty record is older than ``max.compaction.lag.ms``. The policy is the caller's business.
     """
     first_dirty = max(state.cleaned, state.log_start)
@@ -121,7 +121,7 @@ def plan_compaction(
         return None
     plan = CompactionPlan(partition, state.log_start, first_dirty, clean_point, below)
     overdue = min(file.min_timestamp_ms for file in dirty) < now_ms - config.max_compaction_lag_ms
-    return plan if overdue or plan.dirty_ratio >= config.min_cleanable_dirty_ratio else None
+    return plan if overdue or plan.dirty_ratio > config.min_cleanable_dirty_ratio else None
 
 
 def group_files(

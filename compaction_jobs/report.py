@@ -92,7 +92,8 @@ def print_summary(report: JobReport, console: Console) -> None:
         if topic.error:
             console.print(Text(f"{topic.topic}: {topic.error}"), style="red", soft_wrap=True)
     unchanged = len(report.topics) - len(shown)
-    done = "would be done" if report.dry_run else "done"
+    failed = sum(topic.error is not None for topic in report.topics)
+    done = f"failed for {failed:,} topics" if failed else "would be done" if report.dry_run else "done"
     rest = f"; nothing to do in {unchanged:,} of {len(report.topics):,} topics" if unchanged else ""
     console.print(f"{report.job} {done} in {report.seconds:.1f} s{rest}", highlight=False, soft_wrap=True)
 

@@ -199,10 +199,14 @@ class GroupCoordinator:
         await self._take_back(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
 
     async def _take_back_orphans(self) -> None:
-        """Offsets of topics whose deletion a crash cut short."""
-        await self._take_back(
-            lambda group: [k for k, commit in self._offsets.commits(group).items() if not self._is_current(k, commit)]
-        )
+        """Offsets of topics whose deletion a crash cut short; those of one that is missing wait for it to come back."""
+        existing = {topic.name: topic.topic_id for topic in self._broker.topics(include_internal=True)}
+
+        def is_orphan(key: TopicPartition, commit: OffsetCommit) -> bool:
+            made_again = existing.get(key.topic, commit.topic_id) != commit.topic_id
+            return made_again or self._broker.was_deleted(commit.topic_id)
+
+        await self._take_back(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
 
     async def _take_back(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
         """Delete what nobody sees any more: if that fails now, the next start does it."""

@@ -90,6 +90,13 @@ class Settings(BaseSettings):
             return value
         return validate_overrides({str(name): str(text) for name, text in value.items()})
 
+    @field_validator("data")
+    @classmethod
+    def _check_data(cls, value: Path) -> Path:
+        if "%" in str(value.absolute()):
+            raise ValueError("its path may have no '%', which Delta readers take for an escape")
+        return value
+
     @field_validator("data_location")
     @classmethod
     def _check_data_location(cls, value: str | None) -> str | None:

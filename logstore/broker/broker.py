@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import itertools
 import urllib.parse
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ class Broker:
         self._journal = journal
         self._clock = clock
         self._topics: dict[str, Topic] = {}
+        self._deleted: frozenset[uuid.UUID] = frozenset()
         #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
         self.topic_deleted_listeners: list[Callable[[Topic], Awaitable[None]]] = []
         self._leader_epoch = 0
@@ -178,8 +180,8 @@ class Broker:
         for name, table in tables.items():
             self._topics[name] = self._topic(name, table, snapshots[name])
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
-        deleted = self._catalog.deleted()
-        in_journal = await asyncio.to_thread(recover_partitions, self._journal, by_id, deleted)
+        self._deleted = frozenset(self._catalog.deleted())
+        in_journal = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
         await asyncio.to_thread(self._catalog.forget_deleted, in_journal)
         await self._journal.start(self._snapshot_frames)
         for topic in self._topics.values():
@@ -265,6 +267,10 @@ class Broker:
         if topic is None:
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
+
+    def was_deleted(self, topic_id: uuid.UUID) -> bool:
+        """Whether the topic is known to have been deleted before the start; one that is merely missing is not."""
+        return topic_id in self._deleted
 
     # ---- topic administration ---------------------------------------------------------------------------------------
 

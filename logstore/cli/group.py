@@ -144,7 +144,7 @@ def reset(
         "--to-timestamp": to_timestamp is not None,
     }
     if sum(targets.values()) != 1:
-        raise typer.BadParameter(f"give one of {', '.join(targets)}")
+        raise typer.BadParameter(f"give exactly one of {', '.join(targets)}")
     with admin_of(ctx, url) as admin:
         before = _committed(admin, group, topic)
         after = {}

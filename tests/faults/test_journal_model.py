@@ -81,6 +81,7 @@ class JournalMachine(RuleBasedStateMachine):
                 self.loop.run_until_complete(journal.close())
             except LogStoreError:
                 assert self.filesystem.crashed or self.filesystem.faulty
+        self.filesystem.close_all()
 
     def check(self, frames):
         found = {}

@@ -59,6 +59,7 @@ class FaultyFileSystem(FileSystem):
         self.crashed = False
         self.calls: list[str] = []
         self.points: list[str] = []
+        self._open: set[int] = set()
 
     # ---- orders ------------------------------------------------------------------------------------------------
 
@@ -133,19 +134,34 @@ class FaultyFileSystem(FileSystem):
             self._raise(self._called("create"))
             fd = super().create(path)
             self._inodes[os.fstat(fd).st_ino] = _Inode()
+            self._open.add(fd)
             return fd
 
     def open_read(self, path: Path) -> int:
         with self._lock:
             self._names_of(path.parent)
             self._raise(self._called("open_read"))
-            return self._known(super().open_read(path))
+            fd = self._known(super().open_read(path))
+            self._open.add(fd)
+            return fd
 
     def open_write(self, path: Path) -> int:
         with self._lock:
             self._names_of(path.parent)
             self._raise(self._called("open_write"))
-            return self._known(super().open_write(path))
+            fd = self._known(super().open_write(path))
+            self._open.add(fd)
+            return fd
+
+    def close(self, fd: int) -> None:
+        with self._lock:
+            self._open.discard(fd)
+            super().close(fd)
+
+    def close_all(self) -> None:
+        """What the kernel does for a process that ended: nothing may use its descriptors any more."""
+        for fd in list(self._open):
+            self.close(fd)
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         with self._lock:

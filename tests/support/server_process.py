@@ -36,7 +36,9 @@ class ServerProcess:
                 env={**os.environ, "PYTHONPATH": str(ROOT), **self._environment},
             )
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], 60)
+        waiting = select.poll()
+        waiting.register(self.process.stdout, select.POLLIN)
+        ready = waiting.poll(60_000)
         line = self.process.stdout.readline() if ready else ""
         if not line.startswith("listening on "):
             self.kill()

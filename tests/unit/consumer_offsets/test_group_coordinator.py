@@ -210,6 +210,24 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(tmp_pat
     run(scenario())
 
 
+def test_the_offsets_of_a_topic_that_is_missing_wait_for_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path / "data") as (broker, groups):
+            await new_topic(broker)
+            await groups.commit("g", [OffsetToCommit("t", 0, 4)])
+        for _ in range(2):  # until the journal has nothing of it any more
+            async with running(tmp_path / "data"):
+                pass
+        (tmp_path / "data" / "topics" / "t").rename(tmp_path / "unmounted")
+        async with running(tmp_path / "data") as (_, groups):
+            assert groups.groups() == []
+        (tmp_path / "unmounted").rename(tmp_path / "data" / "topics" / "t")
+        async with running(tmp_path / "data") as (_, groups):
+            assert committed(groups) == {("t", 0): 4}
+
+    run(scenario())
+
+
 def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = FaultyFileSystem()
