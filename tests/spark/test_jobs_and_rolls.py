@@ -139,6 +139,8 @@ def test_live_load_with_rolls_and_both_jobs(spark, tmp_path):
         assert rolled.is_success
         client.post(f"{server.url}/topics/events/roll", json={})
         run_job("compact", topics_of("compact", data, ["users"], {}), context)
+        # Upon which the store looks at its table; else it does so every few seconds.
+        assert client.post(f"{server.url}/topics/users/roll", json={}).is_success
         plain = {
             name: {
                 (row.partition, row.offset): (json.loads(row.key), json.loads(row.value))
