@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from logstore.errors import StorageError
-from logstore.spark.spark_conf import DELTA_EXTENSION, EXTENSIONS_KEY
+from logstore.spark.spark_conf import DELTA_EXTENSION, DELTA_SETTINGS, EXTENSIONS_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -76,8 +76,7 @@ def _submitted(name: str) -> "SparkSession":
     SparkContext._ensure_initialized()  # noqa: SLF001 - no public way to ask the JVM before there is a session
     jvm = SparkContext._jvm  # noqa: SLF001
     if jvm is not None and jvm.org.apache.spark.util.Utils.classIsLoadable(DELTA_EXTENSION):
-        builder = builder.config(EXTENSIONS_KEY, DELTA_EXTENSION)
-        builder = builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        builder = builder.config(map={**DELTA_SETTINGS})
     spark = builder.getOrCreate()
     ship_package(spark.sparkContext)
     return spark

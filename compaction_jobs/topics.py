@@ -27,9 +27,7 @@ class JobTopic:
 
     def config(self, snapshot: TopicSnapshot) -> TopicConfig:
         """InvalidConfigError for a table property that was set past the store."""
-        # An empty property stands for none.
-        overrides = {key: value for key, value in snapshot.config_overrides.items() if value}
-        return TopicConfig.parse(overrides, self.defaults)
+        return TopicConfig.parse(snapshot.config_overrides, self.defaults)
 
     def is_deleted(self) -> bool:
         return not (self.table.path / LOG_DIRECTORY).is_dir()

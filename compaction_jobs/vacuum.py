@@ -2,8 +2,8 @@
 
 ``VACUUM LITE`` deletes what the Delta log says was removed, never a file that no commit has named yet: a roll is open
 between its file and its commit, and would lose it. A full VACUUM goes by a file's age alone; so 7 days are its least.
-It runs when it is asked for, and where LITE refuses because the log entries
-with the removals are no longer there. Spark starts only if a file is on disk that could be deleted.
+It runs when it is asked for, and where LITE refuses because the log entries with the removals are no longer there.
+Spark starts only if a file is on disk that could be deleted.
 """
 
 import os

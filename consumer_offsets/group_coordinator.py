@@ -7,7 +7,6 @@ name is made again. A request is committed as a whole or refused as a whole.
 
 import asyncio
 import contextlib
-import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -27,11 +26,11 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
+from logstore.names import is_legal_name
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OffsetCommit
 
 log = structlog.stdlib.get_logger(__name__)
 
-_GROUP_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
 _TIMEOUT_MS = 30_000
 
 
@@ -227,7 +226,7 @@ class GroupCoordinator:
 
 
 def _check_group_name(group: str) -> None:
-    if not _GROUP_NAME.fullmatch(group) or group in {".", ".."}:
+    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
         shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
         raise InvalidGroupError(
             f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "

@@ -218,7 +218,7 @@ class Broker:
         """Refuse new appends, seal what is left, and let go of the data directory."""
         self._not_ready = "the store is stopping"
         await self._schedule.stop()
-        for topic in list(self._topics.values()):
+        for topic in [topic for topic in self._topics.values() if topic.has_unsealed]:
             try:
                 await self._roller.roll(topic)
             except (LogStoreError, OSError) as error:
@@ -362,13 +362,14 @@ class Broker:
             validate_overrides({key: value for key, value in changes.items() if value is not None})
         )
         checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
-        topic.config_with(checked)
-        if checked and not validate_only:
 
-            def alter() -> int:
-                topic.config_with(checked)  # again, now that no other change of it is under way
-                return topic.table.alter_config(checked)
+        def alter() -> int:
+            topic.config_with(checked)  # here no other change of it is under way
+            return topic.table.alter_config(checked)
 
+        if validate_only:
+            topic.config_with(checked)
+        elif checked:
             await self._roller.commit(topic, alter)
             log.info("topic.configs_altered", topic=name, changes=checked)
         return topic

@@ -75,7 +75,7 @@ class RollSchedule:
             return False
         config = topic.config
         if pressed:
-            return any(p.sealed_offset < p.last_stable_offset for p in topic.partitions)
+            return topic.has_unsealed
         return any(due(p, segment_bytes=config.segment_bytes, segment_ms=config.segment_ms) for p in topic.partitions)
 
     async def _roll(self, topic: Topic, *, pressed: bool) -> None:

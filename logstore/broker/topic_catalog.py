@@ -6,7 +6,6 @@ directory tells that it was deleted, and not lost, for as long as the journal ha
 """
 
 import contextlib
-import re
 import shutil
 import uuid
 from collections.abc import Collection, Iterable
@@ -18,16 +17,15 @@ from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidTopicError, TopicExistsError, storage_error
 from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
 from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
 
-_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
-
 
 def check_topic_name(name: str) -> None:
     """Raise InvalidTopicError unless a user may create a topic of that name."""
-    if not _NAME.fullmatch(name) or name in {".", ".."}:
+    if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
         shown = name if len(name) <= TOPIC_NAME_LENGTH_MAX else name[:32] + "..."
         raise InvalidTopicError(
             f"Topic name {shown!r} is not allowed: use 1 to {TOPIC_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
@@ -69,7 +67,7 @@ class TopicCatalog:
         self.purge()
         tables = {}
         for path in sorted(self._topics.iterdir()):
-            if _NAME.fullmatch(path.name) and (path / "_delta_log").is_dir():
+            if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
                 tables[path.name] = TopicTable.open(path, filesystem=self._filesystem)
             else:
                 log.warning("catalog.not_a_topic", path=str(path))

@@ -48,6 +48,15 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+def confirm(question: str, *, otherwise: str) -> None:
+    """Ask on the terminal; unless the answer is yes the command ends with ``otherwise``."""
+    if not sys.stdin.isatty():
+        raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
+    if not typer.confirm(question, err=True):
+        typer.echo(otherwise, err=True)
+        raise typer.Exit(FAILED)
+
+
 def _discard_output() -> None:
     try:
         descriptor = sys.stdout.fileno()

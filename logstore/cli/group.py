@@ -1,12 +1,12 @@
 """``logstore group ...``: what consumer groups have committed, over HTTP."""
 
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from logstore.cli.command_group import confirm
 from logstore.cli.options import JsonOption, UrlOption, admin_of
 from logstore.cli.output import counted, print_json, print_table
 
@@ -193,11 +193,8 @@ def delete(
     with admin_of(ctx, url) as admin:
         offsets = admin.group_offsets(group)
         if not yes:
-            if not sys.stdin.isatty():
-                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
-            if not typer.confirm(f"Delete group {group} and its {counted(len(offsets), 'offset')}?", err=True):
-                typer.echo("Nothing was deleted.", err=True)
-                raise typer.Exit(1)
+            question = f"Delete group {group} and its {counted(len(offsets), 'offset')}?"
+            confirm(question, otherwise="Nothing was deleted.")
         admin.delete_group(group)
     if json:
         print_json({"group": group, "deleted": True})

@@ -1,6 +1,5 @@
 """``logstore journal ...``: look at journals, and give up the damaged end of one."""
 
-import sys
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import FAILED
+from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.data_directory import journal_directories, stopped_store, topic_names
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
@@ -168,12 +167,7 @@ def repair(
             _repaired(json, journal, None)
             return
         if not yes:
-            if not sys.stdin.isatty():
-                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
-            typer.echo(damage.message, err=True)
-            if not typer.confirm("Give up everything from there on?", err=True):
-                typer.echo("Nothing was changed.", err=True)
-                raise typer.Exit(FAILED)
+            confirm(f"{damage.message}\nGive up everything from there on?", otherwise="Nothing was changed.")
         _repaired(json, journal, inspect.repair(journal))
 
 

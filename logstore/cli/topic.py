@@ -1,10 +1,10 @@
 """``logstore topic ...``: administration of topics over HTTP."""
 
-import sys
 from typing import Annotated
 
 import typer
 
+from logstore.cli.command_group import confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, parse_configs
 from logstore.cli.output import bytes_text, counted, print_json, print_table
 
@@ -201,12 +201,8 @@ def delete(
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
         if not yes:
-            if not sys.stdin.isatty():
-                raise typer.BadParameter("there is no terminal to ask on: confirm with --yes", param_hint="--yes")
             records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
-            if not typer.confirm(f"Delete topic {name} and its {counted(records, 'record')}?", err=True):
-                typer.echo("Nothing was deleted.", err=True)
-                raise typer.Exit(1)
+            confirm(f"Delete topic {name} and its {counted(records, 'record')}?", otherwise="Nothing was deleted.")
         admin.delete_topic(name)
     if json:
         print_json({"topic": name, "deleted": True})

@@ -149,6 +149,8 @@ class Roller:
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
             spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.last_stable_offset]
+            if not spans:
+                return []
             with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
                 return await self._in_thread(functools.partial(self._write, topic, spans))
         raise StorageError(f"The roll of topic {topic.name!r} never found its records in the journal. Try again.")

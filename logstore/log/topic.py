@@ -62,6 +62,11 @@ class Topic:
         """Of the newest snapshot seen."""
         return self.snapshot.version
 
+    @property
+    def has_unsealed(self) -> bool:
+        """Whether a roll would have something to seal."""
+        return any(p.sealed_offset < p.last_stable_offset for p in self.partitions)
+
     def follow(self, snapshot: TopicSnapshot) -> None:
         """Take over a snapshot's configuration, partitions, log starts and segments."""
         self.snapshot = snapshot

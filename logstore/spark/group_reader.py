@@ -7,7 +7,6 @@ grown. A committed offset belongs to one topic, not to its name.
 
 import logging
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -24,6 +23,7 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.spark.offset_ranges import LogBounds, OffsetRange, limited
 from logstore.spark.topic_view import (
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 AutoOffsetReset = Literal["earliest", "latest", "none"]
-
-_GROUP_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{GROUP_NAME_LENGTH_MAX}}}")
 
 
 class NoCommittedOffsetError(LogStoreError):
@@ -179,7 +177,7 @@ def group_read(
 def _check_arguments(topics: Sequence[str], group: str, auto_offset_reset: str, offsets_max: int | None) -> None:
     if not topics or len(set(topics)) < len(topics):
         raise InvalidRequestError(f"topics={list(topics)}: name at least one topic, and each one once")
-    if not _GROUP_NAME.fullmatch(group) or group in (".", ".."):
+    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
         raise InvalidGroupError(
             f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not . or .."
         )

@@ -14,6 +14,11 @@ from pathlib import Path
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 EXTENSIONS_KEY = "spark.sql.extensions"
+#: What makes a Spark with Delta's jars one that knows Delta.
+DELTA_SETTINGS: Mapping[str, str] = {
+    EXTENSIONS_KEY: DELTA_EXTENSION,
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
 #: The directory that holds the package ``logstore``: a checkout's root, or site-packages.
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,8 +101,7 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
     is local: Spark's defaults (200 shuffle partitions, 50 for a Delta snapshot) cost seconds per query there.
     """
     ours = {
-        EXTENSIONS_KEY: DELTA_EXTENSION,
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.vacuum.logging.enabled": "false",
         "spark.ui.enabled": "false",

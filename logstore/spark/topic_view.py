@@ -8,7 +8,6 @@ made.
 """
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -20,6 +19,7 @@ from urllib.request import url2pathname
 from logstore.client.admin import Admin
 from logstore.errors import DataDirectoryError, InvalidRequestError, InvalidTopicError, UnknownTopicError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
 from logstore.spark import history_check, tail_reader
 from logstore.spark.offset_ranges import FileRange, LogBounds, OffsetRange, plan_history, split_at_sealed
 
@@ -35,7 +35,6 @@ TAIL_TASKS_MAX = 200
 RETRY_SECONDS = 10.0
 
 _COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
-_TOPIC_NAME = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_LENGTH_MAX}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +164,7 @@ def _client_id(spark: "SparkSession") -> str:
 
 
 def _check_topic_name(topic: str) -> None:
-    if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+    if not is_legal_name(topic, TOPIC_NAME_LENGTH_MAX):
         raise InvalidTopicError(f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or ..")
 
 

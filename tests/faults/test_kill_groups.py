@@ -1,15 +1,15 @@
 """A committed offset outlasts kill -9 (invariant G3); a commit of several partitions is there whole or not at all."""
 
 import contextlib
+import functools
 import random
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 import httpx
 from deltalake import DeltaTable
 
+from tests.support.background_load import BackgroundLoad
 from tests.support.server_process import ServerProcess
 
 GROUPS = 4
@@ -18,26 +18,14 @@ RECORDS = 50_000
 KILLS = 3
 
 
-class CommitLoad:
+class CommitLoad(BackgroundLoad):
     """A thread per group, each committing one number to all partitions at once, always a higher one."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         self.acknowledged = [0] * GROUPS
         self.sent = [0] * GROUPS
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._commit, args=(n,)) for n in range(GROUPS)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a commit hangs"
+        super().__init__(functools.partial(self._commit, n) for n in range(GROUPS))
 
     def wait_for(self, commits: int) -> None:
         wanted = [before + commits for before in self.acknowledged]

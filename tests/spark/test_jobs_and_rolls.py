@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import threading
 import time
-from typing import Self
 
 import httpx
 
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.clock import SystemClock
+from tests.support.background_load import BackgroundLoad
 from tests.support.job_context import job_context
 from tests.support.server_process import ServerProcess
 
@@ -18,7 +17,7 @@ ROUNDS = 2
 KEYS = 20
 
 
-class Load:
+class Load(BackgroundLoad):
     """One producer a topic and a reader that follows ``events``; all that was acknowledged is kept."""
 
     def __init__(self, url: str) -> None:
@@ -28,26 +27,7 @@ class Load:
         }
         self.read: dict[int, list[tuple[int, str]]] = {0: [], 1: []}
         self.resets = 0
-        self.errors: list[BaseException] = []
-        self._stop = threading.Event()
-        targets = [lambda: self._produce("events"), lambda: self._produce("users"), lambda: self._follow(0)]
-        self._threads = [threading.Thread(target=self._guarded, args=(target,)) for target in targets]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-
-    def _guarded(self, target) -> None:
-        try:
-            target()
-        except BaseException as error:  # noqa: BLE001 - the test looks
-            self.errors.append(error)
+        super().__init__([lambda: self._produce("events"), lambda: self._produce("users"), lambda: self._follow(0)])
 
     def _produce(self, topic: str) -> None:
         with httpx.Client(timeout=30) as client:

@@ -5,7 +5,6 @@ the middle of a disk operation are in tests/faults.)
 """
 
 import asyncio
-import contextlib
 import shutil
 import tempfile
 from pathlib import Path
@@ -20,32 +19,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from logstore.broker.broker import Broker
 from logstore.errors import OffsetOutOfRangeError
 from logstore.settings import Settings
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all
 
 PARTITIONS = 2
 partitions = st.integers(0, PARTITIONS - 1)
 # The interesting sizes: one record, a few, and one that is larger than a whole segment.
 batches = st.lists(st.sampled_from([b"", b"x", b"y" * 100, b"z" * 5000, None]), min_size=1, max_size=20)
-
-
-def copy_of_one_moment(source: Path, target: Path) -> None:
-    """The broker's threads go on while the copy is made: only one during which nothing changed is a state that was."""
-    while True:
-        before = listing(source)
-        with contextlib.suppress(shutil.Error):
-            shutil.copytree(source, target)
-            if listing(source) == before:
-                return
-        shutil.rmtree(target)
-
-
-def listing(directory: Path) -> dict[Path, tuple[int, int]]:
-    found = {}
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            status = path.stat()
-            found[path] = (status.st_size, status.st_mtime_ns)
-    return found
 
 
 class BrokerModel(RuleBasedStateMachine):

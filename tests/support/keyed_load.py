@@ -1,15 +1,16 @@
 """Producers of keyed records over HTTP, in JSON and Arrow by turns, to a store that stays up: it must take them all."""
 
+import functools
 import itertools
 import json
 import random
 import threading
 from dataclasses import dataclass
-from typing import Self
 
 import httpx
 import pyarrow as pa
 
+from tests.support.background_load import BackgroundLoad
 from tests.support.records import arrow_stream
 
 ARROW = {"Content-Type": "application/vnd.apache.arrow.stream"}
@@ -28,7 +29,7 @@ class Sent:
     value: bytes | None
 
 
-class KeyedLoad:
+class KeyedLoad(BackgroundLoad):
     """``producers`` threads on one topic. ``acknowledged`` has every record by its (partition, offset).
 
     A request that is not acknowledged, two records in one place, or a producer's records out of order end the load,
@@ -41,29 +42,8 @@ class KeyedLoad:
         self._partitions = partitions
         self._tombstones = TOMBSTONES if tombstones else 0.0
         self._pause_s = pause_s
-        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._failure: BaseException | None = None
-        self._threads = [threading.Thread(target=self._run, args=(n,)) for n in range(producers)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a produce request hangs"
-        if self._failure:
-            raise AssertionError(f"a producer of {self._url} failed") from self._failure
-
-    def _run(self, producer: int) -> None:
-        try:
-            self._produce(producer)
-        except BaseException as failure:  # noqa: BLE001 (raised where the block ends)
-            self._failure = failure
+        super().__init__(functools.partial(self._produce, n) for n in range(producers))
 
     def _produce(self, producer: int) -> None:
         chance = random.Random(producer)

@@ -1,19 +1,20 @@
 """Producers that post unique values over HTTP and remember every outcome, while the server may die under them."""
 
+import functools
 import itertools
 import json
 import threading
 import time
-from typing import Self
 
 import httpx
 
+from tests.support.background_load import BackgroundLoad
 from tests.support.history import History, Request
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 
 
-class ProduceLoad:
+class ProduceLoad(BackgroundLoad):
     """``producers`` threads, each posting one batch after the other to a partition of its choosing.
 
     A request whose connection breaks or times out is ``info``; a 4xx is ``fail``. ``url`` may be changed at any time;
@@ -26,20 +27,8 @@ class ProduceLoad:
         self._topic = topic
         self._partitions = partitions
         self._records_max = records_max
-        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [threading.Thread(target=self._produce, args=(n,)) for n in range(producers)]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), "a produce request hangs"
+        super().__init__(functools.partial(self._produce, n) for n in range(producers))
 
     def wait_for_acknowledged(self, records: int, *, seconds: float = 30) -> None:
         """Until that many more records are acknowledged; AssertionError if it takes too long."""

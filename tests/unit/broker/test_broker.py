@@ -2,7 +2,6 @@
 
 import asyncio
 import errno
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from logstore.records.batch import DecodedRecords
 from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker
@@ -736,7 +736,7 @@ def test_records_of_a_topic_that_is_missing_are_not_given_up(tmp_path: Path) -> 
         async with running_broker(tmp_path / "data") as broker:
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
-            shutil.copytree(tmp_path / "data", tmp_path / "after")  # a kill, as the disk has it
+            copy_of_one_moment(tmp_path / "data", tmp_path / "after")  # a kill, as the disk has it
         data, topic_id = tmp_path / "after", topic.topic_id
         (data / "topics" / "t").rename(tmp_path / "unmounted")
         with pytest.raises(CorruptionError, match=f"1 records of the topic with id {topic_id}"):

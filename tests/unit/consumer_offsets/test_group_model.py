@@ -20,6 +20,7 @@ from logstore.broker.broker import Broker
 from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.settings import Settings
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce
 
 PARTITIONS = 2
@@ -150,13 +151,7 @@ class GroupModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.crashes += 1
         after = self.root / str(self.crashes)
-        while True:
-            try:
-                shutil.copytree(self.data, after)
-                break
-            except shutil.Error:
-                # The journal freed a file meanwhile: that was no moment.
-                shutil.rmtree(after)
+        copy_of_one_moment(self.data, after)
         self.close()
         shutil.rmtree(self.data)
         self.data = after
