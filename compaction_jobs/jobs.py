@@ -13,7 +13,7 @@ from compaction_jobs.context import JobContext
 from compaction_jobs.report import JobReport, TopicReport
 from compaction_jobs.topics import JobTopic, select_topics
 from logstore.errors import InvalidRequestError, LogStoreError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import local_filesystem
 
 JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "retention": retention.run,
@@ -27,7 +27,7 @@ def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[s
 
     Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a topic that is named and not compacted.
     """
-    topics = select_topics(data, patterns, defaults, FileSystem.from_environment())
+    topics = select_topics(data, patterns, defaults, local_filesystem())
     if job == "compact":
         for topic in topics:
             if topic.named and not _may_be_compacted(topic):

@@ -41,6 +41,7 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
     if parts:
         with context.progress.step(f"{topic.name}: removing {removed.segments:,} segments"):
             outcome = commit(topic, snapshot, parts, data_change=True, operation=OPERATION)
+        topic.table.filesystem.reached("retention.start_moved")
     boundaries = {p: file for p, file in boundaries.items() if p not in outcome.refused}
     if boundaries:
         with context.progress.step(f"{topic.name}: cutting {len(boundaries):,} segments at the log start"):

@@ -74,6 +74,7 @@ def commit(
     topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
 ) -> Outcome:
     """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
+    topic.table.filesystem.reached("job.written")
     done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
     committed = [part for part in parts if part.partition in done.committed]
     files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}

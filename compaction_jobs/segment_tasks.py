@@ -220,7 +220,7 @@ def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Writt
         task.base_offset,
         last.leader_epoch,
         task.codec,
-        filesystem=_LivingTable.from_environment(),
+        filesystem=_LivingTable(),
         layout=layout_of(task.topic),
     ) as writer:
         left = 0

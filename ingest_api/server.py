@@ -24,7 +24,7 @@ from fastapi import FastAPI
 from ingest_api.app import create_app
 from ingest_api.protocol import HttpProtocol
 from logstore.errors import LogStoreError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import local_filesystem
 from logstore.observability import configure_logging
 from logstore.settings import Settings
 
@@ -157,4 +157,4 @@ def _url(host: str, port: int) -> str:
 
 def _write_endpoint(path: Path, url: str) -> None:
     """Where local tools find the server of a data directory."""
-    FileSystem().write_atomically(path, json.dumps({"url": url, "pid": os.getpid()}).encode())
+    local_filesystem().write_atomically(path, json.dumps({"url": url, "pid": os.getpid()}).encode())

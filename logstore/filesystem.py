@@ -1,12 +1,10 @@
 """The seam to the disk: every write, fsync, rename and unlink that durability rests on goes through here.
 
-A test passes ``tests.support.faulty_filesystem.FaultyFileSystem`` to tear a write, fill the disk or fail an fsync.
-A real process can be told by ``LOGSTORE_FAULT=point:count:action`` to die (``kill``) at the count-th time it reaches
-a named point (``journal.written``, ``delta.committed`` ...), which the fault tests use to prove recovery.
+A test puts ``tests.support.faulty_filesystem.FaultyFileSystem`` in its place, in its own process or in a real server's,
+to tear a write, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
 """
 
 import os
-import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,21 +14,8 @@ Buffer = bytes | bytearray | memoryview
 class FileSystem:
     """POSIX calls with full writes; paths are local. Every method raises OSError as the system call does."""
 
-    def __init__(self, fault: str = "") -> None:
-        point, _, rest = fault.partition(":")
-        count, _, action = rest.partition(":")
-        self._fault_point, self._fault_countdown, self._fault_action = point, int(count or 1), action or "kill"
-
-    @classmethod
-    def from_environment(cls) -> "FileSystem":
-        return cls(os.environ.get("LOGSTORE_FAULT", ""))
-
     def reached(self, point: str) -> None:
-        """Name a point of a protocol where a crash must be harmless."""
-        if point == self._fault_point:
-            self._fault_countdown -= 1
-            if self._fault_countdown == 0 and self._fault_action == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+        """Name a point of a protocol (``journal.written``, ``delta.committed`` ...) where a crash must be harmless."""
 
     def create(self, path: Path) -> int:
         """Open a new file for reading and writing; FileExistsError if it is there."""
@@ -125,3 +110,11 @@ class FileSystem:
             self.close(fd)
         self.rename(temporary, path)
         self.sync_directory(path.parent)
+
+
+_local = FileSystem()
+
+
+def local_filesystem() -> FileSystem:
+    """The one of this process."""
+    return _local

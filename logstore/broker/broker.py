@@ -41,7 +41,7 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import JOURNAL_FILE_BYTES, MIB, PARTITIONS_PER_TOPIC_MAX
@@ -110,6 +110,7 @@ class Broker:
         self._catalog_lock = asyncio.Lock()
         self._journal = journal
         self._clock = clock
+        self._filesystem = filesystem
         self._topics: dict[str, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
@@ -145,7 +146,7 @@ class Broker:
         are not what was written.
         """
         clock = clock or SystemClock()
-        filesystem = filesystem or FileSystem.from_environment()
+        filesystem = filesystem or local_filesystem()
         home = settings.data / "brokers" / str(settings.broker_id)
         filesystem.make_directory(settings.data)
         lock = filelock.FileLock(settings.data / "lock", timeout=0)
@@ -159,7 +160,7 @@ class Broker:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
             filesystem.make_directory(home)
             catalog = TopicCatalog(settings.data, filesystem)
-            file_bytes = max(MIB, min(JOURNAL_FILE_BYTES, settings.journal_max_bytes // 32))
+            file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(home / "journal" / "0", filesystem=filesystem, clock=clock, file_bytes=file_bytes)
             broker = cls(settings, coordinator, catalog, journal, clock, filesystem)
             broker._lock = lock
@@ -184,6 +185,7 @@ class Broker:
         in_journal = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
         await asyncio.to_thread(self._catalog.forget_deleted, in_journal)
         await self._journal.start(self._snapshot_frames)
+        self._filesystem.reached("recovery.half")
         for topic in self._topics.values():
             await self._roller.refresh(topic, at_start=True)
             for partition_log in topic.partitions:
@@ -441,6 +443,7 @@ class Broker:
             _require_users_topic(topic)
         _check_keys(topic, records)
         parts, payloads = await self._encode(topic, records, partition)
+        self._filesystem.reached("produce.parsed")
         self._require_ready()
         self._require_room(sum(len(payload) for payload in payloads))
         ranges, durable = self._append(topic, parts, payloads)
@@ -451,6 +454,7 @@ class Broker:
                     f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
                 )
             durable.result()
+            self._filesystem.reached("produce.durable")
         PRODUCED_RECORDS.labels(topic.name).inc(records.batch.num_rows)
         PRODUCED_BYTES.labels(topic.name).inc(records.batch.nbytes)
         return ProduceResult(ranges, records.batch.num_rows)

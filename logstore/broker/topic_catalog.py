@@ -91,6 +91,7 @@ class TopicCatalog:
         try:
             self._filesystem.make_directory(self._deleted)
             self._filesystem.rename(self._topics / name, self._deleted / str(topic_id))
+            self._filesystem.reached("topic.removed")
             self._filesystem.sync_directory(self._deleted)
             self._filesystem.sync_directory(self._topics)
         except OSError as error:
@@ -99,6 +100,7 @@ class TopicCatalog:
     def purge(self) -> None:
         """Delete the files of deleted topics. An empty directory stays: the journal may still have their records."""
         for path in self._deleted.glob("*/*"):
+            self._filesystem.reached("topic.purge_half")
             shutil.rmtree(path, ignore_errors=True)
 
     def deleted(self) -> dict[uuid.UUID, Path]:

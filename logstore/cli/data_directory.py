@@ -60,12 +60,12 @@ def stopped_store(home: Path) -> Iterator[None]:
 def topic_names(data: Path) -> dict[str, str]:
     """Topic id to name, of the tables below ``data`` that can be read."""
     from logstore.delta.topic_table import TopicTable
-    from logstore.filesystem import FileSystem
+    from logstore.filesystem import local_filesystem
 
     names: dict[str, str] = {}
     for path in sorted(data.glob("topics/*/_delta_log/")):
         try:
-            table = TopicTable.open(path.parent, filesystem=FileSystem())
+            table = TopicTable.open(path.parent, filesystem=local_filesystem())
             names[str(table.snapshot().topic_id)] = path.parent.name
         except LogStoreError:
             # Its frames then show with the id alone.

@@ -39,6 +39,7 @@ def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, files
         filesystem.reached("delta.checkpointed")
         _verify_and_sync(path, snapshot, filesystem)
         table.cleanup_metadata()
+        filesystem.reached("delta.cleaned")
         filesystem.sync_directory(path / LOG_DIRECTORY)
     except (DeltaError, OSError) as error:
         raise StorageError(f"Checkpoint or log clean-up of {path} failed at {snapshot.version}: {error}") from error

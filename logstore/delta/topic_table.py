@@ -48,7 +48,7 @@ from logstore.errors import (
     UnknownPartitionError,
     storage_error,
 )
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.writer import Segment
 
@@ -90,7 +90,7 @@ class TopicTable:
         from deltalake.exceptions import DeltaError
 
         check_partition_count(num_partitions)
-        filesystem = filesystem or FileSystem()
+        filesystem = filesystem or local_filesystem()
         if path.exists():
             raise TopicExistsError(f"Topic {path.name!r} already exists")
         built = (staging or path.parent.parent / "staging") / uuid.uuid4().hex
@@ -104,6 +104,7 @@ class TopicTable:
             cls._build(built, filesystem, layout, configuration, num_partitions)
             filesystem.make_directory(path.parent)
             filesystem.rename(built, path)
+            filesystem.reached("topic.created")
             filesystem.sync_directory(path.parent)
         except (OSError, DeltaError) as error:
             shutil.rmtree(built, ignore_errors=True)
@@ -135,7 +136,7 @@ class TopicTable:
     @classmethod
     def open(cls, path: Path, *, filesystem: FileSystem | None = None) -> Self:
         """Open an existing topic, and make durable what its log shows. CorruptionError, StorageError."""
-        table = cls(path, filesystem or FileSystem())
+        table = cls(path, filesystem or local_filesystem())
         table._committer.sync(table.snapshot().version)
         return table
 

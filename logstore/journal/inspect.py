@@ -12,7 +12,7 @@ from typing import Final
 from uuid import UUID
 
 from logstore.errors import LogStoreError, StorageError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
@@ -80,7 +80,7 @@ class RepairReport:
 def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[DumpRow]:
     """Every good frame in journal order. Raises CorruptionError behind the last good one, StorageError."""
     _check_directory(directory)
-    scan = JournalScan(directory, filesystem or FileSystem())
+    scan = JournalScan(directory, filesystem or local_filesystem())
     starts = [start for start, _ in list_files(directory)]
     current = 0
     for header, location, payload in scan.frames():
@@ -112,7 +112,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
 def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
     """Read every byte and say what a start would. On a running broker's journal the last group may show as a tail."""
     _check_directory(directory)
-    scan = JournalScan(directory, filesystem or FileSystem())
+    scan = JournalScan(directory, filesystem or local_filesystem())
     files = len(list_files(directory))
     frames = length = end = 0
     try:
@@ -134,7 +134,7 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
     was readable in the part taken out is reported. Raises StorageError; run it again then.
     """
     _check_directory(directory)
-    filesystem = filesystem or FileSystem()
+    filesystem = filesystem or local_filesystem()
     scan = JournalScan(directory, filesystem)
     try:
         for _ in scan.frames():

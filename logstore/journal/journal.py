@@ -395,6 +395,7 @@ class Journal:
         if frames:
             locations = await self.append(frames)
             moved = [(frame.header, location) for frame, location in zip(frames, locations, strict=True)]
+            self._filesystem.reached("journal.relocated")
         oldest.needed_by.clear()
         asyncio.get_running_loop().call_soon(self._free_files)
         return moved

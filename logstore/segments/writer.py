@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.footer import ROLL, JsonState, SegmentFooter, encode_footer
@@ -90,7 +90,7 @@ class SegmentWriter:
         self.path = segment_name(partition, base_offset, leader_epoch, new_unique())
         self._file = table_path / self.path
         self._partition, self._base_offset, self._leader_epoch = partition, base_offset, leader_epoch
-        self._filesystem = filesystem or FileSystem()
+        self._filesystem = filesystem or local_filesystem()
         self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
@@ -99,6 +99,7 @@ class SegmentWriter:
         self._min_timestamp = self._max_timestamp = 0
         self._filesystem.make_directory(self._file.parent)
         self._fd: int | None = self._filesystem.create(self._file)
+        self._filesystem.reached("segment.opened")
         self._sink = _Sink(self._filesystem, self._fd)
         try:
             self._parquet = self._open_parquet(codec)
@@ -176,6 +177,7 @@ class SegmentWriter:
             tuple(cleanings),
         )
         self._flush()
+        self._filesystem.reached("segment.half")
         self._parquet.add_key_value_metadata(encode_footer(footer))
         self._parquet.close()
         self._filesystem.fdatasync(self._fd)

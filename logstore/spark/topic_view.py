@@ -170,12 +170,12 @@ def _check_topic_name(topic: str) -> None:
 
 def _snapshot(path: Path, missing: Exception) -> "TopicSnapshot":
     from logstore.delta.topic_table import TopicTable
-    from logstore.filesystem import FileSystem
+    from logstore.filesystem import local_filesystem
 
     if not (path / "_delta_log").is_dir():
         raise missing
     # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
-    return TopicTable(path, FileSystem()).snapshot()
+    return TopicTable(path, local_filesystem()).snapshot()
 
 
 def _local_path(location: str) -> Path:

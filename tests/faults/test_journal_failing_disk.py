@@ -34,11 +34,11 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
             queued = [journal.append([data_frame(i)]) for i in (2, 3)]
             assert await _outcomes(in_flight, *queued) == ["StorageError"] * 3
             assert isinstance(journal.failed, StorageError)
-            writes = filesystem.calls.count("write_at"), filesystem.calls.count("fdatasync")
+            writes = filesystem.hits["write_at"], filesystem.hits["fdatasync"]
             for _ in range(3):
                 with pytest.raises(StorageError, match="restart"):
                     await journal.append([data_frame(1)])
-            assert (filesystem.calls.count("write_at"), filesystem.calls.count("fdatasync")) == writes
+            assert (filesystem.hits["write_at"], filesystem.hits["fdatasync"]) == writes
             assert journal.read(good[0]).payload == b"payload", "reads go on"
             assert journal.end_position == sum(good[0])
 
@@ -276,7 +276,7 @@ def test_recovery_from_a_disk_that_cannot_be_read_is_an_error(tmp_path):
 def test_what_a_restart_reads_after_a_failed_sync_survives_a_power_cut(tmp_path):
     """The kernel counts the pages of a failed sync as clean: they are read, and never written unless written again."""
     directory = tmp_path / "0"
-    filesystem = FaultyFileSystem()
+    filesystem = FaultyFileSystem(directory)
 
     async def fails():
         async with running(directory, filesystem) as (journal, _):

@@ -41,7 +41,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.root = Path(tempfile.mkdtemp(prefix="journal-model-"))
         self.directory = self.root / "0"
         self.loop = asyncio.new_event_loop()
-        self.filesystem = FaultyFileSystem()
+        self.filesystem = FaultyFileSystem(self.directory)
         self.sent = 0
         self.sealed = [0] * PARTITIONS
         self.end = [0] * PARTITIONS
@@ -239,7 +239,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.filesystem.crash()
         self.stop()
         self.filesystem.power_cut(random.Random(seed))
-        self.filesystem = FaultyFileSystem()
+        self.filesystem = FaultyFileSystem(self.directory)
         self.start()
 
     @stopped

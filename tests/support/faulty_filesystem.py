@@ -1,16 +1,25 @@
 """A disk that fails on command, and a power cut.
 
-``FaultyFileSystem`` works on real files (they are the page cache: what a restarted process sees) and keeps beside them
-what a disk would hold: per file the bytes and length of the last successful sync, per directory the names of the last
-directory sync. ``power_cut`` makes the real files what a machine could find after losing power: every page and every
-name changed since is, each on its own, the old or the new one.
+``FaultyFileSystem`` works on real files: they are the page cache, what a restarted process sees. Given a root it keeps
+beside them what a disk would hold of that tree: of a file the bytes and the length of its last successful sync, of a
+directory the names of its last sync. What is there when it is made is durable. Files that others write into the tree
+(delta-rs, shutil) are durable once they are synced through here. ``power_cut`` makes the tree what a machine could find
+after losing power.
+
+Faults are ordered by call (``write_at``, or of one kind of file: ``journal.write_at``, ``segment.fdatasync``,
+``delta.sync_file`` ...) or by named point (``journal.written``); ``hits`` counts both, under all of these names.
 """
 
+import contextlib
 import errno
 import os
 import random
+import shutil
+import signal
 import threading
-from collections.abc import Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +27,8 @@ from logstore.filesystem import Buffer, FileSystem
 
 PAGE = 512
 """Bytes that reach the disk or not as one: a sector, the least that a power cut can tear."""
+
+_CHANGES = frozenset({"create", "open_write", "allocate", "write_at", "truncate", "make_directory", "rename", "unlink"})
 
 
 @dataclass(slots=True)
@@ -30,13 +41,39 @@ class _Inode:
     resized: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Directory:
+    """The names that the disk holds of a directory: of files (inode numbers) and of directories."""
+
+    inode: int
+    names: "dict[str, int | _Directory]" = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Rename:
+    """From one directory to another: both names change on the disk, or neither."""
+
+    source: _Directory
+    old: str
+    target: _Directory
+    new: str
+    entry: "int | _Directory"
+
+    def happen(self) -> None:
+        if self.source.names.get(self.old) == self.entry:
+            del self.source.names[self.old]
+        self.target.names[self.new] = self.entry
+
+
 @dataclass(slots=True)
 class _Rule:
     call: str
+    path: str
     countdown: int
     error: int
     written: int
     times: int
+    dies: bool = False
 
 
 class CrashedError(OSError):
@@ -44,45 +81,93 @@ class CrashedError(OSError):
 
 
 class FaultyFileSystem(FileSystem):
-    """A FileSystem over real files below one directory, with faults to order."""
+    """A FileSystem with faults to order, and with a disk to lose power if it is given the ``root`` of a tree."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._crash_at = ""
-        self._crash_countdown = 0
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        # Links to all files ever seen: their bytes stay, and their inode numbers are not given to others.
+        self._attic = root.with_name(f"{root.name}.attic-{os.getpid()}") if root else None
+        # Inode numbers of files that another process with such a disk has synced.
+        self._ledger = root.with_name(f"{root.name}.synced") if root else None
         self._lock = threading.RLock()
+        self._forced: dict[tuple[_Directory, str], int | _Directory | None] = {}
         self._inodes: dict[int, _Inode] = {}
-        self._names: dict[Path, dict[str, int]] = {}
+        self._original: set[int] = set()
+        self._directories: dict[Path, _Directory] = {}
+        self._renames: list[_Rename] = []
+        self._paths: dict[int, Path] = {}
         self._rules: list[_Rule] = []
+        self._points: list[tuple[str, list[int], Callable[[str], None]]] = []
+        self._slow: dict[str, float] = {}
         self._quota: int | None = None
+        self._readonly = False
         self._ordered = False
         self.crashed = False
-        self.calls: list[str] = []
-        self.points: list[str] = []
-        self._open: set[int] = set()
+        self.hits: Counter[str] = Counter()
+        #: Every fault that happened: what was asked for, and where it struck.
+        self.injected: list[str] = []
+        if root:
+            self._begin(root)
 
     # ---- orders ------------------------------------------------------------------------------------------------
 
-    def fail(self, call: str, error: int = errno.EIO, *, nth: int = 1, written: int = 0, times: int = 1) -> None:
-        """Let the ``nth`` next ``call`` raise, ``times`` in a row; a write first writes ``written`` bytes."""
+    def fail(
+        self,
+        call: str,
+        error: int = errno.EIO,
+        *,
+        nth: int = 1,
+        written: int = 0,
+        times: int = 1,
+        path: str = "",
+        dies: bool = False,
+    ) -> None:
+        """Let the ``nth`` next ``call`` raise, ``times`` in a row; a write first writes ``written`` bytes.
+
+        ``dies``: instead of raising, the real process is killed.
+
+        ``call`` may be of one kind of file (``journal.write_at``); ``path`` has to be in the file's path.
+        """
+        with self._lock:
+            self._ordered = True
+            self._rules.append(_Rule(call, path, nth, error, written, times, dies))
+
+    def at(self, point: str, action: Callable[[str], None], *, nth: int = 1) -> None:
+        """Do something when ``point`` is reached, or ``call`` called, for the ``nth`` next time."""
+        with self._lock:
+            self._points.append((point, [nth], action))
+
+    def crash_at(self, point: str, count: int = 1) -> None:
+        """kill -9, for this object only, when the ``count``-th next call reaches ``point``."""
+        self.at(point, lambda _: self.crash(), nth=count)
+
+    def slow(self, call: str, seconds: float) -> None:
+        """Let each ``call`` take so much longer."""
         self._ordered = True
-        self._rules.append(_Rule(call, nth, error, written, times))
+        self._slow[call] = seconds
 
-    @property
-    def faulty(self) -> bool:
-        """Whether any order was given since the start or ``heal``."""
-        return self._ordered
-
-    def heal(self) -> None:
-        """Forget all orders; the disk has space."""
-        self._rules.clear()
-        self._quota = None
-        self._ordered = False
+    def readonly(self) -> None:
+        """Let every change of the disk be EROFS."""
+        self._ordered = self._readonly = True
 
     def fill(self, free_bytes: int = 0) -> None:
         """Let the disk have this many bytes left: more is ENOSPC, and a write is cut short there."""
         self._ordered = True
         self._quota = free_bytes
+
+    @property
+    def faulty(self) -> bool:
+        """Whether any fault was ordered since the start or ``heal``."""
+        return self._ordered
+
+    def heal(self) -> None:
+        """Forget all orders; the disk has space."""
+        with self._lock:
+            self._rules.clear()
+            self._points.clear()
+            self._slow.clear()
+            self._quota = None
+            self._ordered = self._readonly = False
 
     def crash(self) -> None:
         """kill -9: from now on no call has an effect."""
@@ -92,84 +177,103 @@ class FaultyFileSystem(FileSystem):
         """A new process on the same machine: the page cache is still there."""
         self.heal()
         self.crashed = False
-        self._crash_at = ""
 
-    def crash_at(self, point: str, count: int = 1) -> None:
-        """kill -9 when the ``count``-th next call reaches ``point``."""
-        self._crash_at, self._crash_countdown = point, count
+    def holding(self) -> contextlib.AbstractContextManager[object]:
+        """Nobody else's call begins in this block."""
+        return self._lock
 
-    def _called(self, call: str) -> _Rule | None:
+    def close_all(self) -> None:
+        """What the kernel does for a process that ended: nothing may use its descriptors any more."""
+        for fd in list(self._paths):
+            self.close(fd)
+
+    # ---- faults ------------------------------------------------------------------------------------------------
+
+    def _called(self, call: str, path: Path | None) -> _Rule | None:
+        """The fault of this call, if it has one that the caller has to carry out."""
         if self.crashed:
             raise CrashedError(errno.EIO, "the process is dead")
-        self.calls.append(call)
+        names = {call, f"{kind_of(path)}.{call}"} if path else {call}
+        self.hits.update(names)
+        self._strike(names)
+        if self._readonly and call in _CHANGES:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         for rule in self._rules:
-            if rule.call == call:
+            if rule.call in names and rule.path in str(path or ""):
                 rule.countdown -= 1
                 if rule.countdown <= 0:
                     rule.times -= 1
                     if rule.times <= 0:
                         self._rules.remove(rule)
+                    self.injected.append(f"{rule.call} {errno.errorcode[rule.error]} {path or ''}")
                     return rule
         return None
 
+    def _delay(self, call: str, path: Path | None) -> None:
+        for name in (call, f"{kind_of(path)}.{call}" if path else ""):
+            if name in self._slow:
+                time.sleep(self._slow[name])
+
+    def _strike(self, names: set[str]) -> None:
+        for order in list(self._points):
+            point, countdown, action = order
+            if point in names:
+                countdown[0] -= 1
+                if countdown[0] == 0:
+                    self._points.remove(order)
+                    self.injected.append(point)
+                    action(point)
+
     @staticmethod
     def _raise(rule: _Rule | None) -> None:
+        if rule and rule.dies:
+            kill(rule.call)
         if rule:
             raise OSError(rule.error, os.strerror(rule.error))
 
     def reached(self, point: str) -> None:
-        self.points.append(point)
-        if point == self._crash_at:
-            self._crash_countdown -= 1
-            if self._crash_countdown == 0:
-                self.crash()
-        if self.crashed:
-            raise CrashedError(errno.EIO, f"the process died at {point}")
+        with self._lock:
+            self.hits[point] += 1
+            self._strike({point})
+            if self.crashed:
+                raise CrashedError(errno.EIO, f"the process died at {point}")
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
     def create(self, path: Path) -> int:
         with self._lock:
-            self._names_of(path.parent)
-            self._raise(self._called("create"))
+            self._raise(self._called("create", path))
             fd = super().create(path)
-            self._inodes[os.fstat(fd).st_ino] = _Inode()
-            self._open.add(fd)
+            self._inodes[self._seen(path)] = _Inode()
+            self._paths[fd] = path
             return fd
 
     def open_read(self, path: Path) -> int:
         with self._lock:
-            self._names_of(path.parent)
-            self._raise(self._called("open_read"))
-            fd = self._known(super().open_read(path))
-            self._open.add(fd)
+            self._raise(self._called("open_read", path))
+            fd = super().open_read(path)
+            self._paths[fd] = path
             return fd
 
     def open_write(self, path: Path) -> int:
         with self._lock:
-            self._names_of(path.parent)
-            self._raise(self._called("open_write"))
-            fd = self._known(super().open_write(path))
-            self._open.add(fd)
+            self._raise(self._called("open_write", path))
+            fd = super().open_write(path)
+            self._paths[fd] = path
             return fd
 
     def close(self, fd: int) -> None:
         with self._lock:
-            self._open.discard(fd)
+            self._paths.pop(fd, None)
             super().close(fd)
-
-    def close_all(self) -> None:
-        """What the kernel does for a process that ended: nothing may use its descriptors any more."""
-        for fd in list(self._open):
-            self.close(fd)
 
     def allocate(self, fd: int, position: int, length: int) -> None:
         with self._lock:
-            rule = self._called("allocate")
+            rule = self._called("allocate", self._paths.get(fd))
             grown = max(0, position + length - os.fstat(fd).st_size)
             if rule is None and self._quota is not None:
                 if grown > self._quota:
-                    rule = _Rule("allocate", 0, errno.ENOSPC, 0, 1)
+                    rule = self._full("allocate", 0)
                 else:
                     self._quota -= grown
             self._raise(rule)
@@ -178,13 +282,14 @@ class FaultyFileSystem(FileSystem):
             os.ftruncate(fd, max(os.fstat(fd).st_size, position + length))
 
     def write_at(self, fd: int, buffers: Sequence[Buffer], position: int) -> int:
+        self._delay("write_at", self._paths.get(fd))
         with self._lock:
-            rule = self._called("write_at")
+            rule = self._called("write_at", self._paths.get(fd))
             data = b"".join(buffers)
             if rule is None and self._quota is not None:
                 grown = position + len(data) - os.fstat(fd).st_size
                 if grown > self._quota:
-                    rule = _Rule("write_at", 0, errno.ENOSPC, max(0, len(data) - grown + self._quota), 1)
+                    rule = self._full("write_at", max(0, len(data) - grown + self._quota))
                 elif grown > 0:
                     self._quota -= grown
             if rule:
@@ -194,14 +299,18 @@ class FaultyFileSystem(FileSystem):
             self._raise(rule)
             return len(data)
 
+    def _full(self, call: str, written: int) -> _Rule:
+        self.injected.append(f"{call} ENOSPC (full)")
+        return _Rule(call, "", 0, errno.ENOSPC, written, 1)
+
     def read_at(self, fd: int, length: int, position: int) -> bytes:
         with self._lock:
-            self._raise(self._called("read_at"))
+            self._raise(self._called("read_at", self._paths.get(fd)))
         return super().read_at(fd, length, position)
 
     def truncate(self, fd: int, length: int) -> None:
         with self._lock:
-            self._raise(self._called("truncate"))
+            self._raise(self._called("truncate", self._paths.get(fd)))
             size = os.fstat(fd).st_size
             if self._quota is not None:
                 self._quota += max(0, size - length)
@@ -209,10 +318,10 @@ class FaultyFileSystem(FileSystem):
             super().truncate(fd, length)
 
     def fdatasync(self, fd: int) -> None:
-        self._sync(fd, "fdatasync")
+        self._sync(fd, "fdatasync", self._paths.get(fd))
 
     def fsync(self, fd: int) -> None:
-        self._sync(fd, "fsync")
+        self._sync(fd, "fsync", self._paths.get(fd))
 
     def sync_file(self, path: Path) -> None:
         if path.is_dir():
@@ -220,124 +329,244 @@ class FaultyFileSystem(FileSystem):
             return
         fd = os.open(path, os.O_RDONLY)
         try:
-            self._sync(self._known(fd), "sync_file")
+            self._sync(fd, "sync_file", path)
         finally:
             os.close(fd)
 
-    def _sync(self, fd: int, call: str) -> None:
+    def _sync(self, fd: int, call: str, path: Path | None) -> None:
+        self._delay(call, path)
         with self._lock:
-            rule = self._called(call)
-            inode = self._inodes[os.fstat(fd).st_ino]
-            if rule is None:
-                size = os.fstat(fd).st_size
-                del inode.disk[size:]
-                inode.disk.extend(bytes(size - len(inode.disk)))
-                for page in inode.dirty:
-                    data = os.pread(fd, PAGE, page * PAGE)
-                    inode.disk[page * PAGE : page * PAGE + len(data)] = data
-                inode.resized = False
+            rule = self._called(call, path)
+            inode = self._inode(fd)
+            if rule is None and self._root:
+                self._make_durable(fd, inode)
             # As Linux does: after a failed sync the pages count as clean, and no later sync writes them.
             inode.dirty.clear()
             self._raise(rule)
 
+    def _make_durable(self, fd: int, inode: _Inode) -> None:
+        status = os.fstat(fd)
+        size = status.st_size
+        del inode.disk[size:]
+        inode.disk.extend(bytes(size - len(inode.disk)))
+        for page in inode.dirty:
+            data = os.pread(fd, PAGE, page * PAGE)
+            inode.disk[page * PAGE : page * PAGE + len(data)] = data
+        inode.resized = False
+        assert self._ledger
+        with self._ledger.open("ab") as ledger:
+            ledger.write(b"%d\n" % status.st_ino)
+
     def sync_directory(self, path: Path) -> None:
         with self._lock:
-            self._names_of(path)
-            self._raise(self._called("sync_directory"))
-            self._names[path] = _listing(path)
+            self._raise(self._called("sync_directory", path))
+            if self._covers(path):
+                directory = self._directory(path)
+                for rename in [r for r in self._renames if directory in (r.source, r.target)]:
+                    rename.happen()
+                    self._renames.remove(rename)
+                directory.names = self._listing(path)
 
     def make_directory(self, path: Path) -> None:
         with self._lock:
-            if self.crashed:
-                raise CrashedError(errno.EIO, "the process is dead")
-            path.mkdir(parents=True, exist_ok=True)
-            self._names_of(path)
+            if not path.is_dir():
+                self._raise(self._called("make_directory", path))
+            super().make_directory(path)
 
     def rename(self, old: Path, new: Path) -> None:
         with self._lock:
-            self._names_of(new.parent)
-            self._raise(self._called("rename"))
+            self._raise(self._called("rename", new))
+            if self._covers(new) and old.parent != new.parent:
+                entry = self._directory(old) if old.is_dir() else self._seen(old)
+                source, target = self._directory(old.parent), self._directory(new.parent)
+                self._renames.append(_Rename(source, old.name, target, new.name, entry))
             super().rename(old, new)
+            for path in [path for path in self._directories if path == old or old in path.parents]:
+                self._directories[new / path.relative_to(old)] = self._directories.pop(path)
 
     def unlink(self, path: Path) -> None:
         with self._lock:
-            self._names_of(path.parent)
-            self._raise(self._called("unlink"))
-            # The bytes stay for a name that comes back.
-            fd = os.open(path, os.O_RDONLY)
-            self._known(fd)
-            os.close(fd)
+            self._raise(self._called("unlink", path))
+            if self._covers(path):
+                self._seen(path)
             if self._quota is not None:
                 self._quota += path.stat().st_size
-            path.rename(_attic(path.parent) / str(path.stat().st_ino))
+            super().unlink(path)
 
     # ---- the disk ----------------------------------------------------------------------------------------------
 
-    def _known(self, fd: int) -> int:
-        """A file that was there before is durable as it is."""
-        stat = os.fstat(fd)
-        if stat.st_ino not in self._inodes:
-            self._inodes[stat.st_ino] = _Inode(bytearray(os.pread(fd, stat.st_size, 0)))
-        return fd
+    def _begin(self, root: Path) -> None:
+        assert self._attic
+        assert self._ledger
+        for attic in root.parent.glob(f"{root.name}.attic-*"):
+            if not Path(f"/proc/{attic.name.rpartition('-')[2]}").exists() or attic == self._attic:
+                shutil.rmtree(attic, ignore_errors=True)
+        self._attic.mkdir(parents=True)
+        self._ledger.touch()
+        self._seen_synced = self._ledger.stat().st_size
+        if root.is_dir():
+            self._take_over(root)
 
-    def _names_of(self, directory: Path) -> None:
-        if directory not in self._names:
-            self._names[directory] = _listing(directory)
+    def _take_over(self, directory: Path) -> None:
+        names = self._listing(directory)
+        self._directory(directory).names = names
+        self._original.update(entry for entry in names.values() if isinstance(entry, int))
+        for name, entry in names.items():
+            if isinstance(entry, _Directory):
+                self._take_over(directory / name)
+
+    def _covers(self, path: Path) -> bool:
+        return self._root is not None and (path == self._root or self._root in path.parents)
+
+    def _directory(self, path: Path) -> _Directory:
+        inode = path.stat().st_ino
+        known = self._directories.get(path)
+        if known is None or known.inode != inode:
+            known = self._directories[path] = _Directory(inode)
+        return known
+
+    def _listing(self, directory: Path) -> "dict[str, int | _Directory]":
+        names: dict[str, int | _Directory] = {}
+        for path in directory.iterdir():
+            try:
+                names[path.name] = self._directory(path) if path.is_dir() else self._seen(path)
+            except FileNotFoundError:
+                continue  # another library's temporary file
+        return names
+
+    def _seen(self, path: Path) -> int:
+        number = path.stat().st_ino
+        if self._attic:
+            kept = self._attic / str(number)
+            if not kept.exists():
+                with contextlib.suppress(FileExistsError):
+                    os.link(path, kept)
+        return number
+
+    def _inode(self, fd: int) -> _Inode:
+        status = os.fstat(fd)
+        inode = self._inodes.get(status.st_ino)
+        if inode is None:
+            inode = self._inodes[status.st_ino] = _Inode()
+            if status.st_ino in self._original:
+                inode.disk = bytearray(os.pread(fd, status.st_size, 0))
+            else:
+                inode.dirty.update(range((status.st_size + PAGE - 1) // PAGE))
+                inode.resized = True
+        return inode
 
     def _changed(self, fd: int, position: int, length: int) -> None:
-        self._known(fd)
-        inode = self._inodes[os.fstat(fd).st_ino]
+        inode = self._inode(fd)
         inode.dirty.update(range(position // PAGE, (position + length + PAGE - 1) // PAGE))
         inode.resized = True
 
-    def power_cut(self, rng: random.Random) -> None:
-        """Make the files what a start after a loss of power may find. This object is then a dead process's."""
+    def power_cut(self, rng: random.Random, *, strict: bool = False) -> None:
+        """Make the tree what a start after a loss of power may find. This object is then a dead process's.
+
+        Every name and every page that was changed since its last sync is, each on its own, the old or the new one;
+        ``strict``: always the old one.
+        """
+        assert self._root
+        assert self._ledger
         with self._lock:
             self.crashed = True
-            for directory, durable in self._names.items():
-                self._cut_directory(directory, durable, rng)
+            with self._ledger.open("rb") as ledger:
+                ledger.seek(self._seen_synced)
+                mine = self._inodes.keys()
+                self._original.update(number for number in map(int, ledger) if number not in mine)
+            forced = self._forced
+            for rename in self._renames:
+                if strict or rng.random() < 0.5:
+                    forced[rename.source, rename.old] = rename.source.names.get(rename.old)
+                    forced[rename.target, rename.new] = rename.target.names.get(rename.new)
+                else:
+                    rename.happen()
+                    forced[rename.source, rename.old] = None
+                    forced[rename.target, rename.new] = rename.entry
+            self._cut(self._root, self._directory(self._root), rng, strict=strict)
 
-    def _cut_directory(self, directory: Path, durable: dict[str, int], rng: random.Random) -> None:
-        attic = _attic(directory)
-        now = _listing(directory)
-        contents: dict[str, bytes] = {}
-        for name in sorted({*now, *durable}):
-            inode_number = rng.choice([durable.get(name), now.get(name)])
-            if inode_number is None:
-                continue
-            path = directory / name if now.get(name) == inode_number else attic / str(inode_number)
-            contents[name] = self._after_cut(path, inode_number, rng)
-        for name in now:
-            (directory / name).unlink()
-        for name, content in contents.items():
-            (directory / name).write_bytes(content)
-        for path in attic.iterdir():
-            path.unlink()
+    def _cut(self, path: Path, directory: _Directory, rng: random.Random, *, strict: bool) -> None:
+        now = self._listing(path) if path.is_dir() else {}
+        path.mkdir(exist_ok=True)
+        for name in sorted({*now, *directory.names}):
+            old, new = directory.names.get(name), now.get(name)
+            if old != new and isinstance(new, int) and self._is_durable_elsewhere(path / name, new):
+                old = new
+            chosen = old if strict else rng.choice([old, new])
+            chosen = self._forced.get((directory, name), chosen)
+            if chosen != new and new is not None:
+                _remove(path / name)
+            if isinstance(chosen, _Directory):
+                self._cut(path / name, chosen, rng, strict=strict)
+            elif chosen is not None:
+                self._restore(path / name, chosen, rng, strict=strict)
 
-    def _after_cut(self, path: Path, inode_number: int, rng: random.Random) -> bytes:
-        seen = path.read_bytes()
-        inode = self._inodes.get(inode_number)
-        if inode is None:
-            return seen
-        size = rng.choice([len(inode.disk), len(seen)]) if inode.resized else len(inode.disk)
-        content = bytearray(size)
-        content[: len(inode.disk)] = inode.disk[:size]
-        # Mostly pages go one by one; sometimes all or none of them, which is what quick disks do.
-        odds = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
-        for page in inode.dirty:
-            if rng.random() < odds:
-                begin, end = page * PAGE, min((page + 1) * PAGE, size)
-                data = seen[begin:end]
-                content[begin : begin + len(data)] = data
-        return bytes(content)
+    def _is_durable_elsewhere(self, path: Path, number: int) -> bool:
+        """Written and synced by another process: seen in the ledger, or a Spark task's segment."""
+        return number in self._original or (number not in self._inodes and path.suffix == ".parquet")
 
-
-def _attic(directory: Path) -> Path:
-    """Where unlinked files wait for the directory to be synced or the power to be cut."""
-    attic = directory.with_name(directory.name + ".unlinked")
-    attic.mkdir(exist_ok=True)
-    return attic
+    def _restore(self, path: Path, number: int, rng: random.Random, *, strict: bool) -> None:
+        assert self._attic
+        seen = (self._attic / str(number)).read_bytes()
+        content = seen
+        if self._inodes.get(number) or not self._is_durable_elsewhere(path, number):
+            inode = self._inodes.get(number) or _Inode(
+                dirty=set(range((len(seen) + PAGE - 1) // PAGE)), resized=bool(seen)
+            )
+            content = bytes(inode.disk) if strict else _after_cut(seen, inode, rng)
+        if content != seen or not path.exists():
+            path.unlink(missing_ok=True)
+            path.write_bytes(content)
 
 
-def _listing(directory: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_ino for path in directory.iterdir() if path.is_file()}
+def _after_cut(seen: bytes, inode: _Inode, rng: random.Random) -> bytes:
+    size = rng.choice([len(inode.disk), len(seen)]) if inode.resized else len(inode.disk)
+    content = bytearray(size)
+    content[: len(inode.disk)] = inode.disk[:size]
+    # Mostly pages go one by one; sometimes all or none of them, which is what quick disks do.
+    odds = rng.choice([0.0, 0.5, 0.5, 0.9, 1.0])
+    for page in inode.dirty:
+        if rng.random() < odds:
+            begin, end = page * PAGE, min((page + 1) * PAGE, size)
+            data = seen[begin:end]
+            content[begin : begin + len(data)] = data
+    return bytes(content)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def kill(_: str) -> None:
+    """An action for ``FaultyFileSystem.at``: the real process dies."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stop(_: str) -> None:
+    """An action for ``FaultyFileSystem.at``: the real process stands still until SIGCONT."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raising(error: int) -> Callable[[str], None]:
+    """An action for ``FaultyFileSystem.at``: the point fails, as a call would."""
+
+    def action(point: str) -> None:
+        raise OSError(error, os.strerror(error), point)
+
+    return action
+
+
+def kind_of(path: Path) -> str:
+    """What a file of a data directory is: delta, segment, journal, broker or catalog."""
+    parts = path.parts
+    if "_delta_log" in parts:
+        return "delta"
+    if any(part.startswith("partition=") for part in parts):
+        return "segment"
+    return next((name for part, name in _KINDS if part in parts), "catalog")
+
+
+_KINDS = (("journal", "journal"), ("brokers", "broker"))

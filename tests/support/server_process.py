@@ -1,19 +1,25 @@
 """A real ``logstore serve`` in a process of its own, to be killed and started again."""
 
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+import uuid
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 ROOT = Path(__file__).parents[2]
 
 
 class ServerProcess:
     """``with ServerProcess(data) as server: server.url``. Ends the process when the block ends."""
+
+    _module = "logstore.cli"
 
     def __init__(self, data: Path, *, port: int = 0, environment: dict[str, str] | None = None) -> None:
         self.data = data
@@ -24,7 +30,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Returns when the server says that it listens; RuntimeError with its log if it does not within 60 s."""
-        command = [sys.executable, "-m", "logstore.cli", "serve", "--data", str(self.data), "--port", str(self._port)]
+        command = [sys.executable, "-m", self._module, "serve", "--data", str(self.data), "--port", str(self._port)]
         began = time.monotonic()
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -72,3 +78,53 @@ class ServerProcess:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+class FaultyServerProcess(ServerProcess):
+    """A server whose disk, clock and event loop take orders: ``server.control("fail fdatasync EIO")``.
+
+    ``faults`` are commands for its next start alone; ``mutant`` names what is broken on purpose. The commands are those
+    of ``tests.support.faulty_server``.
+    """
+
+    _module = "tests.support.faulty_server"
+
+    def __init__(
+        self,
+        data: Path,
+        *,
+        port: int = 0,
+        environment: dict[str, str] | None = None,
+        mutant: str = "",
+        faults: str = "",
+    ) -> None:
+        # The path of a socket may have 107 bytes.
+        self._sockets = tempfile.TemporaryDirectory(prefix="control-")
+        self._socket = Path(self._sockets.name) / "server"
+        self._own = dict(environment or {})
+        if mutant:
+            self._own["LOGSTORE_MUTANT"] = mutant
+        self._faults = faults
+        super().__init__(data, port=port)
+
+    def start(self, faults: str | None = None) -> None:
+        faults, self._faults = self._faults if faults is None else faults, ""
+        self._environment = {**self._own, "LOGSTORE_CONTROL": str(self._socket), "LOGSTORE_FAULTS": faults}
+        super().start()
+
+    def control(self, command: str, *, seconds: float = 30) -> Any:
+        """What the command answers. RuntimeError if it cannot be carried out, OSError if nobody is there."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            asking.bind(f"{self._sockets.name}/{uuid.uuid4().hex[:12]}")
+            asking.settimeout(seconds)
+            asking.sendto(command.encode(), str(self._socket))
+            answer = json.loads(asking.recv(1 << 20))
+        if "error" in answer:
+            raise RuntimeError(f"{command}: {answer['error']}")
+        return answer["ok"]
+
+    def power_cut(self, seed: int, *, strict: bool = False) -> None:
+        """Take away what was not synced, and the process with it."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
+            asking.sendto(f"power-cut {seed} {'strict' if strict else ''}".encode(), str(self._socket))
+        assert self._reap() == -signal.SIGKILL

@@ -105,7 +105,7 @@ def test_a_file_with_a_mistake_is_refused_and_the_message_says_where(elsewhere: 
 def test_a_misspelt_variable_is_refused_but_somebody_elses_is_not(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LOGSTORE_URL", "http://127.0.0.1:8082")
     monkeypatch.setenv("LOGSTORE_SERVICE_HOST", "10.0.0.1")
-    monkeypatch.setenv("LOGSTORE_FAULT", "journal.written:1:kill")
+    monkeypatch.setenv("LOGSTORE_CONTROL", "/run/somebody/elses")
     assert load_settings().port == 8082
     monkeypatch.setenv("LOGSTORE_JOURNAL_MAX_BYTE", "1")
     with pytest.raises(InvalidConfigError, match="did you mean LOGSTORE_JOURNAL_MAX_BYTES"):

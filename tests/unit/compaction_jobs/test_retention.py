@@ -168,8 +168,8 @@ def test_killed_at_any_point_the_next_run_goes_on(tmp_path, point):
     topic = KeyedTopic.create(tmp_path / "data", "events", retention_ms=1)
     topic.roll({0: aged(5)})
     topic.roll({0: aged(-1_000_000)})
-    command = [sys.executable, "-m", "logstore.cli", "job", "retention", "--data", str(topic.data)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULT": f"{point}:1:kill"}
+    command = [sys.executable, "-m", "tests.support.faulty_server", "job", "retention", "--data", str(topic.data)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULTS": f"point {point} kill"}
     killed = subprocess.run(command, env=environment, cwd=tmp_path, check=False, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
     committed = point in ("delta.committed", "delta.synced")

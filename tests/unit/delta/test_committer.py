@@ -249,9 +249,9 @@ def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good(tmp_path: Path) ->
     filesystem.fail("sync_file")
     with pytest.raises(CommitStateUnknownError, match="fsync failed"):
         table.commit_roll([part])
-    filesystem.calls.clear()
+    filesystem.hits.clear()
     assert table.commit_roll([part]).committed == (0,)
-    assert "sync_file" in filesystem.calls
+    assert "sync_file" in filesystem.hits
 
 
 def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: Path) -> None:
@@ -263,9 +263,9 @@ def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: 
     with pytest.raises(CommitStateUnknownError):
         table.commit_roll([part])
     roll(TopicTable.open(table.path), 1, 0, 10)
-    filesystem.calls.clear()
+    filesystem.hits.clear()
     table.commit_roll([part])
-    assert filesystem.calls.count("sync_file") == 3
+    assert filesystem.hits["sync_file"] == 3
 
 
 def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
@@ -273,7 +273,7 @@ def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
     roll(table, 0, 0, 10)
     filesystem = FaultyFileSystem()
     TopicTable.open(table.path, filesystem=filesystem)
-    assert filesystem.calls.count("sync_file") == 2
+    assert filesystem.hits["sync_file"] == 2
 
 
 def test_a_commit_that_was_overwritten_later_is_seen_and_done_again_with_the_same_file(tmp_path: Path) -> None:

@@ -1,0 +1,142 @@
+"""A logstore command with a faulty disk, a clock to set and an event loop to block: ``python -m ... serve --data D``.
+
+``LOGSTORE_FAULTS`` (commands, separated by ``;``) is carried out before it begins; ``LOGSTORE_MUTANT`` names a function
+of ``tests.faults.bench.mutants`` that breaks the code on purpose; at ``LOGSTORE_CONTROL``, a Unix datagram socket, it
+takes commands while it runs, and answers each with JSON::
+
+    fail <call> <ERRNO> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>    readonly
+    point <name or call> <kill|stop|ERRNO> [nth=]             heal                     power-cut <seed> [strict]
+    block <seconds>                                           clock <offset in ms>     hits    faults
+
+``power-cut`` takes what was not synced off the disk and kills the process; nothing is answered.
+"""
+
+import asyncio
+import errno
+import functools
+import importlib
+import json
+import os
+import random
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import logstore.filesystem
+from logstore.broker.broker import Broker
+from logstore.clock import SystemClock
+from tests.support.faulty_filesystem import FaultyFileSystem, kill, raising, stop
+
+_ACTIONS = {"kill": kill, "stop": stop}
+
+
+class Controls:
+    def __init__(self, filesystem: FaultyFileSystem) -> None:
+        self.filesystem = filesystem
+        self.clock_offset_ms = 0
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, command: str) -> object:
+        """Carry out one command; what it answers. ValueError, KeyError, AttributeError for one that is none."""
+        name, *words = command.split()
+        options: dict[str, Any] = {}
+        for word in words:
+            key, given, value = word.partition("=")
+            if given:
+                options[key] = int(value) if value.isdecimal() else value
+        return getattr(self, f"_{name.replace('-', '_')}")(*(w for w in words if "=" not in w), **options)
+
+    def _fail(self, call: str, error: str, **options: Any) -> None:
+        self.filesystem.fail(call, getattr(errno, error), **options)
+
+    def _point(self, point: str, action: str, nth: int = 1) -> None:
+        self.filesystem.at(point, _ACTIONS.get(action) or raising(getattr(errno, action)), nth=nth)
+
+    def _fill(self, free_bytes: str) -> None:
+        self.filesystem.fill(int(free_bytes))
+
+    def _readonly(self) -> None:
+        self.filesystem.readonly()
+
+    def _slow(self, call: str, seconds: str) -> None:
+        self.filesystem.slow(call, float(seconds))
+
+    def _heal(self) -> None:
+        self.filesystem.heal()
+        self.clock_offset_ms = 0
+
+    def _power_cut(self, seed: str, *how: str) -> None:
+        with self.filesystem.holding():
+            self.filesystem.power_cut(random.Random(int(seed)), strict="strict" in how)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _block(self, seconds: str) -> None:
+        assert self.loop
+        self.loop.call_soon_threadsafe(time.sleep, float(seconds))
+
+    def _clock(self, offset_ms: str) -> None:
+        self.clock_offset_ms = int(offset_ms)
+
+    def _hits(self) -> dict[str, int]:
+        return dict(self.filesystem.hits)
+
+    def _faults(self) -> list[str]:
+        return self.filesystem.injected
+
+
+def install(root: Path) -> Controls:
+    """Give this process a faulty disk below ``root`` and a clock that can be set."""
+    controls = Controls(FaultyFileSystem(root))
+    logstore.filesystem._local = controls.filesystem
+    now_ms = SystemClock.now_ms
+    SystemClock.now_ms = lambda self: now_ms(self) + controls.clock_offset_ms  # type: ignore[method-assign]
+    start = Broker.start.__func__  # type: ignore[attr-defined]
+
+    @functools.wraps(start)
+    async def start_here(cls: type[Broker], *args: Any, **kwargs: Any) -> Broker:
+        controls.loop = asyncio.get_running_loop()
+        return await start(cls, *args, **kwargs)  # type: ignore[no-any-return]
+
+    Broker.start = classmethod(start_here)  # type: ignore[assignment, method-assign]
+    return controls
+
+
+def _listen(controls: Controls, path: str) -> None:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    Path(path).unlink(missing_ok=True)
+    listener.bind(path)
+
+    def answer() -> None:
+        while True:
+            command, sender = listener.recvfrom(4096)
+            try:
+                reply: object = {"ok": controls.run(command.decode())}
+            except Exception as error:  # noqa: BLE001 - told to whoever asked
+                reply = {"error": repr(error)}
+            listener.sendto(json.dumps(reply).encode(), sender)
+
+    threading.Thread(target=answer, daemon=True).start()
+
+
+def main(arguments: Sequence[str]) -> None:
+    from logstore.cli import main as logstore_main
+
+    root = Path(arguments[arguments.index("--data") + 1]).absolute()
+    controls = install(root)
+    for command in filter(None, os.environ.get("LOGSTORE_FAULTS", "").split(";")):
+        controls.run(command)
+    if mutant := os.environ.get("LOGSTORE_MUTANT"):
+        getattr(importlib.import_module("tests.faults.bench.mutants"), mutant)()
+    if path := os.environ.get("LOGSTORE_CONTROL"):
+        _listen(controls, path)
+    sys.argv = ["logstore", *arguments]
+    logstore_main()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
