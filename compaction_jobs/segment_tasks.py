@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from compaction_jobs.planning import Cleanings, join_cleanings
 from logstore.errors import CorruptionError
@@ -102,21 +101,17 @@ def scan_keys(table: str, sources: Sequence[Source], log_start: dict[int, int]) 
 def _keys_of(table: Path, source: Source, log_start: int) -> Batches:
     path = table / source.path
     row = source.first_row
-    try:
-        parquet = pq.ParquetFile(path, page_checksum_verification=True)
-        for batch in parquet.iter_batches(columns=["offset", "key"]):
-            rows = np.arange(row, row + batch.num_rows, dtype=np.int64)
-            row += batch.num_rows
-            keep = (batch.column("offset").to_numpy() >= log_start) & batch.column("key").is_valid().to_numpy(
-                zero_copy_only=False
-            )
-            partitions = np.full(int(keep.sum()), source.partition, dtype=np.int32)
-            keys = batch.column("key").filter(pa.array(keep))
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(partitions), pa.array(rows[keep]), keys], names=["partition", "row", "key"]
-            )
-    except pa.ArrowException as error:
-        raise CorruptionError(f"{path} is not a readable Parquet file: {error}") from error
+    for group in row_groups(path):
+        batch = read_row_group(path, group.index, ["offset", "key"])
+        rows = np.arange(row, row + batch.num_rows, dtype=np.int64)
+        row += batch.num_rows
+        has_key = batch.column("key").is_valid().to_numpy(zero_copy_only=False)
+        keep = (batch.column("offset").to_numpy() >= log_start) & has_key
+        partitions = np.full(int(keep.sum()), source.partition, dtype=np.int32)
+        keys = batch.column("key").filter(pa.array(keep))
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(partitions), pa.array(rows[keep]), keys], names=["partition", "row", "key"]
+        )
     if row - source.first_row != source.num_records:
         raise CorruptionError(f"{path} holds {row - source.first_row} records; the Delta log says {source.num_records}")
 

@@ -1,8 +1,8 @@
 """The bound on bytes in flight: what requests and answers may hold in memory together.
 
 Invariant: the sum of all reservations is at most ``limit``, except that one request alone is always let in (else a body
-larger than the limit could never be sent at all). Reservations are taken before the bytes are read, and grow while a
-body of unknown length arrives or is inflated, the latter in a worker thread; hence the lock.
+larger than the limit could never be sent at all). Reservations grow while a body arrives or is inflated, the latter in
+a worker thread; hence the lock.
 """
 
 import threading
@@ -34,7 +34,7 @@ class InFlightBytes:
         reservation.grow(size)
         return reservation
 
-    def _take(self, size: int, held: int) -> None:
+    def _take(self, size: int, held: int, *, only_ask: bool = False) -> None:
         with self._lock:
             if self._reserved > held and self._reserved + size > self.limit:
                 THROTTLED.labels("in_flight").inc()
@@ -42,7 +42,8 @@ class InFlightBytes:
                     f"The bytes of {self._what} in flight are at their bound ({self._setting} = {self.limit}); "
                     "send again after the time in Retry-After, or raise the bound."
                 )
-            self._reserved += size
+            if not only_ask:
+                self._reserved += size
 
     def _give_back(self, size: int) -> None:
         with self._lock:
@@ -61,6 +62,10 @@ class Reservation:
         if size > 0:
             self._in_flight._take(size, self.size)  # noqa: SLF001 - two halves of one thing
             self.size += size
+
+    def require(self, size: int) -> None:
+        """ThrottledError if ``size`` bytes more would not fit now; takes none."""
+        self._in_flight._take(size, self.size, only_ask=True)  # noqa: SLF001
 
     def release(self) -> None:
         self._in_flight._give_back(self.size)  # noqa: SLF001

@@ -1,7 +1,8 @@
 """Reading request bodies: bounded in bytes before they are read, bounded in time while they are read.
 
 Invariants: no more than ``max_bytes`` (as sent, and as inflated) are ever held; every byte held is reserved in the
-bytes in flight, a declared Content-Length before the first byte is read; a client that stops sending is given up on.
+bytes in flight, and nothing is reserved for bytes that were only announced (else a few clients that announce much and
+send nothing would keep all others out); a client that sends too slowly is given up on.
 """
 
 import asyncio
@@ -16,11 +17,9 @@ from ingest_api.content_types import JSON_REQUEST_TYPES, request_coding, request
 from ingest_api.errors import ClientDisconnectedError, SlowRequestError
 from ingest_api.state import api_state
 from logstore.errors import InvalidRequestError, RequestTooLargeError
-from logstore.limits import MIB
+from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, MIB
 from logstore.records.inflate import Inflater
 
-# How long a client may pause in the middle of a body.
-BODY_IDLE_SECONDS = 30.0
 ADMIN_BODY_BYTES_MAX = MIB
 # Inflation goes in steps of this many compressed bytes, so that its output is reserved as it grows.
 _INFLATE_STEP_BYTES = 16 * 1024
@@ -33,33 +32,38 @@ async def receive_body(request: Request, reservation: Reservation, *, max_bytes:
     """The body as sent.
 
     Raises RequestTooLargeError past ``max_bytes``, ThrottledError when the bytes in flight have no room for it,
-    SlowRequestError for a client that stopped sending, ClientDisconnectedError for one that left.
+    SlowRequestError for a client that sends less than CLIENT_BYTES_PER_SECOND_MIN over ``request.body.timeout.ms``,
+    ClientDisconnectedError for one that left.
     """
     declared = _content_length(request.headers)
     if declared > max_bytes:
         raise _too_large(max_bytes)
-    reservation.grow(declared)
-    chunks: list[bytes] = []
-    size = 0
+    reservation.require(declared)
+    # One buffer: a client that sends byte by byte must not make us hold an object for each.
+    body = bytearray()
+    window = api_state(request).settings.request_body_timeout_ms / 1000
+    size_at_window_end = CLIENT_BYTES_PER_SECOND_MIN * window
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(BODY_IDLE_SECONDS) as idle:
+        async with asyncio.timeout(window) as deadline:
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise ClientDisconnectedError
                 chunk = message.get("body", b"")
-                size += len(chunk)
-                if size > max_bytes:
+                if len(body) + len(chunk) > max_bytes:
                     raise _too_large(max_bytes)
-                reservation.grow(size - reservation.size)
-                chunks.append(chunk)
+                reservation.grow(len(chunk))
                 if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-                idle.reschedule(loop.time() + BODY_IDLE_SECONDS)
+                    return b"".join((body, chunk)) if body else chunk
+                body += chunk
+                if len(body) >= size_at_window_end:
+                    deadline.reschedule(loop.time() + window)
+                    size_at_window_end = len(body) + CLIENT_BYTES_PER_SECOND_MIN * window
     except TimeoutError:
         raise SlowRequestError(
-            f"No byte of the body came for {BODY_IDLE_SECONDS:.0f} s after {size}: send the body without pauses."
+            f"The body stopped or came too slowly, at byte {len(body)}: send at least {CLIENT_BYTES_PER_SECOND_MIN} "
+            f"bytes a second over any {window:g} s."
         ) from None
 
 

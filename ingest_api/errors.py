@@ -46,7 +46,7 @@ class MethodNotAllowedError(errors.InvalidRequestError):
 
 
 class SlowRequestError(errors.InvalidRequestError):
-    """The client stopped sending in the middle of a body."""
+    """The client sent a body too slowly, or stopped in the middle."""
 
 
 class ClientDisconnectedError(Exception):
@@ -129,6 +129,9 @@ def log_store_error_response(error: LogStoreError) -> Response:
         case errors.OffsetOutOfRangeError():
             headers["Logstore-Log-Start-Offset"] = str(error.log_start_offset)
             headers["Logstore-High-Watermark"] = str(error.high_watermark)
+        case SlowRequestError():
+            # The rest of the body may still come, and must not be taken for a request.
+            headers["Connection"] = "close"
         case MethodNotAllowedError():
             headers["Allow"] = error.allow
         case _:

@@ -1,77 +1,170 @@
 """HTTP/1.1 on one connection: uvicorn's httptools protocol, with bounds and honest answers to broken framing.
 
-What is added: the head of a request is bounded in bytes and in time; a request that cannot be parsed is answered with
-our JSON error; such an answer never overtakes the answer to an earlier request on the same connection (a client that
-sent too long a body must not read 400 for records that are being stored); an offer to upgrade (to HTTP/2, as Java's
-client makes with its first request) is ignored without losing the body; bytes after an early answer are read and
-dropped only up to a bound.
+What is added: a request that cannot be parsed is answered with our JSON error; such an answer never overtakes that to
+an earlier request on the same connection (a client that sent too long a body must not read 400 for records that are
+being stored), and is never cut into one; an offer to upgrade (to HTTP/2, as Java's client makes with its first request)
+is ignored without losing the body.
+
+Bounds, so that no client holds memory, a file descriptor or the event loop for long. In bytes: a head; what frames a
+body (sizes and extensions of chunks, trailers) beyond the body itself; requests that wait for their answers; a body
+that nobody reads because its answer was early. In time (``ConnectionLimits``): at every moment either the application
+works on a request (which bounds itself; ``bodies`` bounds the body), or a timer runs here for what the client is to do
+next: begin a request, end its head, end a body that is dropped, hang up. A second one runs while an answer waits to be
+taken. In number: connections.
 """
 
 import asyncio
 import uuid
 from collections import deque
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.errors import HttpError, error_body
-from logstore.limits import KIB, MIB
+from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
+from logstore.settings import Settings
 
 HEAD_BYTES_MAX = 64 * KIB
-HEAD_SECONDS = 30.0
+# What frames a body may be this much more than the body: chunks of less than five bytes, long extensions and trailers
+# are work without records. (Go's net/http counts likewise: CVE-2023-39326.)
+FRAMING_BYTES_MAX = 64 * KIB
+# A read brings up to 256 KiB: as many as 14,000 requests, if they were all taken in before the first is answered.
+PIPELINED_REQUESTS_MAX = 100
 # A client that got its answer early may still be sending: reading on lets it see the answer instead of a reset.
 DROPPED_BYTES_MAX = 256 * MIB
+_LINGER_SECONDS = 2.0
 
 _MALFORMED = HttpError(400, 400)
 _NO_TUNNELS = HttpError(405, 405)
+_TOO_SLOW = HttpError(408, 408)
+_TOO_MANY_REQUESTS = HttpError(429, 42901)
 _HEAD_TOO_LARGE = HttpError(431, 431)
-_HEAD_TOO_SLOW = HttpError(408, 408)
+_TOO_MANY_CONNECTIONS = HttpError(503, 50301)
 _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
 
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """``docs/configuration.md`` has the settings of these names; here times are in seconds."""
+
+    max_connections: int = 10_000
+    idle_seconds: float = 60.0
+    head_seconds: float = 30.0
+    body_seconds: float = 30.0
+    answer_seconds: float = 60.0
+
+    @classmethod
+    def of(cls, settings: Settings, *, max_connections: int) -> Self:
+        return cls(
+            max_connections,
+            settings.connections_max_idle_ms / 1000,
+            settings.request_head_timeout_ms / 1000,
+            settings.request_body_timeout_ms / 1000,
+            settings.response_timeout_ms / 1000,
+        )
+
+
+def http_protocol(limits: ConnectionLimits) -> type["HttpProtocol"]:
+    """The protocol with ``limits``: uvicorn makes the instances, and knows no arguments of ours."""
+    return type("HttpProtocol", (HttpProtocol,), {"limits": limits})
+
+
 class HttpProtocol(HttpToolsProtocol):
+    limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._head_begun = False
+        # The request that arrives: its number, whether its head or its body is under way, and what came of it.
+        self._request_number = 0
+        self._in_head = False
+        self._in_body = False
         self._head_bytes = 0
-        self._head_timer: asyncio.TimerHandle | None = None
-        self._unanswered: deque[Any] = deque()
+        self._framing_bytes = 0
+        self._body_bytes_read = 0
         self._dropped_bytes = 0
+        self._unanswered: deque[Any] = deque()
         self._refusal: tuple[HttpError, str] | None = None
+        self._client_timer: asyncio.TimerHandle | None = None
+        self._answer_timer: asyncio.TimerHandle | None = None
 
-    # ---- bounds of the head -----------------------------------------------------------------------------------------
+    # ---- bounds in time and number ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_head_timer()
+        if len(self.connections) > self.limits.max_connections:
+            bound = self.limits.max_connections
+            self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
+            # It does not linger: it must not hold the file descriptor that the bound is there to save.
+            self._write_refusal()
+            self._close()
+            return
+        self._expect_within(self.limits.idle_seconds, self._close)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
+        self._expect_nothing()
+        self._stop_answer_timer()
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
         super().connection_lost(exc)
 
-    def _start_head_timer(self) -> None:
-        self._stop_head_timer()
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._head_timed_out)
+    def _expect_within(self, seconds: float, otherwise: Callable[[], None]) -> None:
+        """Wait for the client to do the next thing."""
+        self._expect_nothing()
+        self._client_timer = self.loop.call_later(seconds, otherwise)
 
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _expect_nothing(self) -> None:
+        if self._client_timer is not None:
+            self._client_timer.cancel()
+            self._client_timer = None
 
     def _head_timed_out(self) -> None:
-        if self._head_begun:
-            self._refuse(_HEAD_TOO_SLOW, f"The request line and headers did not come within {HEAD_SECONDS:.0f} s.")
+        seconds = self.limits.head_seconds
+        self._refuse(_TOO_SLOW, f"The request line and headers did not come within {seconds:g} s: send them at once.")
+
+    def _close(self) -> None:
+        self.transport.close()
+        self._watch_answer()
+
+    # ---- a client that does not take its answer ---------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_answer()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.transport.is_closing():
+            self._stop_answer_timer()
+
+    def _watch_answer(self) -> None:
+        """Cut the connection once the client has taken too little of what waits for it."""
+        self._stop_answer_timer()
+        if waiting := self.transport.get_write_buffer_size():
+            self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, waiting)
+
+    def _check_answer(self, waiting: int) -> None:
+        taken = waiting - self.transport.get_write_buffer_size()
+        if taken < CLIENT_BYTES_PER_SECOND_MIN * self.limits.answer_seconds:
+            self.transport.abort()
         else:
-            self.transport.close()
+            self._watch_answer()
+
+    def _stop_answer_timer(self) -> None:
+        if self._answer_timer is not None:
+            self._answer_timer.cancel()
+            self._answer_timer = None
+
+    # ---- a request arrives ------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        self._unset_keepalive_if_required()
+        number = self._request_number
+        self._body_bytes_read = 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -80,33 +173,70 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
-        if self._head_begun:
+        if number != self._request_number:
+            # Most of what has just come may belong to the request before.
+            pass
+        elif self._in_head:
             # By what arrives: the parser does not report a header before its end, and holds it until then.
             self._head_bytes += len(data)
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse_large_head()
+        elif self._in_body:
+            # Likewise. Body makes up for framing before it, but is no credit for more to come.
+            self._framing_bytes = max(0, self._framing_bytes + len(data) - 2 * self._body_bytes_read)
+            if self._framing_bytes > FRAMING_BYTES_MAX:
+                self._refuse(
+                    _MALFORMED, "Chunk sizes, chunk extensions and trailers are more than the body: send larger chunks."
+                )
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._head_begun = True
-        self._head_bytes = self._dropped_bytes = 0
-        if self._head_timer is None:
-            self._start_head_timer()
+        self._request_number += 1
+        self._in_head = True
+        self._head_bytes = self._framing_bytes = self._dropped_bytes = 0
+        self._expect_within(self.limits.head_seconds, self._head_timed_out)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come here as well, after the end of the head. They mean nothing to us, and must not become headers.
+        if self._in_head:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._head_begun = False
-        self._stop_head_timer()
+        self._in_head = False
+        self._expect_nothing()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
             self._refuse_large_head()
-            raise ValueError("head too large")  # makes the parser stop
+        elif len(self._unanswered) >= PIPELINED_REQUESTS_MAX:
+            self._refuse(
+                _TOO_MANY_REQUESTS,
+                f"{PIPELINED_REQUESTS_MAX} requests of this connection wait for their answers; read those first. "
+                "Nothing was stored for this one.",
+            )
+        elif self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
+            self._refuse(_MALFORMED, "A request of HTTP/1.1 has exactly one Host header.")
+        if self._refusal is not None:
+            raise ValueError  # makes the parser stop
         if self.parser.should_upgrade():
             return
         super().on_headers_complete()
+        self._in_body = True
         self._unanswered.append(self.cycle)
 
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._body_bytes_read += len(body)
+        if self.cycle.response_complete:
+            self._dropped_bytes += len(body)
+            if self._dropped_bytes > DROPPED_BYTES_MAX:
+                self._close()
+
     def on_message_complete(self) -> None:
-        if not self.parser.should_upgrade():
-            super().on_message_complete()
+        if self.parser.should_upgrade():
+            return
+        self._in_body = False
+        super().on_message_complete()
+        if not self._unanswered:
+            self._expect_within(self.limits.idle_seconds, self._close)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse the request again without its offer: the parser stops at the end of such a head, whatever follows."""
@@ -125,31 +255,37 @@ class HttpProtocol(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
         self.data_received(b"\r\n".join([*lines, b"", rest]))
 
-    def _refuse_large_head(self) -> None:
-        self._refuse(_HEAD_TOO_LARGE, f"The request line and headers are over {HEAD_BYTES_MAX} bytes.")
-
-    def on_body(self, body: bytes) -> None:
-        super().on_body(body)
-        if self.cycle.response_complete:
-            self._dropped_bytes += len(body)
-            if self._dropped_bytes > DROPPED_BYTES_MAX:
-                self.transport.close()
-
-    # ---- broken framing ---------------------------------------------------------------------------------------------
+    # ---- it is answered ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         if self._unanswered:
             self._unanswered.popleft()
         super().on_response_complete()
-        if self._refusal is not None and not self._unanswered:
+        # uvicorn's own timer; those here know more.
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            self._watch_answer()
+        elif self._unanswered:
+            pass
+        elif self._refusal is not None:
             self._send_refusal()
+        elif self._in_body:
+            self._expect_within(self.limits.body_seconds, self._close)
+        elif not self._in_head:
+            self._expect_within(self.limits.idle_seconds, self._close)
+
+    # ---- or refused -------------------------------------------------------------------------------------------------
+
+    def _refuse_large_head(self) -> None:
+        self._refuse(_HEAD_TOO_LARGE, f"The request line and headers are over {HEAD_BYTES_MAX} bytes.")
 
     def _refuse(self, http: HttpError, message: str) -> None:
         """Take nothing more from this connection, and say why once everything before it is answered."""
         if self._refusal is not None:
             return
         self._refusal = (http, message)
-        if self._unanswered and self._unanswered[-1].more_body:
+        self._expect_nothing()
+        if self._unanswered and self._in_body and not self._unanswered[-1].response_started:
             self._abandon(self._unanswered.pop())
         if not self._unanswered:
             self._send_refusal()
@@ -161,14 +297,20 @@ class HttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
 
     def _send_refusal(self) -> None:
-        assert self._refusal is not None
         if self.transport.is_closing():
             return
+        self._write_refusal()
+        # Closing at once would answer what the client still sends with a reset, and that may overtake the refusal.
+        self.transport.write_eof()
+        self._expect_within(_LINGER_SECONDS, self.transport.abort)
+
+    def _write_refusal(self) -> None:
+        assert self._refusal is not None
         http, message = self._refusal
         body = error_body(http.error_code, message)
+        retry = b"retry-after: 1\r\n" if http.status in (429, 503) else b""
         head = (
-            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\nconnection: close\r\n\r\n"
-            % (len(body), uuid.uuid4().hex.encode())
+            b"content-type: application/json\r\ncontent-length: %d\r\nx-request-id: %b\r\n%bconnection: close\r\n\r\n"
+            % (len(body), uuid.uuid4().hex.encode(), retry)
         )
         self.transport.write(STATUS_LINE[http.status] + head + body)
-        self.transport.close()

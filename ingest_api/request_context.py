@@ -21,7 +21,7 @@ from ingest_api.errors import (
     error_response,
     log_store_error_response,
 )
-from logstore.errors import BrokerNotReadyError
+from logstore.errors import RequestTimedOutError
 from logstore.observability import REQUEST_SECONDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
@@ -71,9 +71,9 @@ class RequestContextMiddleware:
         except ClientDisconnectedError:
             exchange.status = exchange.status or _CLIENT_CLOSED_REQUEST
         except asyncio.CancelledError:
-            # The server gives up on requests that outlast its shutdown. 503 and not silence; the outcome is unknown.
+            # The server gives up on requests that outlast its shutdown. Not 503, after which nothing was stored.
             if exchange.status == 0:
-                error = BrokerNotReadyError("The store is stopping; whether the request was carried out is unknown.")
+                error = RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
                 await log_store_error_response(error)(scope, exchange.receive, exchange.send)
             raise
         except Exception:

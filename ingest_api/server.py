@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -22,7 +23,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ingest_api.app import create_app
-from ingest_api.protocol import HttpProtocol
+from ingest_api.protocol import ConnectionLimits, http_protocol
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
 from logstore.observability import configure_logging
@@ -71,7 +72,7 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http=HttpProtocol,
+        http=http_protocol(ConnectionLimits.of(settings, max_connections=_max_connections(settings))),
         ws="none",
         # The lifespan is entered below: its errors are ours to report, and it ends after the last answer.
         lifespan="off",
@@ -85,7 +86,9 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     server = _Server(config, app, settings, listener)
     with _signals(server):
         async with app.router.lifespan_context(app):
-            await server.serve([listener])
+            # Told to stop during recovery: nobody is told where it would have listened.
+            if not server.should_exit:
+                await server.serve([listener])
 
 
 class _Server(uvicorn.Server):
@@ -132,6 +135,14 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
     finally:
         for number in _HANDLED_SIGNALS:
             loop.remove_signal_handler(number)
+
+
+def _max_connections(settings: Settings) -> int:
+    """Sockets never take all that the process may have open: a journal that cannot open a file stops the store."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return settings.max_connections
+    return min(settings.max_connections, files * 3 // 4)
 
 
 def _bind(host: str, port: int) -> socket.socket:

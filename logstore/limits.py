@@ -14,6 +14,8 @@ HEADERS_PER_RECORD_MAX = 1_000
 RECORD_OVERHEAD_BYTES = 32
 # Records of one request: decoding JSON costs about 200 bytes of objects a record, however small the record is.
 REQUEST_RECORDS_MAX = 1_000_000
+# A client that sends a body or takes an answer more slowly is given up on (Apache asks for 500, Kestrel for 240).
+CLIENT_BYTES_PER_SECOND_MIN = KIB
 # Arrow from outside. The metadata of an IPC message describes columns, it holds no data.
 ARROW_METADATA_BYTES_MAX = 256 * KIB
 ARROW_BATCHES_PER_REQUEST_MAX = 4_096

@@ -60,6 +60,34 @@ class Settings(BaseSettings):
         description="Bytes of requests in flight; beyond, produce answers 429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
+    max_connections: int = Field(
+        10_000,
+        ge=1,
+        description="Connections at once; one more is answered 503. At most three quarters of the files that the "
+        "process may have open (`ulimit -n`): the others are for the log.",
+    )
+    connections_max_idle_ms: int = Field(
+        60_000,
+        ge=1,
+        description="Close a connection on which no request begins for this long. Kafka's default is 600000.",
+    )
+    request_head_timeout_ms: int = Field(
+        30_000,
+        ge=1,
+        description="How long the request line and the headers may take from their first byte; then the answer is 408.",
+    )
+    request_body_timeout_ms: int = Field(
+        30_000,
+        ge=1,
+        description="In every interval of this length a body must bring 1 KiB for each second, or its end; else the "
+        "answer is 408.",
+    )
+    response_timeout_ms: int = Field(
+        60_000,
+        ge=1,
+        description="In every interval of this length a client must take 1 KiB of its answer for each second, or all "
+        "that is left; else the connection is cut.",
+    )
     auto_create_topics_enable: bool = Field(
         default=False,
         description="Create a topic when something is first produced to it. Kafka's default is true.",

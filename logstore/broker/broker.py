@@ -230,10 +230,12 @@ class Broker:
         for topic in self._topics.values():
             for partition_log in topic.partitions:
                 partition_log.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
-        await self._journal.close()
-        self._readers.shutdown()
-        self._writers.shutdown()
-        self._lock.release()
+        try:
+            await self._journal.close()
+        finally:
+            self._readers.shutdown()
+            self._writers.shutdown()
+            self._lock.release()
         log.info("broker.stopped")
 
     # ---- state ------------------------------------------------------------------------------------------------------
@@ -343,9 +345,11 @@ class Broker:
             await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
             del self._topics[name]
-            self._journal.forget(topic.topic_id)
             self._roller.forget(topic)
-        forget_topic(name)
+            forget_topic(name)
+            await asyncio.to_thread(self._catalog.sync_removal, name)
+            # Not before: a topic that a power cut brings back has its records in the journal.
+            self._journal.forget(topic.topic_id)
         log.info("topic.deleted", topic=name)
         for listener in self.topic_deleted_listeners:
             await listener(topic)

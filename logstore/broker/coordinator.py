@@ -11,9 +11,15 @@ from typing import Protocol
 
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.journal.frame import crc32c
 
 #: Layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 1
+
+
+_CHECKSUM = "crc32c"
+_GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
+_GIVE_UP_BROKER = "remove it: the next leader epoch is then above those in the tables"
 
 
 class Coordinator(Protocol):
@@ -35,22 +41,24 @@ class Coordinator(Protocol):
 class EmbeddedCoordinator:
     """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
 
-    Files: ``<data>/cluster.json`` (cluster id, format version), ``<data>/brokers/<id>/broker.json`` (leader epoch).
-    Raises DataDirectoryError for a directory of another format, of another broker (whose journal may hold what nobody
-    else would see), or with a file that cannot be read.
+    Files: ``<data>/cluster.json`` (cluster id, format version), ``<data>/brokers/<id>/broker.json`` (leader epoch),
+    each with a checksum of what it says. Raises DataDirectoryError for a directory of another format, of another broker
+    (whose journal may hold what nobody else would see), or with a file that is not what was written.
     """
 
     def __init__(self, data: Path, broker_id: int, filesystem: FileSystem) -> None:
         self._broker_id = broker_id
         cluster_file = data / "cluster.json"
-        cluster = _read(cluster_file)
+        cluster = _read(cluster_file, _GIVE_UP_CLUSTER)
         if not cluster:
             cluster = {"cluster_id": uuid.uuid4().hex, "format_version": FORMAT_VERSION}
-            filesystem.write_atomically(cluster_file, json.dumps(cluster).encode())
-        if cluster.get("format_version") != FORMAT_VERSION:
+            filesystem.write_atomically(cluster_file, _encode(cluster))
+        if cluster.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
             raise DataDirectoryError(
-                f"{data} has format version {cluster.get('format_version')}; this release reads {FORMAT_VERSION}."
+                f"{data} has format version {cluster['format_version']}; this release reads {FORMAT_VERSION}."
             )
+        if cluster.keys() != {"cluster_id", "format_version"}:
+            raise _damaged(cluster_file, _GIVE_UP_CLUSTER)
         others = sorted(p.name for p in (data / "brokers").glob("*/") if p.name != str(broker_id))
         if others:
             raise DataDirectoryError(
@@ -69,22 +77,41 @@ class EmbeddedCoordinator:
         return self._broker_id
 
     def elect(self, *, above: int) -> int:
-        last = int(str(_read(self._broker_file).get("leader_epoch", 0)))
+        broker = _read(self._broker_file, _GIVE_UP_BROKER) or {"leader_epoch": 0}
+        last = broker.get("leader_epoch")
+        if not isinstance(last, int) or len(broker) > 1:
+            raise _damaged(self._broker_file, _GIVE_UP_BROKER)
         leader_epoch = max(last, above) + 1
-        self._filesystem.write_atomically(self._broker_file, json.dumps({"leader_epoch": leader_epoch}).encode())
+        self._filesystem.write_atomically(self._broker_file, _encode({"leader_epoch": leader_epoch}))
         return leader_epoch
 
     def in_sync_replicas(self) -> tuple[int, ...]:
         return (self._broker_id,)
 
 
-def _read(path: Path) -> dict[str, object]:
+def _encode(content: dict[str, object]) -> bytes:
+    return json.dumps({**content, _CHECKSUM: _checksum(content)}).encode()
+
+
+def _checksum(content: dict[str, object]) -> str:
+    return f"{crc32c(json.dumps(content, sort_keys=True).encode()):08x}"
+
+
+def _read(path: Path, give_up: str) -> dict[str, object]:
+    """Nothing if the file is not there. Files of the first releases have no checksum."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except ValueError as error:
-        raise DataDirectoryError(f"{path} is not readable as JSON: restore it from a backup.") from error
+        raise _damaged(path, give_up) from error
     if not isinstance(content, dict):
-        raise DataDirectoryError(f"{path} does not hold a JSON object: restore it from a backup.")
+        raise _damaged(path, give_up)
+    stored = content.pop(_CHECKSUM, None)
+    if not content or stored not in {None, _checksum(content)}:
+        raise _damaged(path, give_up)
     return content
+
+
+def _damaged(path: Path, give_up: str) -> DataDirectoryError:
+    return DataDirectoryError(f"{path} is damaged: it is not what was written. Restore it from a backup, or {give_up}.")

@@ -37,6 +37,8 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
         if header.type == FrameType.SNAPSHOT:
             assert frame.payload is not None
             snapshots[key] = PartitionSnapshot.decode(frame.payload)
+            if partition_log is not None:
+                partition_log.recover_append_time(header.append_time_ms)
         if partition_log is None:
             gone.add(header.topic_id)
             sealed = snapshots[key].sealed_offset if key in snapshots else 0
@@ -76,7 +78,10 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     if snapshot is not None:
         epochs = snapshot.leader_epochs
     elif partition_log.segments:
-        epochs = _epochs_in(topic.table.path / partition_log.segments[-1].path)
+        newest = partition_log.segments[-1]
+        epochs = _epochs_in(topic.table.path / newest.path)
+        if topic.config.log_append_time:  # else they are the times of the producers' clocks
+            partition_log.recover_append_time(newest.max_timestamp_ms)
     else:
         epochs = ()
     partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)

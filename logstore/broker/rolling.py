@@ -23,8 +23,10 @@ _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
 # After a failure the next attempt waits this long, and twice as long after each further one.
 _RETRY_S, _RETRY_MAX_S = 1.0, 60.0
-# A journal of more files than this is pinned by something slow; up to so many bytes of a file are worth copying.
+# A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
+# it, the copies would fill files as fast as they free them.
 _JOURNAL_FILES = 4
+_RELOCATE_PART_MAX = 8
 _RELOCATE_BYTES_MAX = 8 * MIB
 
 
@@ -125,8 +127,9 @@ class RollSchedule:
     async def _unpin_journal(self) -> None:
         """Copy what a slow topic still needs of an old journal file forward, so that the file can go."""
         while len(self._journal.files) > _JOURNAL_FILES:
+            _, size = self._journal.files[0]
             try:
-                moved = await self._journal.relocate_oldest(_RELOCATE_BYTES_MAX)
+                moved = await self._journal.relocate_oldest(min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX))
             except LogStoreError as error:
                 log.error("journal.relocation_failed", error=str(error))
                 return

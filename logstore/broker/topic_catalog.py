@@ -14,7 +14,7 @@ from pathlib import Path
 import structlog
 
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import InvalidTopicError, TopicExistsError, storage_error
+from logstore.errors import InvalidTopicError, StorageError, TopicExistsError, storage_error
 from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
@@ -68,7 +68,7 @@ class TopicCatalog:
         tables = {}
         for path in sorted(self._topics.iterdir()):
             if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
-                tables[path.name] = TopicTable.open(path, filesystem=self._filesystem)
+                tables[path.name] = TopicTable.recover(path, filesystem=self._filesystem)
             else:
                 log.warning("catalog.not_a_topic", path=str(path))
         return tables
@@ -84,18 +84,27 @@ class TopicCatalog:
         )
 
     def remove(self, name: str, topic_id: uuid.UUID) -> None:
-        """Take the topic away in one step, and keep in mind that it was deleted; ``purge`` deletes its files.
+        """Take the topic away in one step, and keep in mind that it was deleted; then ``sync_removal``, and ``purge``.
 
-        Raises StorageFullError, StorageError.
+        Raises StorageFullError, StorageError; the topic is then there as before.
         """
         try:
             self._filesystem.make_directory(self._deleted)
             self._filesystem.rename(self._topics / name, self._deleted / str(topic_id))
-            self._filesystem.reached("topic.removed")
+        except OSError as error:
+            raise storage_error(f"deleting topic {name!r}", error) from error
+        self._filesystem.reached("topic.removed")
+
+    def sync_removal(self, name: str) -> None:
+        """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back."""
+        try:
             self._filesystem.sync_directory(self._deleted)
             self._filesystem.sync_directory(self._topics)
         except OSError as error:
-            raise storage_error(f"deleting topic {name!r}", error) from error
+            raise StorageError(
+                f"Topic {name!r} is deleted, but its directory could not be synced: {error}. It may be there again "
+                "after a power cut."
+            ) from error
 
     def purge(self) -> None:
         """Delete the files of deleted topics. An empty directory stays: the journal may still have their records."""

@@ -33,7 +33,7 @@ def running_url(home: Path) -> str | None:
     """Where the store that serves the broker directory ``home`` listens; None if it does not say."""
     try:
         url = msgspec.json.decode((home / "endpoint.json").read_bytes())["url"]
-    except (OSError, msgspec.DecodeError, KeyError, TypeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
         return None
     return str(url)
 

@@ -112,7 +112,7 @@ def _run(
     from compaction_jobs.context import JobContext
     from compaction_jobs.jobs import run_job, topics_of
     from compaction_jobs.report import Progress, print_summary
-    from logstore.clock import SystemClock
+    from compaction_jobs.storage_clock import StorageClock
     from logstore.errors import DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError
     from logstore.settings import load_settings
 
@@ -122,7 +122,9 @@ def _run(
     except (DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError) as error:
         fail(error.message, USAGE)
     with SparkApplication(job) as spark:
-        context = JobContext(spark, Progress(Console(stderr=True)), SystemClock(), dry_run=dry_run, full=full)
+        context = JobContext(
+            spark, Progress(Console(stderr=True)), StorageClock(settings.data), dry_run=dry_run, full=full
+        )
         report = run_job(job, topics, context, given_url(ctx, url))
     if json:
         sys.stdout.write(f"{report.as_json()}\n")

@@ -27,7 +27,7 @@ from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 
 _CONNECT_SECONDS = 5.0
-# Below uvicorn's 5 s: a kept connection must not be closed by the server in the moment that a request goes out on it.
+# Well below connections.max.idle.ms: a kept connection must not be closed by the server as a request goes out on it.
 _KEEPALIVE_SECONDS = 3.0
 _BACKOFF_SECONDS = 0.1
 _BACKOFF_SECONDS_MAX = 2.0

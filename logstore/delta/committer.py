@@ -3,12 +3,14 @@
 An attempt: open a fresh snapshot V; check every precondition on V; commit with the handle at V and no retries, a
 compare-and-set of version V + 1; fsync the log entry (R7). On a conflict the handle is thrown away and the next attempt
 starts at the check. A handle is never refreshed between check and commit, nor kept for the next attempt: a kept one
-would not see a foreign commit that overwrote an entry it has read.
+would not see a foreign commit that overwrote an entry it has read. Entries up to V are durable before V + 1 is written,
+whoever wrote them: a power cut can tear none but the newest.
 
 Any exception of a commit leaves open whether it happened: its unique commit id is looked for in the log, and its
 transaction values and files in a fresh snapshot. If that cannot be done, CommitStateUnknownError.
 """
 
+import contextlib
 import json
 import random
 import time
@@ -20,14 +22,26 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from logstore.delta.log_entries import (
+from logstore.delta.actions import (
     COMMIT_ID_KEY,
+    OWN_PREFIX,
+    USER_METADATA_KEY,
+    added,
+    removed,
+    transactions,
+    with_digest,
+    with_properties,
+)
+from logstore.delta.log_entries import (
     LOG_DIRECTORY,
     LogReplay,
+    Signature,
     entry_path,
     list_log,
     read_entry,
+    signature,
 )
+from logstore.delta.log_repair import drop_bad_hint
 from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, add_action, remove_action
 from logstore.delta.snapshot import TopicSnapshot, read_snapshot
 from logstore.errors import (
@@ -82,21 +96,32 @@ class Committer:
         self._path = path
         self._filesystem = filesystem
         self._replay = LogReplay(path)
-        self._unsynced = True
+        self._synced: dict[Path, Signature] = {}
+        #: Entries whose fsync failed: one that succeeds later says nothing of what was lost then.
+        self._doubtful: set[Path] = set()
 
     def open(self) -> tuple["DeltaTable", TopicSnapshot]:
-        """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read."""
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+        """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read.
 
-        failure: Exception | None = None
+        The log is verified before delta-rs sees it, which panics on some damaged checkpoints.
+        """
+        from deltalake import DeltaTable
+
+        failure: BaseException | None = None
         for _ in range(_OPEN_ATTEMPTS):
             try:
+                state = self._replay.state()
                 table = DeltaTable(str(self._path))
-                return table, read_snapshot(table, self._replay.state(table.version()))
-            except (DeltaError, OSError) as error:
+                if table.version() != state.version:
+                    state = self._replay.state(table.version())
+                return table, read_snapshot(table, state)
+            except (KeyboardInterrupt, SystemExit, CorruptionError):
+                raise
+            except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception
                 # A checkpoint and clean-up may take log entries away between listing and reading.
                 failure = error
+                with contextlib.suppress(OSError):
+                    drop_bad_hint(self._path, self._filesystem)
         raise StorageError(f"Cannot read the Delta table {self._path}: {failure}") from failure
 
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
@@ -114,6 +139,7 @@ class Committer:
                 self.sync(snapshot.version)
                 return snapshot.version
             self._check(wanted, snapshot)
+            self.sync(snapshot.version)
             self._filesystem.reached("delta.checked")
             commit_id = uuid.uuid4().hex
             failure: BaseException | None = None
@@ -173,26 +199,29 @@ class Committer:
     def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
-        properties = commit_properties(plan.operation, plan.restated | plan.transactions, commit_id, plan.details)
+        info = commit_info(plan.operation, commit_id, plan.details)
+        values = plan.restated | plan.transactions
+        version = table.version() + 1
         hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
         if plan.properties:
+            info = with_digest(version, info, [with_properties(table, plan.properties), *transactions(values)])
             table.alter.set_table_properties(
                 plan.properties,
                 raise_if_not_exists=False,
-                commit_properties=properties,
+                commit_properties=commit_properties(info, values),
                 post_commithook_properties=hooks,
             )
             return
-        actions: list[AddAction | RemoveAction] = [
-            *(remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes),
-            *(add_action(segment, data_change=plan.data_change) for segment in plan.adds),
-        ]
+        removes = [remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes]
+        adds = [add_action(segment, data_change=plan.data_change) for segment in plan.adds]
+        info = with_digest(version, info, [*map(removed, removes), *map(added, adds), *transactions(values)])
+        actions: list[AddAction | RemoveAction] = [*removes, *adds]
         table.create_write_transaction(
             actions,
             "append",
             table.schema(),
             PARTITION_COLUMNS,
-            commit_properties=properties,
+            commit_properties=commit_properties(info, values),
             post_commithook_properties=hooks,
         )
 
@@ -217,41 +246,57 @@ class Committer:
             ) from (failure or error)
 
     def sync(self, version: int) -> None:
-        """Rule R7: make ``version`` durable; nobody else fsyncs what the Delta writer wrote.
+        """Rule R7: make durable what makes up ``version``; nobody else fsyncs what the Delta writers wrote.
 
-        The first time, and after a failure, all entries: a process killed between commit and fsync leaves one that
-        every snapshot shows and a power cut takes back.
+        That is every entry that this committer has not synced as it is now: another process may have been killed, or
+        not have cared, between commit and fsync, and a snapshot shows what a power cut takes back.
         """
+        newest = entry_path(self._path, version)
+        due: dict[Path, Signature] = {}
         try:
-            versions = list_log(self._path).entries if self._unsynced else {version}
-            self._unsynced = True
-            for number in versions:
-                self._filesystem.sync_file(entry_path(self._path, number))
+            seen = self._replay.contents
+            entries = {path for path, then in seen.items() if path.suffix == ".json" and self._synced.get(path) != then}
+            if newest.exists():  # else a checkpoint has taken its place
+                entries.add(newest)
+            due = {path: now for path in sorted(entries) if (now := signature(path)) != self._synced.get(path)}
+            if not due:
+                return
+            for path in due:
+                if path in self._doubtful:
+                    # The same bytes in a new file, with nothing to hide that was not written.
+                    self._filesystem.write_atomically(path, path.read_bytes())
+                    due[path] = signature(path)
+                else:
+                    self._filesystem.sync_file(path)
             self._filesystem.sync_directory(self._path / LOG_DIRECTORY)
-            self._unsynced = False
         except OSError as error:
+            self._doubtful |= due.keys()
             raise CommitStateUnknownError(
                 f"Version {version} of {self._path} is committed, but its fsync failed: {error}. It may not survive a "
                 "power cut; look again before freeing anything"
             ) from error
+        self._synced = {path: then for path, then in self._synced.items() if path in seen} | due
+        self._doubtful -= due.keys()
 
 
-def commit_properties(
-    operation: str, transactions: dict[str, int], commit_id: str, details: dict[str, int] | None = None
-) -> "CommitProperties":
-    """Metadata of a commit: Delta's history shows the operation and its numbers; one attempt only."""
+def commit_info(operation: str, commit_id: str, details: dict[str, int] | None = None) -> dict[str, str]:
+    """Our keys of ``commitInfo``: Delta's history shows the operation and its numbers."""
+    details = details or {}
+    shown = {USER_METADATA_KEY: json.dumps({"operation": operation, **details})} if details else {}
+    return {
+        f"{OWN_PREFIX}operation": operation,
+        COMMIT_ID_KEY: commit_id,
+        **{OWN_PREFIX + name: str(number) for name, number in details.items()},
+        **shown,
+    }
+
+
+def commit_properties(info: dict[str, str], transactions: dict[str, int]) -> "CommitProperties":
+    """One attempt only."""
     from deltalake import CommitProperties, Transaction
 
-    details = details or {}
-    # The one field of ours that Spark's DESCRIBE HISTORY shows.
-    shown = {"userMetadata": json.dumps({"operation": operation, **details})} if details else {}
     return CommitProperties(
-        custom_metadata={
-            "logstore.operation": operation,
-            COMMIT_ID_KEY: commit_id,
-            **{f"logstore.{name}": str(number) for name, number in details.items()},
-            **shown,
-        },
+        custom_metadata=dict(info),
         max_commit_retries=0,
         app_transactions=[Transaction(app, value) for app, value in transactions.items()],
     )

@@ -4,11 +4,16 @@ delta-rs hands out one application transaction per call, each a replay of the lo
 per partition. Here one replay reads them all: the newest whole checkpoint up to a version, then every later entry. A
 file is parsed once per content: another inode, size or modification time, as after a foreign commit that renamed over
 an entry, makes it new.
+
+Invariant: nothing is handed out of an entry or a checkpoint that is not what was written, as far as it carries a
+digest or has a checksum file (all of ours): CorruptionError names it. delta-rs checks neither, and takes an empty entry
+for one that changed nothing.
 """
 
+import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,37 +23,23 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, entry_digest, stored_digest
 from logstore.errors import CorruptionError
+from logstore.segments.checksums import crc32c
 
 LOG_DIRECTORY = "_delta_log"
-#: Key in ``commitInfo`` of a value that no other commit has.
-COMMIT_ID_KEY = "logstore.commit_id"
+#: Of the file beside a checkpoint of ours with the CRC-32C of its parts. No Delta reader or clean-up knows the name.
+CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
+#: How msgspec and Python say that a document and a UTF-8 sequence end too early.
+_CUT = "Input data was truncated"
+_CUT_LETTER = "unexpected end of data"
 
-class _Txn(msgspec.Struct, rename="camel"):
-    app_id: str
-    version: int
-
-
-class _File(msgspec.Struct):
-    path: str
-
-
-class _CommitInfo(msgspec.Struct):
-    commit_id: str | None = msgspec.field(default=None, name=COMMIT_ID_KEY)
-
-
-class _Action(msgspec.Struct, rename="camel"):
-    txn: _Txn | None = None
-    add: _File | None = None
-    remove: _File | None = None
-    commit_info: _CommitInfo | None = None
-
-
-_DECODER = msgspec.json.Decoder(_Action)
+#: Inode, size and modification time: what tells one content of a name from another.
+Signature = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +68,15 @@ def entry_path(table_path: Path, version: int) -> Path:
     return table_path / LOG_DIRECTORY / f"{version:020d}.json"
 
 
+def checksum_path(table_path: Path, version: int) -> Path:
+    return table_path / LOG_DIRECTORY / f"{version:020d}{CHECKSUM_SUFFIX}"
+
+
+def signature(path: Path) -> Signature:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def list_log(table_path: Path) -> LogFiles:
     log = table_path / LOG_DIRECTORY
     entries: set[int] = set()
@@ -92,16 +92,28 @@ def list_log(table_path: Path) -> LogFiles:
     return LogFiles(entries, whole)
 
 
+# ---- entries --------------------------------------------------------------------------------------------------------
+
+
 def read_entry(path: Path) -> LogEntry:
-    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not lines of actions."""
+    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
+    raw, version = path.read_bytes(), int(path.stem)
+    try:
+        actions = _parse(version, raw)
+    except ValueError as error:
+        if is_torn(version, raw):
+            raise CorruptionError(
+                f"{path} is torn, as by a power cut ({error}). If it is the newest entry: start the store on this data "
+                "directory, it sets the entry aside and commits its records again. If later entries stand on it: "
+                "restore it from a backup"
+            ) from error
+        raise CorruptionError(
+            f"{path} is damaged, it is not the entry that was committed ({error}). Restore it from a backup"
+        ) from error
+    commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
     removed: set[str] = set()
-    commit_id = None
-    try:
-        actions = _DECODER.decode_lines(path.read_bytes())
-    except msgspec.MsgspecError as error:
-        raise CorruptionError(f"{path} is not a Delta log entry: {error}") from error
     for action in actions:
         if action.txn is not None:
             transactions[action.txn.app_id] = action.txn.version
@@ -110,18 +122,122 @@ def read_entry(path: Path) -> LogEntry:
         elif action.remove is not None:
             removed.add(action.remove.path)
         elif action.commit_info is not None:
-            commit_id = action.commit_info.commit_id
+            commit_id = action.commit_info.get(COMMIT_ID_KEY)
     return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id)
 
 
-def read_checkpoint_part(path: Path) -> LogEntry:
-    """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it is unreadable."""
+def _parse(version: int, raw: bytes) -> list[Action]:
+    """ValueError saying why, if ``raw`` is not the whole of one entry."""
+    actions = _decode(raw)
+    if not actions:
+        raise ValueError("it is empty")
+    digest = stored_digest(actions)
+    if digest is not None and digest != (actual := entry_digest(version, actions)):
+        raise ValueError(f"its digest is {digest}, its actions make {actual}")
+    return actions
+
+
+def _decode(raw: bytes) -> list[Action]:
+    raw.decode()  # msgspec does not look into text that nobody asks for; delta-rs does
     try:
-        table = pq.ParquetFile(path).read(columns=["txn.appId", "txn.version", "add.path", "remove.path"])
+        return DECODER.decode_lines(raw)
+    except msgspec.MsgspecError as error:
+        raise ValueError(str(error)) from error
+
+
+def is_torn(version: int, raw: bytes) -> bool:
+    """Whether ``raw`` is what a power cut may leave of an entry that was not synced: empty, zeros, or its beginning.
+
+    Not if it has its whole length and one bit is wrong: that was written, and changed later.
+    """
+    with contextlib.suppress(ValueError):
+        _parse(version, raw)
+        return False
+    # A hole is at least a sector, or reaches to the end; a single zero is a blank (0x20) with a flipped bit.
+    if not raw or raw.endswith(b"\0") or b"\0\0" in raw:
+        return True
+    head, newline, last = raw.removesuffix(b"\n").rpartition(b"\n")
+    try:
+        actions = _decode(head)
+    except ValueError:
+        return False
+    cut = False
+    try:
+        actions += _decode(last)
+    except ValueError as error:
+        cut = str(error) == _CUT or getattr(error, "reason", "") == _CUT_LETTER
+        if not cut:
+            return False
+    digest = stored_digest(actions)
+    if digest is None:
+        return cut
+    promised, _, _ = digest.partition(":")
+    if not promised.isdecimal():
+        return False
+    missing = int(promised) - sum(action.commit_info is None for action in actions)
+    if cut and missing == 1:
+        return not any(_is_whole(version, head + newline, line) for line in _one_bit_off(last))
+    if not cut and missing > 0:
+        return entry_digest(version, actions).encode() not in _one_bit_off(digest.encode())
+    return cut
+
+
+def _is_whole(version: int, head: bytes, line: bytes) -> bool:
+    try:
+        return bool(_decode(line) and _parse(version, head + line))
+    except ValueError:
+        return False
+
+
+def _one_bit_off(data: bytes) -> Iterator[bytes]:
+    for at, byte in enumerate(data):
+        for bit in range(8):
+            yield data[:at] + bytes([byte ^ 1 << bit]) + data[at + 1 :]
+
+
+# ---- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def checksums(paths: Sequence[Path]) -> dict[str, str]:
+    """What the checksum file of a checkpoint of these files says."""
+    return {path.name: f"{crc32c(path.read_bytes()):08x}" for path in paths}
+
+
+def stored_checksums(part: Path) -> dict[str, str] | None:
+    """What the checksum file beside a checkpoint part says; None = there is none, empty = nothing that can be read."""
+    try:
+        return msgspec.json.decode(_checksum_file(part).read_bytes(), type=dict[str, str])
+    except FileNotFoundError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+def _checksum_file(part: Path) -> Path:
+    return checksum_path(part.parent.parent, int(part.name[:20]))
+
+
+def read_checkpoint_part(path: Path) -> LogEntry:
+    """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it is not what was
+    written, or unreadable.
+    """
+    remedy = (
+        "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
+        "they do not, restore it from a backup"
+    )
+    raw = path.read_bytes()
+    stored, actual = stored_checksums(path), f"{crc32c(raw):08x}"
+    if stored is not None and stored.get(path.name) != actual:
+        raise CorruptionError(
+            f"{path} or {_checksum_file(path).name} beside it is damaged: CRC-32C {actual}, noted is "
+            f"{stored.get(path.name, 'none')}. {remedy}"
+        )
+    try:
+        table = pq.ParquetFile(pa.BufferReader(raw)).read(
+            columns=["txn.appId", "txn.version", "add.path", "remove.path"]
+        )
     except (pa.ArrowException, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            raise
-        raise CorruptionError(f"{path} is not a readable Delta checkpoint: {error}") from error
+        raise CorruptionError(f"{path} is not a readable Delta checkpoint: {error}. {remedy}") from error
     transactions = {row["appId"]: row["version"] for row in _rows(table, "txn")}
     added, removed = (frozenset(row["path"] for row in _rows(table, column)) for column in ("add", "remove"))
     return LogEntry(transactions, added, removed)
@@ -137,7 +253,8 @@ def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
 class LogState:
     """The log up to one version, as far as this project reads it itself."""
 
-    def __init__(self, entries: Sequence[LogEntry]) -> None:
+    def __init__(self, version: int, entries: Sequence[LogEntry]) -> None:
+        self.version = version
         self._entries = entries
         self.transactions: dict[str, int] = {}
         for entry in entries:
@@ -158,11 +275,20 @@ class LogReplay:
 
     def __init__(self, table_path: Path) -> None:
         self._table_path = table_path
-        self._parsed: dict[Path, tuple[tuple[int, int, int], LogEntry]] = {}
+        self._parsed: dict[Path, tuple[Signature, LogEntry]] = {}
 
-    def state(self, version: int) -> LogState:
-        """The log up to ``version``. CorruptionError if it has a hole or cannot be parsed; OSError."""
+    @property
+    def contents(self) -> dict[Path, Signature]:
+        """The files that made the last state."""
+        return {path: known[0] for path, known in self._parsed.items()}
+
+    def state(self, version: int | None = None) -> LogState:
+        """The log up to ``version``, the newest unless told. CorruptionError if it has a hole or cannot be parsed;
+        OSError.
+        """
         files = list_log(self._table_path)
+        if version is None:
+            version = files.last_version if files.entries else max(files.checkpoints, default=-1)
         base = max((v for v in files.checkpoints if v <= version), default=-1)
         paths = list(files.checkpoints.get(base, ()))
         for number in range(base + 1, version + 1):
@@ -170,13 +296,12 @@ class LogReplay:
             if number not in files.entries:
                 raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
             paths.append(path)
-        parsed: dict[Path, tuple[tuple[int, int, int], LogEntry]] = {}
+        parsed: dict[Path, tuple[Signature, LogEntry]] = {}
         for path in paths:
-            status = path.stat()
-            signature = (status.st_ino, status.st_size, status.st_mtime_ns)
+            now = signature(path)
             known = self._parsed.get(path)
-            if known is None or known[0] != signature:
-                known = signature, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
+            if known is None or known[0] != now:
+                known = now, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
             parsed[path] = known
         self._parsed = parsed
-        return LogState([entry for _, entry in parsed.values()])
+        return LogState(version, [entry for _, entry in parsed.values()])

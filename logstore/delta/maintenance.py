@@ -1,16 +1,27 @@
 """Checkpoints and log clean-up, apart from commits: a failure here says nothing about any commit.
 
-Order: a checkpoint is written, compared with the snapshot that it stands for, made durable; only then are expired log
-entries removed (those before the newest checkpoint that is itself older than ``delta.logRetentionDuration``), which
-from then on nothing but a checkpoint can replace.
+Order: a checkpoint is written, compared with the snapshot that it stands for, made durable, and vouched for by a file
+with its checksums; only then are expired log entries removed (those before the newest checkpoint that is itself older
+than ``delta.logRetentionDuration``), which from then on nothing but a checkpoint can replace.
 """
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
-from logstore.delta.log_entries import LOG_DIRECTORY, list_log, read_checkpoint_part
+from logstore.delta.log_entries import (
+    CHECKSUM_SUFFIX,
+    LOG_DIRECTORY,
+    checksum_path,
+    checksums,
+    entry_path,
+    list_log,
+    read_checkpoint_part,
+    read_entry,
+)
+from logstore.delta.log_repair import LAST_CHECKPOINT
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem
@@ -20,8 +31,6 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 log = structlog.stdlib.get_logger(__name__)
-
-_LAST_CHECKPOINT = "_last_checkpoint"
 
 
 def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, filesystem: FileSystem) -> None:
@@ -34,12 +43,16 @@ def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, files
     newest = max((version for version in list_log(path).checkpoints if version <= snapshot.version), default=0)
     if snapshot.version - newest < DELTA_CHECKPOINT_INTERVAL:
         return
+    if read_entry(entry_path(path, snapshot.version)).commit_id is None:
+        return  # whoever committed this version may be writing its checkpoint now: the next one of ours will do
     try:
         table.create_checkpoint()
         filesystem.reached("delta.checkpointed")
         _verify_and_sync(path, snapshot, filesystem)
+        filesystem.reached("delta.vouched")
         table.cleanup_metadata()
         filesystem.reached("delta.cleaned")
+        _remove_stale_checksums(path, filesystem)
         filesystem.sync_directory(path / LOG_DIRECTORY)
     except (DeltaError, OSError) as error:
         raise StorageError(f"Checkpoint or log clean-up of {path} failed at {snapshot.version}: {error}") from error
@@ -53,12 +66,20 @@ def _verify_and_sync(path: Path, snapshot: TopicSnapshot, filesystem: FileSystem
     transactions = {app: value for entry in entries for app, value in entry.transactions.items()}
     added = {added for entry in entries for added in entry.added}
     if transactions != snapshot.transactions or added != snapshot.paths:
-        for file in (directory / _LAST_CHECKPOINT, *parts):
+        for file in (directory / LAST_CHECKPOINT, *parts):
             filesystem.unlink(file)
         raise CorruptionError(
             f"{path}: the checkpoint of version {snapshot.version} lacks transactions or files of that version; it was "
             "removed, the log entries are kept"
         )
-    for file in (*parts, directory / _LAST_CHECKPOINT):
+    for file in (*parts, directory / LAST_CHECKPOINT):
         filesystem.sync_file(file)
-    filesystem.sync_directory(directory)
+    vouching = checksum_path(path, snapshot.version)
+    filesystem.write_atomically(vouching, msgspec.json.encode(checksums(parts)))
+
+
+def _remove_stale_checksums(path: Path, filesystem: FileSystem) -> None:
+    checkpoints = list_log(path).checkpoints
+    for file in (path / LOG_DIRECTORY).glob("*" + CHECKSUM_SUFFIX):
+        if int(file.name[:20]) not in checkpoints:
+            filesystem.unlink(file)

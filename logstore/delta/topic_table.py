@@ -5,6 +5,7 @@ every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any t
 instance. Other instances, processes and machines are excluded by the commit protocol, not by locks.
 """
 
+import contextlib
 import shutil
 import threading
 import uuid
@@ -13,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from logstore.delta.committer import Committer, Plan, Removal, commit_properties
-from logstore.delta.log_entries import LOG_DIRECTORY, entry_path
+from logstore.delta.actions import signed
+from logstore.delta.committer import Committer, Plan, Removal, commit_info, commit_properties
+from logstore.delta.log_entries import entry_path
+from logstore.delta.log_repair import repair_log
 from logstore.delta.maintenance import maintain_log
 from logstore.delta.preconditions import (
     RewritePart,
@@ -44,6 +47,7 @@ from logstore.errors import (
     FencedLeaderEpochError,
     InvalidPartitionsError,
     LogStoreError,
+    StorageError,
     TopicExistsError,
     UnknownPartitionError,
     storage_error,
@@ -104,11 +108,21 @@ class TopicTable:
             cls._build(built, filesystem, layout, configuration, num_partitions)
             filesystem.make_directory(path.parent)
             filesystem.rename(built, path)
-            filesystem.reached("topic.created")
-            filesystem.sync_directory(path.parent)
         except (OSError, DeltaError) as error:
             shutil.rmtree(built, ignore_errors=True)
             raise storage_error(f"creating topic {path.name!r}", error) from error
+        filesystem.reached("topic.created")
+        try:
+            filesystem.sync_directory(path.parent)
+        except OSError as error:
+            # Nobody may use what a power cut can take away; it would be in the way of the next attempt.
+            with contextlib.suppress(OSError):
+                filesystem.rename(path, built)
+            shutil.rmtree(built, ignore_errors=True)
+            raise StorageError(
+                f"creating topic {path.name!r} failed, its directory could not be synced: {error}. It was taken back, "
+                "but may be there, empty, after a power cut"
+            ) from error
         return cls(path, filesystem)
 
     @staticmethod
@@ -124,14 +138,24 @@ class TopicTable:
             partition_by=PARTITION_COLUMNS,
             configuration=dict(configuration),
             commit_properties=commit_properties(
-                "create", {app_id(partition, SEALED): 0 for partition in range(num_partitions)}, uuid.uuid4().hex
+                commit_info("create", uuid.uuid4().hex),
+                {app_id(partition, SEALED): 0 for partition in range(num_partitions)},
             ),
             raise_if_key_not_exists=False,
         )
-        filesystem.sync_file(entry_path(built, 0))
-        filesystem.sync_directory(built / LOG_DIRECTORY)
+        entry = entry_path(built, 0)
+        filesystem.write_atomically(entry, signed(0, entry.read_bytes()))
         filesystem.sync_directory(built)
         filesystem.reached("delta.staged")
+
+    @classmethod
+    def recover(cls, path: Path, *, filesystem: FileSystem) -> Self:
+        """``open`` for a store that starts: what a power cut tore is set aside first. CorruptionError, StorageError."""
+        try:
+            repair_log(path, filesystem)
+        except OSError as error:
+            raise storage_error(f"recovering the Delta log of {path}", error) from error
+        return cls.open(path, filesystem=filesystem)
 
     @classmethod
     def open(cls, path: Path, *, filesystem: FileSystem | None = None) -> Self:
@@ -343,4 +367,5 @@ class TopicTable:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:
             table, snapshot = self._committer.open()
+            self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
             maintain_log(self.path, table, snapshot, self.filesystem)

@@ -10,8 +10,12 @@ from pathlib import Path
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
 from logstore.segments.footer import ROLL
-from logstore.segments.reader import find_segments
+from logstore.segments.reader import find_segments, verify_segment
 from logstore.segments.writer import Segment
+
+
+class MissingSegmentsError(CorruptionError):
+    """No segment files on disk hold a range."""
 
 
 def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
@@ -39,18 +43,24 @@ def sealed_segments_on_disk(
     Only what rolls wrote, and of that what is ``wanted`` by its path: a job that was not committed leaves files that
     hold less than their range.
 
-    Raises CorruptionError if there are none: records that were sealed are neither in the table nor on disk.
+    Raises MissingSegmentsError if there are none: records that were sealed are neither in the table nor on disk;
+    CorruptionError if one of them is damaged.
     """
     by_base: dict[int, list[Segment]] = {}
-    for segment in find_segments(table_path, partition, start):
+    found = find_segments(table_path, partition, start)
+    for segment in found.segments:
         if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)
     chain = _chain(by_base, start, end)
     if chain is None:
-        raise CorruptionError(
+        unreadable = f" (unreadable: {', '.join(found.unreadable)})" if found.unreadable else ""
+        raise MissingSegmentsError(
             f"{table_path}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
-            "names them and no segment files on disk hold exactly them. Restore the table directory from a backup."
+            f"names them and no segment files on disk hold exactly them{unreadable}. Restore the table directory from "
+            "a backup."
         )
+    for segment in chain:
+        verify_segment(table_path / segment.path)
     return chain
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from logstore.delta.snapshot import SegmentFile
-from logstore.errors import CorruptionError, OffsetOutOfRangeError
+from logstore.errors import CorruptionError, OffsetOutOfRangeError, StorageError
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.journal import Journal
 from logstore.limits import RECORD_OVERHEAD_BYTES, ROW_GROUP_CACHE_BYTES
@@ -84,8 +84,10 @@ class LogReader:
             if piece.records.num_rows:
                 taken.append(piece.records)
                 num_bytes += int(_sizes(piece.records).sum())
-            elif piece.next_offset == at and taken and at < log.last_stable_offset:
-                break  # the next record does not fit
+            elif piece.next_offset == at and at < log.last_stable_offset:
+                if taken:
+                    break  # the next record does not fit
+                raise CorruptionError(f"Nothing is found at offset {at} of {log}: neither a record nor where to go on.")
             at = piece.next_offset
             if at < log.last_stable_offset:
                 if num_bytes >= max(1, min_bytes) or num_bytes >= max_bytes:
@@ -132,9 +134,8 @@ class LogReader:
             if at == len(segments) or segments[at].min_offset >= sealed:
                 return _Slice(EMPTY, sealed)  # compaction left nothing between offset and the tail
             segment = segments[at]
-            path = topic.table.path / segment.path
             following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
-            batch, scanned_to = await self._in_thread(lambda: self._read_history(path, offset, following))
+            batch, scanned_to = await self._in_thread(lambda: self._read_history(topic, segment, offset, following))
             return _cut(batch, offset, min(sealed, end), max_bytes, scanned_to, may_be_empty=may_be_empty)
 
         return await self._again_if_moved(topic, read)
@@ -152,6 +153,8 @@ class LogReader:
                         f"Topic {topic.name!r}: the Delta log names {error.filename}, which is not on disk."
                     ) from error
                 await self._refresh(topic)
+            except OSError as error:
+                raise StorageError(f"Cannot read topic {topic.name!r}: {error}. Check the disk; try again.") from error
         raise AssertionError("unreachable")
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -168,9 +171,12 @@ class LogReader:
             batches[frame.base_offset] = batch
         return _combine([batch for batch in batches.values() if batch is not None])
 
-    def _read_history(self, path: Path, offset: int, following: int) -> tuple[pa.RecordBatch, int]:
+    def _read_history(
+        self, topic: Topic, segment: SegmentFile, offset: int, following: int
+    ) -> tuple[pa.RecordBatch, int]:
         """The row group that holds ``offset`` or the next record after it, and the offset up to which it speaks."""
-        groups = self._groups(path)
+        path = topic.table.path / segment.path
+        groups = self._groups(path, segment)
         for at, group in enumerate(groups):
             if group.last_offset >= offset:
                 scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
@@ -188,7 +194,7 @@ class LogReader:
     ) -> tuple[int, int] | None:
         for segment in segments:
             path = topic.table.path / segment.path
-            for group in self._groups(path):
+            for group in self._groups(path, segment):
                 if group.last_offset >= start and group.max_timestamp_ms >= timestamp_ms:
                     found = _first_at(self._row_group(path, group.index), start, sealed, timestamp_ms)
                     if found:
@@ -200,12 +206,13 @@ class LogReader:
                 return found
         return None
 
-    def _groups(self, path: Path) -> tuple[RowGroup, ...]:
+    def _groups(self, path: Path, segment: SegmentFile) -> tuple[RowGroup, ...]:
         # A segment's name is never used again, so what its footer says holds for ever.
         with self._cache_lock:
             groups = self._row_groups.get(path)
         if groups is None:
             groups = row_groups(path)
+            _check_against_log(path, groups, segment)
             with self._cache_lock:
                 self._row_groups[path] = groups
         return groups
@@ -235,6 +242,16 @@ def _check_range(log: PartitionLog, offset: int) -> None:
             f"offsets {log.log_start_offset} to {log.high_watermark} can be read.",
             log_start_offset=log.log_start_offset,
             high_watermark=log.high_watermark,
+        )
+
+
+def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentFile) -> None:
+    bounds = (groups[0].first_offset, groups[-1].last_offset) if groups else (-1, -1)
+    found = (sum(group.num_rows for group in groups), *bounds)
+    if found != (segment.num_records, segment.min_offset, segment.max_offset):
+        raise CorruptionError(
+            f"{path} holds {found[0]} records of offsets {found[1]} to {found[2]}, the Delta log says "
+            f"{segment.num_records} of {segment.min_offset} to {segment.max_offset}. Restore the file from a backup."
         )
 
 

@@ -209,9 +209,13 @@ class PartitionLog:
 
     # ---- recovery ---------------------------------------------------------------------------------------------------
 
+    def recover_append_time(self, append_time_ms: int) -> None:
+        """A record was appended then: later ones are not appended earlier, whatever the clock says now."""
+        self._last_append_time_ms = max(self._last_append_time_ms, append_time_ms)
+
     def recover_frame(self, header: FrameHeader, location: FrameLocation) -> None:
         """A data frame that the journal scan found; ``finish_recovery`` puts them in order."""
-        self._last_append_time_ms = max(self._last_append_time_ms, header.append_time_ms)
+        self.recover_append_time(header.append_time_ms)
         self.index.add(header, location)
         self.leader_epochs.assign(header.leader_epoch, header.base_offset)
 

@@ -32,13 +32,13 @@ from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
-from logstore.log.history import history_gaps, sealed_segments_on_disk
+from logstore.log.history import MissingSegmentsError, history_gaps, sealed_segments_on_disk
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
 from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
-from logstore.segments.reader import segment_from_file
+from logstore.segments.reader import segment_from_file, verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
 
 log = structlog.stdlib.get_logger(__name__)
@@ -135,7 +135,7 @@ class Roller:
     async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
         async with topic.commit_lock:
             _require(topic)
-            refused = await self._commit(topic, self._left_over(topic))
+            refused = await self._commit(topic, await self._left_over(topic))
             wanted = [p for p in topic.partitions if select(p) and p.partition not in refused]
             parts = await self._write_new(topic, wanted)
             if parts:
@@ -155,14 +155,14 @@ class Roller:
                 return await self._in_thread(functools.partial(self._write, topic, spans))
         raise StorageError(f"The roll of topic {topic.name!r} never found its records in the journal. Try again.")
 
-    def _left_over(self, topic: Topic) -> list[RollPart]:
-        """What an earlier attempt wrote and could not commit, if it is still wanted and there."""
-        return [
+    async def _left_over(self, topic: Topic) -> list[RollPart]:
+        """What an earlier attempt wrote and could not commit, if it is still wanted and whole."""
+        parts = [
             part
             for part in self._uncommitted.pop(topic, {}).values()
             if part.base_offset == topic.partitions[part.partition].sealed_offset
-            and all((topic.table.path / segment.path).exists() for segment in part.segments)
         ]
+        return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.path, part)])
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
         """Seal ``parts``; by partition, why some were left out."""
@@ -307,18 +307,31 @@ class Roller:
         for start, end in history_gaps(snapshot, partition):
             try:
                 segments += sealed_segments_on_disk(path, partition, start, end, wanted=was_lost)
-            except CorruptionError:
+            except MissingSegmentsError as error:
                 # Somebody deleted rows with SQL: theirs to do. Readers pass over the gap.
-                log.warning("history.gap", table=str(path), partition=partition, start=start, end=end)
+                log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
         return segments
 
 
 def _on_disk(table_path: Path, file: str) -> Segment | None:
+    """CorruptionError if it is damaged: to give its records up, take the file away."""
     try:
+        verify_segment(table_path / file)
         return segment_from_file(table_path, file)
     except FileNotFoundError:
         log.error("history.file_lost", table=str(table_path), file=file)
         return None
+
+
+def _is_whole(table_path: Path, part: RollPart) -> bool:
+    """If not, the journal has all of it still."""
+    try:
+        for segment in part.segments:
+            verify_segment(table_path / segment.path)
+    except (CorruptionError, OSError) as error:
+        log.error("roll.file_lost", table=str(table_path), partition=part.partition, error=str(error))
+        return False
+    return True
 
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:

@@ -11,7 +11,9 @@ from typing import Any
 
 from logstore.errors import CorruptionError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: The first one with checksums, see ``checksums.py``.
+CHECKSUM_FORMAT = 2
 _PREFIX = "logstore."
 
 #: State at the end of a segment that later releases fill (producer state, idempotency keys): JSON values.
@@ -54,16 +56,26 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
     }
 
 
+def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
+    """The format of a segment, 0 for a file of another writer. CorruptionError, naming ``path``, for a newer one."""
+    text = metadata.get(f"{_PREFIX}format".encode(), b"0")
+    if not text.isdigit():
+        raise CorruptionError(f"{path} has no valid segment format ({text!r})")
+    if int(text) > FORMAT_VERSION:
+        raise CorruptionError(f"{path} has segment format {int(text)}: upgrade logstore to read it")
+    return int(text)
+
+
 def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
     """Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of a newer format."""
+    if not format_of(metadata, path):
+        raise CorruptionError(f"{path} has no segment footer: not written by logstore")
     try:
         text = {
             key.decode().removeprefix(_PREFIX): value.decode()
             for key, value in metadata.items()
             if key.startswith(_PREFIX.encode())
         }
-        if int(text["format"]) > FORMAT_VERSION:
-            raise CorruptionError(f"{path} has segment format {text['format']}: upgrade logstore to read it")
         return SegmentFooter(
             partition=int(text["partition"]),
             base_offset=int(text["base_offset"]),
@@ -76,4 +88,4 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text.get("cleanings", "[]"))),
         )
     except (KeyError, ValueError, TypeError) as error:
-        raise CorruptionError(f"{path} has no valid segment footer ({error!r}): not written by logstore") from error
+        raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

@@ -1,19 +1,20 @@
 """Reads segments: what they hold (footer), where (row groups), and one row group at a time.
 
-Invariant: what is handed out has rising offsets and is LOG_SCHEMA; anything else is CorruptionError naming the file.
-Memory is bounded by one row group. Page checksums are verified.
+Invariant: what is handed out has rising offsets and is of LOG_SCHEMA; anything else is CorruptionError naming the file.
+Memory is bounded by one row group.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from logstore.errors import CorruptionError
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
-from logstore.segments.footer import SegmentFooter, decode_footer
+from logstore.segments.footer import SegmentFooter
 from logstore.segments.names import parse_segment_name, partition_directory
+from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.writer import Segment
 
 
@@ -32,15 +33,15 @@ class RowGroup:
 
 def read_footer(path: Path) -> SegmentFooter:
     """Raises FileNotFoundError, or CorruptionError if the file is not a whole segment."""
-    return decode_footer(_open(path).metadata.metadata or {}, str(path))
+    return open_parquet(path).footer
 
 
 def segment_from_file(table_path: Path, relative: str) -> Segment:
-    """Everything needed to commit the file again (rule R7), read from the file alone."""
+    """Everything needed to commit the file again (rule R7), read from its end alone: see ``verify_segment``."""
     path = table_path / relative
-    parquet = _open(path)
-    footer = decode_footer(parquet.metadata.metadata or {}, str(path))
-    groups = _row_groups(parquet, path)
+    file = open_parquet(path)
+    footer = file.footer
+    groups = _row_groups(file)
     if not groups:
         raise CorruptionError(f"{path} holds no records")
     return Segment(
@@ -50,7 +51,7 @@ def segment_from_file(table_path: Path, relative: str) -> Segment:
         base_offset=footer.base_offset,
         end_offset=footer.end_offset,
         leader_epoch=footer.leader_epoch,
-        num_records=parquet.metadata.num_rows,
+        num_records=file.metadata.num_rows,
         min_offset=groups[0].first_offset,
         max_offset=groups[-1].last_offset,
         min_timestamp_us=min(group.min_timestamp_ms for group in groups) * 1000,
@@ -59,13 +60,26 @@ def segment_from_file(table_path: Path, relative: str) -> Segment:
     )
 
 
-def find_segments(table_path: Path, partition: int, from_offset: int) -> tuple[Segment, ...]:
+def verify_segment(path: Path) -> None:
+    """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte of it is not what was written."""
+    open_parquet(path).verify()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSegments:
+    """``unreadable`` files were torn by a crash while they were written, or are damaged: paths within the table."""
+
+    segments: tuple[Segment, ...]
+    unreadable: tuple[str, ...]
+
+
+def find_segments(table_path: Path, partition: int, from_offset: int) -> FoundSegments:
     """Segments on disk, committed or not, whose base offset is at least ``from_offset``; rising, newest epoch first.
 
-    Torn files (a crash while they were written) are left out. For rule R7 at start-up: the caller knows from its
-    journal what was sealed, and picks the chain that reaches it.
+    Their ends alone are read. For rule R7 at start-up: the caller knows from its journal what was sealed, and picks the
+    chain that reaches it.
     """
-    found = []
+    found, unreadable = [], []
     for path in (table_path / partition_directory(partition)).glob("*.parquet"):
         relative = path.relative_to(table_path).as_posix()
         name = parse_segment_name(relative)
@@ -74,55 +88,46 @@ def find_segments(table_path: Path, partition: int, from_offset: int) -> tuple[S
         try:
             found.append(segment_from_file(table_path, relative))
         except CorruptionError:
-            continue
-    return tuple(sorted(found, key=lambda segment: (segment.base_offset, -segment.leader_epoch, segment.path)))
+            unreadable.append(relative)
+    found.sort(key=lambda segment: (segment.base_offset, -segment.leader_epoch, segment.path))
+    return FoundSegments(tuple(found), tuple(sorted(unreadable)))
 
 
 def row_groups(path: Path) -> tuple[RowGroup, ...]:
     """The index of a segment: rising and disjoint. FileNotFoundError; CorruptionError if it is not."""
-    return _row_groups(_open(path), path)
+    return _row_groups(open_parquet(path))
 
 
-def read_row_group(path: Path, index: int) -> pa.RecordBatch:
-    """One row group as one LOG_SCHEMA batch. FileNotFoundError, OSError; CorruptionError if it does not read back."""
-    parquet = _open(path)
+def read_row_group(path: Path, index: int, columns: Sequence[str] = LOG_SCHEMA.names) -> pa.RecordBatch:
+    """One row group as one batch of ``columns``, ``offset`` among them, in the order and with the types of LOG_SCHEMA.
+
+    Raises FileNotFoundError, OSError; CorruptionError if it does not read back.
+    """
+    file = open_parquet(path)
+    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+    table = file.read(index, schema.names)
     try:
-        batches = _to_log(parquet.read_row_group(index)).combine_chunks().to_batches()
-    except (pa.ArrowException, OSError) as error:
-        if _of_the_system(error):
-            raise
-        raise CorruptionError(f"{path}, row group {index}: {error}") from error
+        batches = table.select(schema.names).cast(schema).combine_chunks().to_batches()
+    except (pa.ArrowException, KeyError) as error:
+        raise damaged(file.where(index), error) from error
     if len(batches) != 1:
-        raise CorruptionError(f"{path}, row group {index}: {len(batches)} batches where one is expected")
+        raise CorruptionError(f"{file.where(index)}: {len(batches)} batches where one is expected")
     offsets = batches[0].column("offset").to_numpy()
     if not (offsets[1:] > offsets[:-1]).all():
-        raise CorruptionError(f"{path}, row group {index}: offsets do not rise")
+        raise CorruptionError(f"{file.where(index)}: offsets do not rise")
     return batches[0]
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(path, page_checksum_verification=True)
-    except (pa.ArrowException, OSError) as error:
-        if _of_the_system(error):
-            raise
-        raise CorruptionError(f"{path} is not a readable Parquet file: {error}") from error
-
-
-def _of_the_system(error: Exception) -> bool:
-    """Arrow raises OSError for bad bytes too; only the system's (no such file, no descriptors) have a number."""
-    return isinstance(error, OSError) and error.errno is not None
-
-
-def _row_groups(parquet: pq.ParquetFile, path: Path) -> tuple[RowGroup, ...]:
-    names = parquet.schema_arrow.names
-    if not set(SEGMENT_SCHEMA.names) <= set(names):
-        raise CorruptionError(f"{path} has columns {names}, a segment has {SEGMENT_SCHEMA.names}")
+def _row_groups(file: ParquetFile) -> tuple[RowGroup, ...]:
+    path, metadata = file.path, file.metadata
     # Flat columns come first in SEGMENT_SCHEMA; only another writer's file has another order.
-    columns = {parquet.metadata.schema.column(i).path: i for i in range(parquet.metadata.num_columns)}
+    columns = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    names = {name.split(".")[0] for name in columns}
+    if not set(SEGMENT_SCHEMA.names) <= names:
+        raise CorruptionError(f"{path} has columns {sorted(names)}, a segment has {SEGMENT_SCHEMA.names}")
     groups: list[RowGroup] = []
-    for index in range(parquet.metadata.num_row_groups):
-        group = parquet.metadata.row_group(index)
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
         offsets = group.column(columns["offset"]).statistics
         timestamps = group.column(columns["timestamp"]).statistics
         if offsets is None or timestamps is None or not offsets.has_min_max or not timestamps.has_min_max:
@@ -141,8 +146,3 @@ def _row_groups(parquet: pq.ParquetFile, path: Path) -> tuple[RowGroup, ...]:
             )
         )
     return tuple(groups)
-
-
-def _to_log(table: pa.Table) -> pa.Table:
-    """SEGMENT_SCHEMA to LOG_SCHEMA; ArrowInvalid if a timestamp is finer than a millisecond."""
-    return table.select(SEGMENT_SCHEMA.names).cast(LOG_SCHEMA)

@@ -1,8 +1,9 @@
 """Writes one segment: a sorted Parquet file that says all that is needed to commit it.
 
 Invariants: offsets rise strictly and lie in [base offset, end offset); a row group has at most 128 Ki rows and, unless
-it is one record, 16 MiB of Arrow data; after ``finish`` the file and its directory entry are durable (rule R7); a
-writer that is left without ``finish`` leaves no file.
+it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
+``finish`` the file and its directory entry are durable (rule R7); a writer that is left without ``finish`` leaves no
+file.
 """
 
 import io
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.schema import LOG_SCHEMA
+from logstore.segments import checksums
 from logstore.segments.footer import ROLL, JsonState, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
@@ -49,11 +51,15 @@ class Segment:
 
 
 class _Sink(io.RawIOBase):
-    """A file as pyarrow writes it, with every byte going through the file system seam."""
+    """A file as pyarrow writes it, with every byte going through the file system seam and into a running CRC."""
 
     def __init__(self, filesystem: FileSystem, fd: int) -> None:
         super().__init__()
         self._filesystem, self._fd, self._position = filesystem, fd, 0
+        self._crc = 0
+        #: The CRC of the file up to the end of every write: a page is one or two, so a column chunk ends with one.
+        self._crc_at: dict[int, int] = {}
+        self._tail: bytearray | None = None
         self.discarding = False
 
     def writable(self) -> bool:
@@ -63,11 +69,32 @@ class _Sink(io.RawIOBase):
         return self._position
 
     def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
         if self.discarding:
-            return len(memoryview(data).cast("B"))
-        written = self._filesystem.write_at(self._fd, [data], self._position)
+            return len(view)
+        written = self._filesystem.write_at(self._fd, [view], self._position)
         self._position += written
+        self._crc = self._crc_at[self._position] = checksums.crc32c(view, self._crc)
+        if self._tail is not None:
+            self._tail += view
         return written
+
+    def begin_tail(self) -> None:
+        """What follows the last row group comes now."""
+        self._tail = bytearray()
+
+    def write_chain(self) -> None:
+        """Put the file's checksums where their placeholder is."""
+        assert self._tail is not None
+        tail = bytes(self._tail)
+        data_end = self._position - len(tail)
+        footer_at = self._position - checksums.TRAILER_BYTES - int.from_bytes(tail[-8:-4], "little")
+        page_index, footer = tail[: footer_at - data_end], tail[footer_at - data_end :]
+        self._crc_at[footer_at] = checksums.crc32c(page_index, self._crc_at[data_end])
+        places = checksums.places(pq.read_metadata(pa.BufferReader(footer)), footer_at)
+        crcs = [self._crc_at[place] for place in places]
+        at, value = checksums.chain(crcs[1:], footer)
+        self._filesystem.write_at(self._fd, [value], footer_at + at)
 
 
 class SegmentWriter:
@@ -94,7 +121,7 @@ class SegmentWriter:
         self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
-        self._num_records = 0
+        self._num_records = self._row_groups = 0
         self._min_offset = self._max_offset = -1
         self._min_timestamp = self._max_timestamp = 0
         self._filesystem.make_directory(self._file.parent)
@@ -178,12 +205,16 @@ class SegmentWriter:
         )
         self._flush()
         self._filesystem.reached("segment.half")
-        self._parquet.add_key_value_metadata(encode_footer(footer))
+        chunks = self._row_groups * _leaves(pa.struct(self._layout.segment_schema))
+        self._parquet.add_key_value_metadata({**encode_footer(footer), checksums.KEY: checksums.placeholder(chunks)})
+        self._sink.begin_tail()
         self._parquet.close()
+        self._sink.write_chain()
         self._filesystem.fdatasync(self._fd)
+        # Before it is let go of: what fails is removed again.
+        self._filesystem.sync_directory(self._file.parent)
         self._filesystem.close(self._fd)
         self._fd = None
-        self._filesystem.sync_directory(self._file.parent)
         self._filesystem.reached("segment.finished")
         return Segment(
             path=self.path,
@@ -244,7 +275,16 @@ class SegmentWriter:
         if not self._pending:
             return
         self._parquet.write_table(self._layout.to_segment(self._pending), row_group_size=ROW_GROUP_ROWS_MAX)
+        self._row_groups += 1
         self._pending, self._pending_rows, self._pending_bytes = [], 0, 0
+
+
+def _leaves(columns: pa.Schema | pa.DataType) -> int:
+    """How many columns Parquet makes of them."""
+    types = (
+        columns.types if isinstance(columns, pa.Schema) else [columns.field(i).type for i in range(columns.num_fields)]
+    )
+    return sum(map(_leaves, types)) or 1
 
 
 def _rows_that_fit(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> int:

@@ -104,6 +104,8 @@ def session_settings(master: str, given: Mapping[str, str], *, progress: bool) -
         **DELTA_SETTINGS,
         "spark.sql.session.timeZone": "UTC",
         "spark.databricks.delta.vacuum.logging.enabled": "false",
+        # A flipped bit in a page is an error then, and not another record.
+        "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": str(progress).lower(),
     }

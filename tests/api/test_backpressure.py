@@ -52,7 +52,16 @@ def test_releasing_twice_gives_back_once():
     assert bytes_in_flight.reserved == other.size == 10
 
 
-async def test_a_body_is_reserved_before_it_is_read_and_given_back_after(tmp_path):
+def test_asking_for_room_takes_none():
+    bytes_in_flight = in_flight(100)
+    with bytes_in_flight.reserve(60), bytes_in_flight.reserve() as asking:
+        asking.require(40)
+        with pytest.raises(ThrottledError):
+            asking.require(41)
+        assert bytes_in_flight.reserved == 60
+
+
+async def test_what_has_come_of_a_body_is_reserved_and_given_back_after(tmp_path):
     async with running_api(tmp_path / "data", max_request_size=10_000, queued_max_request_bytes=10_000) as api:
         await api.create_topic("t")
         requests = api.app.state.api.requests
@@ -67,9 +76,10 @@ async def test_a_body_is_reserved_before_it_is_read_and_given_back_after(tmp_pat
         headers = {"Content-Type": "application/json", "Content-Length": str(len(b'{"records":[{"value":1}]}'))}
         first = asyncio.create_task(api.post("/topics/t", content=slow_body(), headers=headers))
         await arrived.wait()
-        assert requests.reserved == 25
+        assert requests.reserved == len(b'{"records":['), "what is only announced keeps nobody out"
 
-        large = json.dumps({"records": [{"value": "x" * 9_960}]})
+        large = json.dumps({"records": [{"value": "x" * 9_965}]})
+        assert 9_988 < len(large) < 10_000
         refused = await api.post("/topics/t", content=large, headers={"Content-Type": "application/json"})
         assert_error(refused, 429, 42901)
         assert int(refused.headers["Retry-After"]) >= 1

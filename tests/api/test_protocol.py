@@ -2,30 +2,34 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from ingest_api import answers, bodies, protocol
-from ingest_api.backpressure import InFlightBytes
-from ingest_api.errors import ClientDisconnectedError
+from ingest_api.protocol import ConnectionLimits, http_protocol
+from tests.api.api_client import running_api
 
 pytestmark = pytest.mark.anyio
 
+POST = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
 
 @contextlib.asynccontextmanager
-async def listening(app):
+async def listening(app, **limits):
     """The application behind our protocol on a socket of this process: the port."""
-    config = uvicorn.Config(app, http=protocol.HttpProtocol, ws="none", lifespan="off", log_config=None)
+    protocol = http_protocol(ConnectionLimits(**limits))
+    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state = ServerState()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(
-        lambda: protocol.HttpProtocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0
-    )
+    listener = socket.create_server(("127.0.0.1", 0))
+    # Little, so that what a client does not take stays with the protocol; a connection inherits it.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    server = await loop.create_server(lambda: protocol(config=config, server_state=state, app_state={}), sock=listener)
     try:
-        yield server.sockets[0].getsockname()[1]
+        yield server.sockets[0].getsockname()[1], state
     finally:
         server.close()
         for connection in list(state.connections):
@@ -42,64 +46,98 @@ async def connected(port: int):
         writer.close()
 
 
-async def test_a_connection_that_sends_nothing_is_closed_without_a_word(api, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
-    async with listening(api.app) as port, connected(port) as (reader, _):
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
+            await asyncio.sleep(0.01)
+
+
+async def test_a_connection_that_sends_nothing_is_closed_without_a_word(api):
+    async with listening(api.app, idle_seconds=0.05) as (port, _), connected(port) as (reader, _):
         assert await asyncio.wait_for(reader.read(), 10) == b""
 
 
-async def test_a_head_that_does_not_end_is_408(api, monkeypatch):
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.05)
-    async with listening(api.app) as port, connected(port) as (reader, writer):
+async def test_a_head_that_does_not_end_is_408(api):
+    async with listening(api.app, head_seconds=0.05) as (port, _), connected(port) as (reader, writer):
         writer.write(b"GET /topics HTTP/1.1\r\nX: ")
         answer = await asyncio.wait_for(reader.read(), 10)
     assert answer.startswith(b"HTTP/1.1 408")
     assert b'"error_code":408' in answer
 
 
-async def test_a_body_that_stops_is_408_and_gives_its_bytes_back(api, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_IDLE_SECONDS", 0.05)
+async def test_a_body_that_stops_is_408_and_gives_its_bytes_back(tmp_path):
+    async with running_api(tmp_path / "data", request_body_timeout_ms=50) as api:
+        await api.create_topic("t")
+        async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+            writer.write(POST % 500 + b'{"records"')
+            answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"connection: close" in answer
+        assert api.app.state.api.requests.reserved == 0
+        assert api.end_offsets("t") == [0]
+
+
+async def test_a_body_that_is_slow_but_goes_on_is_read(tmp_path):
+    body = b'{"records":[{"value":1}]}'.ljust(10_000)
+    async with running_api(tmp_path / "data", request_body_timeout_ms=500) as api:
+        await api.create_topic("t")
+        async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+            writer.write(POST % len(body))
+            for start in range(0, len(body), 1_000):
+                await asyncio.sleep(
+                    0.07
+                )  # 0.7 s in all, longer than one interval, and ten times the rate that is asked
+                writer.write(body[start : start + 1_000])
+            assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 200")
+
+
+async def test_a_client_that_stops_reading_its_answer_is_cut_and_gives_its_bytes_back(api):
+    await api.create_topic("t", max_message_bytes=str(16 << 20))
+    for _ in range(2):
+        assert (await api.produce("t", ["x" * (8 << 20)])).status_code == 200
+    answers = api.app.state.api.answers
+    async with listening(api.app, answer_seconds=0.2) as (port, _):
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            path = b"/topics/t/partitions/0/records?max_bytes=20000000"
+            client.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+            await until(lambda: answers.reserved > 0)
+            await until(lambda: answers.reserved == 0)
+
+
+@pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
+async def test_a_client_that_takes_nothing_of_a_short_answer_is_cut(api, header):
+    """Short enough to be out of the application's hands at once."""
     await api.create_topic("t")
-    async with listening(api.app) as port, connected(port) as (reader, writer):
-        head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 500\r\n\r\n"
-        writer.write(head + b'{"records"')
-        answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
-    assert answer.startswith(b"HTTP/1.1 408")
-    assert api.app.state.api.requests.reserved == 0
-    assert api.end_offsets("t") == [0]
+    await api.produce("t", ["x" * 50_000])
+    async with listening(api.app, answer_seconds=0.2, idle_seconds=0.2) as (port, state):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET /topics/t/partitions/0/records HTTP/1.1\r\nHost: x\r\n%b\r\n" % header)
+            await until(lambda: len(state.connections) == 1)
+            await until(lambda: len(state.connections) == 0)
 
 
-async def test_a_body_that_is_slow_but_goes_on_is_read(api, monkeypatch):
-    monkeypatch.setattr(bodies, "BODY_IDLE_SECONDS", 0.5)
+async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(api):
     await api.create_topic("t")
-    body = b'{"records":[{"value":1}]}'
-    async with listening(api.app) as port, connected(port) as (reader, writer):
-        head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-        writer.write(head % len(body))
-        for start in range(0, len(body), 2):
-            await asyncio.sleep(0.05)  # 0.65 s in all: longer than the pause that is allowed
-            writer.write(body[start : start + 2])
-        assert (await asyncio.wait_for(reader.readline(), 10)).startswith(b"HTTP/1.1 200")
+    await api.produce("t", ["x" * 500_000])
+    async with listening(api.app, answer_seconds=0.2) as (port, _):
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=client, limit=4096)
+        path = b"/topics/t/partitions/0/records"
+        writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        size = 0
+        async with asyncio.timeout(60):
+            while piece := await reader.read(4096):
+                size += len(piece)
+                await asyncio.sleep(0.005)
+        writer.close()
+    assert size > 500_000
 
 
-async def test_a_client_that_stops_reading_its_answer_is_given_up(monkeypatch):
-    monkeypatch.setattr(answers, "_PIECE_SECONDS", 0.05)
-    in_flight = InFlightBytes(1 << 20, what="answers", setting="x")
-    response = answers.RecordsResponse(b"x" * 600_000, in_flight.reserve(600_000), media_type="a/b", headers={})
-    pieces = []
-
-    async def send(message):
-        pieces.append(message)
-        if len(pieces) == 3:
-            await asyncio.sleep(60)
-
-    with pytest.raises(ClientDisconnectedError):
-        await response({}, None, send)
-    assert in_flight.reserved == 0
-    assert sum(len(piece.get("body", b"")) for piece in pieces) < 600_000
-
-
-async def test_a_request_that_is_cancelled_is_answered_503_not_with_silence(api):
+async def test_a_request_that_is_cancelled_is_answered_504_not_with_silence(api):
     await api.create_topic("t")
     sent = []
 
@@ -128,5 +166,5 @@ async def test_a_request_that_is_cancelled_is_answered_503_not_with_silence(api)
     polling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await polling
-    assert sent[0]["status"] == 503
+    assert sent[0]["status"] == 504
     assert b"unknown" in sent[1]["body"]

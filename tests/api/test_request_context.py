@@ -1,9 +1,12 @@
+import asyncio
+import contextlib
 import json
 import re
 
 import httpx
 import pytest
 
+from ingest_api.request_context import RequestContextMiddleware
 from logstore.observability import CLIENT_LABELS_MAX, configure_logging
 from tests.api.api_client import assert_error
 
@@ -139,3 +142,23 @@ async def test_the_application_is_the_same_through_any_asgi_server(api):
     async with httpx.AsyncClient(transport=transport, base_url="http://elsewhere:99") as other:
         answer = await other.get("/v3/clusters")
     assert answer.json()["metadata"]["self"] == "http://elsewhere:99/v3/clusters"
+
+
+async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_unknown():
+    """Not with a 503, after which nothing was stored and a client sends again."""
+    sent = []
+
+    async def never(*_):
+        await asyncio.sleep(600)
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/topics/t", "raw_path": b"/topics/t", "headers": []}
+    request = asyncio.create_task(RequestContextMiddleware(never, lambda _: ["POST"])(scope, None, send))
+    await asyncio.sleep(0)
+    request.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await request
+    assert sent[0]["status"] == 504
+    assert json.loads(sent[1]["body"])["error_code"] == 50401

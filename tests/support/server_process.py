@@ -1,5 +1,6 @@
 """A real ``logstore serve`` in a process of its own, to be killed and started again."""
 
+import contextlib
 import json
 import os
 import select
@@ -16,6 +17,15 @@ from typing import Any, Self
 ROOT = Path(__file__).parents[2]
 
 
+class NotStartedError(RuntimeError):
+    """The server ended with ``code`` instead of listening (None: it hung), and had written ``lines`` to stderr."""
+
+    def __init__(self, code: int | None, text: str) -> None:
+        super().__init__(f"server did not start, exit code {code}\n{text[-4000:]}")
+        self.code = code
+        self.lines = text.splitlines()
+
+
 class ServerProcess:
     """``with ServerProcess(data) as server: server.url``. Ends the process when the block ends."""
 
@@ -29,10 +39,11 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        """Returns when the server says that it listens; RuntimeError with its log if it does not within 60 s."""
+        """Returns when the server says that it listens; NotStartedError if it does not within minutes."""
         command = [sys.executable, "-m", self._module, "serve", "--data", str(self.data), "--port", str(self._port)]
         began = time.monotonic()
         with self._log.open("ab") as log:
+            logged = log.tell()
             self.process = subprocess.Popen(
                 command,
                 stdout=subprocess.PIPE,
@@ -44,11 +55,14 @@ class ServerProcess:
         assert self.process.stdout is not None
         waiting = select.poll()
         waiting.register(self.process.stdout, select.POLLIN)
-        ready = waiting.poll(60_000)
+        ready = waiting.poll(180_000)
         line = self.process.stdout.readline() if ready else ""
         if not line.startswith("listening on "):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(10 if ready else 0)
+            code = self.process.poll()
             self.kill()
-            raise RuntimeError(f"server did not start: {line!r}\n{self._log.read_text()[-4000:]}")
+            raise NotStartedError(code, self._log.read_bytes()[logged:].decode())
         self.url = line.removeprefix("listening on ").strip()
         self.seconds_to_start = time.monotonic() - began
 
@@ -64,7 +78,7 @@ class ServerProcess:
         return self._reap()
 
     def _reap(self) -> int:
-        code = self.process.wait(60)
+        code = self.process.wait(120)
         if self.process.stdout is not None:
             self.process.stdout.close()
         return code
@@ -111,6 +125,10 @@ class FaultyServerProcess(ServerProcess):
         faults, self._faults = self._faults if faults is None else faults, ""
         self._environment = {**self._own, "LOGSTORE_CONTROL": str(self._socket), "LOGSTORE_FAULTS": faults}
         super().start()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        self._sockets.cleanup()
 
     def control(self, command: str, *, seconds: float = 30) -> Any:
         """What the command answers. RuntimeError if it cannot be carried out, OSError if nobody is there."""

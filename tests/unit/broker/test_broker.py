@@ -311,6 +311,20 @@ def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_files_that_are_needed_as_a_whole_are_not_copied_forward(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=32 * 1024 * 1024) as broker:
+            topic = await new_topic(broker)
+            for _ in range(8):
+                await produce(broker, topic, [b"x" * 900_000])
+            assert len(broker._journal.files) > 5
+            end = broker._journal.end_position
+            await asyncio.wait_for(broker._schedule._unpin_journal(), 30)
+            assert broker._journal.end_position == end
+
+    run(scenario())
+
+
 # ---- reading --------------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from deltalake import DeltaTable
 from deltalake.transaction import RemoveAction
 
 from logstore.delta.committer import Committer, Plan, Removal
-from logstore.delta.schema import add_action
+from logstore.delta.schema import add_action, remove_action
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     CommitConflictError,
@@ -190,6 +190,26 @@ def test_a_commit_that_was_done_and_overwritten_at_once_is_done_again(
     assert offsets_in_table(table) == list(range(10))
 
 
+@pytest.mark.parametrize("gone", ["file", "value"])
+def test_a_commit_whose_file_or_value_is_gone_does_not_count_as_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: str
+) -> None:
+    """Its entry is there, but what it said does not hold any more when it is looked for."""
+    filesystem = HookedFileSystem()
+    table = open_with(create_topic(tmp_path), filesystem)
+    part = roll_part(table, 0, 0, 10)
+    (segment,) = part.segments
+    removal = remove_action(segment.path, segment.size, 0, data_change=True)
+    undo: dict[str, tuple[list[RemoveAction], list[tuple[str, int]]]] = {
+        "file": ([removal], []),
+        "value": ([], [("logstore/0/sealed", 3)]),
+    }
+    filesystem.at("delta.committed", lambda: foreign_commit(table.path, *undo[gone]))
+    failing_after_commit(monkeypatch, RuntimeError("cut"))
+    result = table.commit_roll([part])
+    assert (result.committed, list(result.refused)) == ((), [0])
+
+
 def test_an_outcome_that_cannot_be_looked_up_is_its_own_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filesystem = HookedFileSystem()
     table = open_with(create_topic(tmp_path), filesystem)
@@ -241,7 +261,8 @@ def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path) -> Non
     assert synced[-4:] == ["delta.committed", log_entry(table, 1).name, "_delta_log", "delta.synced"]
 
 
-def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good(tmp_path: Path) -> None:
+def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good_with_a_copy(tmp_path: Path) -> None:
+    """A later fsync of the same file succeeds without writing anything (rule R3): its bytes go into a new one."""
     filesystem = FaultyFileSystem()
     create_topic(tmp_path)
     table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
@@ -249,23 +270,58 @@ def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good(tmp_path: Path) ->
     filesystem.fail("sync_file")
     with pytest.raises(CommitStateUnknownError, match="fsync failed"):
         table.commit_roll([part])
-    filesystem.hits.clear()
+    before = log_entry(table, 1).stat().st_ino, log_entry(table, 1).read_bytes()
     assert table.commit_roll([part]).committed == (0,)
-    assert "sync_file" in filesystem.hits
+    after = log_entry(table, 1).stat().st_ino, log_entry(table, 1).read_bytes()
+    assert after[0] != before[0]
+    assert after[1] == before[1]
 
 
-def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["sync_file", "sync_directory"])
+def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: Path, failing: str) -> None:
     filesystem = FaultyFileSystem()
     create_topic(tmp_path, partitions=2)
     table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
     part = roll_part(table, 0, 0, 10)
-    filesystem.fail("sync_file")
+    filesystem.fail(failing)
     with pytest.raises(CommitStateUnknownError):
         table.commit_roll([part])
+    failed = log_entry(table, 1).stat().st_ino
     roll(TopicTable.open(table.path), 1, 0, 10)
     filesystem.hits.clear()
     table.commit_roll([part])
-    assert filesystem.hits["sync_file"] == 3
+    assert log_entry(table, 1).stat().st_ino != failed
+    assert filesystem.hits["sync_file"] == 1
+
+
+def test_what_others_committed_is_durable_before_anything_stands_on_it(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+    create_topic(tmp_path, partitions=2)
+    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    roll(table, 0, 0, 10)
+    foreign_commit(table.path, [], [("somebody", 1)])
+    overwrite_entry(table, 1)
+    part = roll_part(table, 1, 0, 10)
+    for failing in ("sync_file", "sync_directory"):
+        filesystem.fail(failing)
+        with pytest.raises(CommitStateUnknownError, match="Version 2"):
+            table.commit_roll([part])
+        assert not log_entry(table, 3).exists()
+    filesystem.hits.clear()
+    table.commit_roll([part])
+    assert filesystem.hits["fdatasync"] == 2  # copies of both
+    assert filesystem.hits["sync_file"] == 1  # ours
+
+
+def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+    create_topic(tmp_path)
+    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    parts = [roll_part(table, 0, base, base + 10) for base in (0, 10)]
+    filesystem.hits.clear()
+    for part in parts:
+        table.commit_roll([part])
+    assert (filesystem.hits["sync_file"], filesystem.hits["sync_directory"]) == (2, 2)
 
 
 def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:

@@ -7,10 +7,11 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta import maintenance
-from logstore.delta.log_entries import list_log
+from logstore.delta.log_entries import checksum_path, list_log
 from logstore.delta.topic_table import RollPart, TopicTable
-from logstore.errors import CorruptionError, StorageError
-from tests.support.topics import create_topic, offsets_in_table, roll
+from logstore.errors import CommitStateUnknownError, CorruptionError, StorageError
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.topics import create_topic, foreign_commit, offsets_in_table, roll
 
 DAY_S = 86_400
 
@@ -61,9 +62,12 @@ def test_everything_survives_the_clean_up_of_old_entries(tmp_path: Path) -> None
     make_older(table, 2)
     sealed = grow(table, 12)
     before = table.snapshot()
+    checksum_path(table.path, 3).write_text("{}")  # of a checkpoint that was cleaned up before
     table.maintain()
     entries = list_log(table.path).entries
     assert min(entries) > 0
+    checkpoints = list_log(table.path).checkpoints
+    assert set((table.path / "_delta_log").glob("*.crc32c")) == {checksum_path(table.path, v) for v in checkpoints}
     after = TopicTable.open(table.path).snapshot()
     assert after.transactions == before.transactions
     assert after.partitions == before.partitions
@@ -129,3 +133,39 @@ def test_a_failing_checkpoint_is_told_and_harms_nothing(tmp_path: Path, monkeypa
     assert grow(table, 1) == 11
     table.maintain()
     assert list(list_log(table.path).checkpoints) == [11]
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_the_version_of_another_writer_is_not_checkpointed(tmp_path: Path) -> None:
+    """Spark may be writing its own checkpoint of it, over ours and after our checksums."""
+    table = create_topic(tmp_path)
+    grow(table, 9)
+    foreign_commit(table.path, [], [("somebody", 1)])
+    table.maintain()
+    assert list_log(table.path).checkpoints == {}
+    grow(table, 1)
+    table.maintain()
+    assert list(list_log(table.path).checkpoints) == [11]
+
+
+@pytest.mark.usefixtures("every_ten")
+def test_a_checkpoint_and_its_checksums_are_durable_before_entries_go(tmp_path: Path) -> None:
+    create_topic(tmp_path)
+    disk = FaultyFileSystem()
+    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=disk)
+    grow(table, 8)
+    table.maintain()
+    make_older(table, 2)
+    grow(TopicTable.open(table.path), 20)  # others, of whom nobody knows whether they sync
+    disk.fail("sync_file", path=".json")
+    with pytest.raises(CommitStateUnknownError):
+        table.maintain()
+    assert list_log(table.path).checkpoints == {}
+    for failing, path in (("sync_file", "28.checkpoint"), ("fdatasync", ""), ("rename", "crc32c")):
+        disk.fail(failing, path=path)
+        with pytest.raises(StorageError, match="Checkpoint"):
+            table.maintain()
+        assert len(list_log(table.path).entries) == 29
+        for checkpoint in list_log(table.path).checkpoints[28]:
+            checkpoint.unlink()
+    assert len(disk.injected) == 4

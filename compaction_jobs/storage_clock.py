@@ -1,0 +1,29 @@
+"""The time that a job goes by when it deletes: never ahead of the storage's.
+
+A job may run on another machine than the store and its storage, with a clock of its own that is wrong. What both clocks
+have reached has surely passed: at worst something is deleted later, never earlier.
+"""
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from logstore.clock import SystemClock
+
+
+@dataclass(frozen=True, slots=True)
+class StorageClock(SystemClock):
+    """Of the file system that holds ``directory``, which stamps what is written to it. Blocking."""
+
+    directory: Path
+
+    def now_ms(self) -> int:
+        own = SystemClock.now_ms(self)
+        try:
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                file.write(b".")
+                file.flush()
+                return min(own, os.fstat(file.fileno()).st_mtime_ns // 1_000_000)
+        except OSError:
+            return own  # nothing can be written there, so nothing will be deleted

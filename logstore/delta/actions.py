@@ -1,0 +1,175 @@
+"""Actions of a log entry as this project reads them, and the digest that each of our entries carries about itself.
+
+``commitInfo`` of an entry of ours has ``logstore.digest`` = ``<actions>:<sum>``: how many actions follow it, and the
+sum modulo 2^32 of the CRC-32C of its version (decimal digits) and of every action in canonical form, our own keys of
+``commitInfo`` among them. The canonical form is JSON with sorted keys of the fields below and no others, nulls left
+out: what we hand to the Delta writer. What a writer adds by itself, its order and its spacing do not count: another
+version of it changes nothing.
+"""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from logstore.segments.checksums import crc32c
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction, RemoveAction
+
+OWN_PREFIX = "logstore."
+#: Key in ``commitInfo`` of a value that no other commit has.
+COMMIT_ID_KEY = OWN_PREFIX + "commit_id"
+DIGEST_KEY = OWN_PREFIX + "digest"
+#: The one field of ours that Spark's DESCRIBE HISTORY shows.
+USER_METADATA_KEY = "userMetadata"
+
+
+class _Part(msgspec.Struct, rename="camel", omit_defaults=True):
+    """Every default is None: a field that is missing is never taken for one that says something."""
+
+
+class Txn(_Part):
+    app_id: str
+    version: int
+
+
+class Add(_Part):
+    path: str
+    size: int | None = None
+    partition_values: dict[str, str | None] | None = None
+    modification_time: int | None = None
+    data_change: bool | None = None
+    stats: str | None = None
+
+
+class Remove(_Part):
+    path: str
+    size: int | None = None
+    partition_values: dict[str, str | None] | None = None
+    deletion_timestamp: int | None = None
+    data_change: bool | None = None
+
+
+class MetaData(_Part):
+    id: str
+    name: str | None = None
+    description: str | None = None
+    format: dict[str, Any] | None = None
+    schema_string: str | None = None
+    partition_columns: list[str] | None = None
+    configuration: dict[str, str] | None = None
+    created_time: int | None = None
+
+
+class Protocol(_Part):
+    min_reader_version: int
+    min_writer_version: int
+
+
+class Action(_Part):
+    commit_info: dict[str, Any] | None = None
+    protocol: Protocol | None = None
+    meta_data: MetaData | None = None
+    add: Add | None = None
+    remove: Remove | None = None
+    txn: Txn | None = None
+
+
+DECODER = msgspec.json.Decoder(Action)
+_ENCODER = msgspec.json.Encoder(order="sorted")
+
+
+def entry_digest(version: int, actions: Sequence[Action]) -> str:
+    """Of a whole entry, ``commitInfo`` included."""
+    total = crc32c(b"%d" % version) + sum(crc32c(_ENCODER.encode(_canonical(action))) for action in actions)
+    return f"{sum(action.commit_info is None for action in actions)}:{total & 0xFFFFFFFF:08x}"
+
+
+def stored_digest(actions: Iterable[Action]) -> str | None:
+    """What the entry says its digest is; None if it is not ours, or of a release before the digest."""
+    for action in actions:
+        if action.commit_info is not None:
+            digest = action.commit_info.get(DIGEST_KEY)
+            return None if digest is None else str(digest)
+    return None
+
+
+def _canonical(action: Action) -> Action:
+    if action.commit_info is not None:
+        ours = {
+            key: value
+            for key, value in action.commit_info.items()
+            if key == USER_METADATA_KEY or (key.startswith(OWN_PREFIX) and key != DIGEST_KEY)
+        }
+        return Action(commit_info=ours)
+    if action.meta_data is not None:
+        schema = action.meta_data.schema_string or "null"
+        with contextlib.suppress(msgspec.DecodeError):
+            schema = _ENCODER.encode(msgspec.json.decode(schema)).decode()
+        return Action(meta_data=msgspec.structs.replace(action.meta_data, schema_string=schema))
+    return action
+
+
+# ---- what we are about to hand over ---------------------------------------------------------------------------------
+
+
+def with_digest(version: int, info: dict[str, str], actions: Iterable[Action]) -> dict[str, str]:
+    """``info``, our keys of ``commitInfo``, with the digest of an entry that holds it and ``actions``."""
+    return info | {DIGEST_KEY: entry_digest(version, [Action(commit_info=dict(info)), *actions])}
+
+
+def added(action: "AddAction") -> Action:
+    return Action(
+        add=Add(
+            action.path,
+            action.size,
+            dict(action.partition_values),
+            action.modification_time,
+            action.data_change,
+            action.stats,
+        )
+    )
+
+
+def removed(action: "RemoveAction") -> Action:
+    return Action(
+        remove=Remove(
+            action.path,
+            action.size,
+            dict(action.partition_values or {}),
+            action.deletion_timestamp,
+            action.data_change,
+        )
+    )
+
+
+def transactions(values: dict[str, int]) -> list[Action]:
+    return [Action(txn=Txn(app, value)) for app, value in values.items()]
+
+
+def with_properties(table: "DeltaTable", properties: dict[str, str]) -> Action:
+    """The table's metadata after ``properties`` are set."""
+    now = table.metadata()
+    return Action(
+        meta_data=MetaData(
+            str(now.id),
+            now.name,
+            now.description,
+            {"provider": "parquet", "options": {}},
+            table.schema().to_json(),
+            list(now.partition_columns),
+            dict(now.configuration) | properties,
+            now.created_time,
+        )
+    )
+
+
+def signed(version: int, entry: bytes) -> bytes:
+    """A whole entry with its digest in ``commitInfo``: for that of a new table, whose id the Delta writer chooses."""
+    first, *rest = entry.splitlines()
+    info = msgspec.json.decode(first)
+    info["commitInfo"][DIGEST_KEY] = entry_digest(version, DECODER.decode_lines(entry))
+    return b"\n".join([msgspec.json.encode(info), *rest])

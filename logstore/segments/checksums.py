@@ -1,0 +1,80 @@
+"""Checksums of a segment: every byte of the file is under one, so that damage is found before Parquet is parsed.
+
+``logstore.crc32c`` in the footer's key-value metadata is a chain: the CRC-32C of the file from its first byte up to the
+end of each column chunk, in the order of the file, then up to the footer, then up to the end of the file; eight
+hexadecimal digits each, the last one computed with its own digits as zeros. A stretch between two of these places is as
+it was written if the CRC at its begin, continued over it, gives the CRC at its end: who reads two columns reads and
+checks two columns.
+
+Parquet's own page checksums leave out page headers, the page index and the footer, and Arrow ends the process over some
+footers with one flipped bit: a footer that has a chain is parsed only after it was checked.
+"""
+
+import re
+from collections.abc import Sequence
+
+import google_crc32c
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+KEY = "logstore.crc32c"
+MAGIC = b"PAR1"
+#: The length of the footer and the magic number, after it.
+TRAILER_BYTES = 8
+
+_DIGITS = 8
+# The key and its value as Thrift's compact protocol writes them: a field of type binary is 0x18, a length, the bytes.
+# No text of a user looks like it: what is JSON has no control characters.
+_ENTRY = re.compile(rb"logstore\.crc32c\x18[\x80-\xff]*[\x00-\x7f]((?:[0-9a-f]{8}){2,})\x00")
+
+
+def crc32c(data: bytes | memoryview, crc: int = 0) -> int:
+    """CRC-32C of ``data``, or of what ``crc`` is of and then ``data``."""
+    # A memoryview itself is not taken.
+    extended: int = google_crc32c.extend(crc, pa.py_buffer(data))
+    return extended
+
+
+def places(metadata: pq.FileMetaData, footer_at: int) -> list[int]:
+    """Up to where the CRCs of ``check_footer`` go. Each column chunk begins where the one before it ends."""
+    ends = [len(MAGIC)]
+    for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
+        for chunk in map(row_group.column, range(metadata.num_columns)):
+            begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+            ends.append(begin + chunk.total_compressed_size)
+    return [*ends, footer_at]
+
+
+def placeholder(chunks: int) -> str:
+    """What stands for the chain of a file with so many column chunks until its footer is written."""
+    return "0" * _DIGITS * (chunks + 2)
+
+
+def chain(crcs: Sequence[int], footer: bytes) -> tuple[int, bytes]:
+    """Where in ``footer`` (up to the end of the file) the placeholder is, and the chain to put there.
+
+    ``crcs`` are those up to ``places``, without the first.
+    """
+    entry = _ENTRY.search(footer)
+    assert entry is not None
+    at, end = entry.span(1)
+    value = "".join(f"{crc:08x}" for crc in crcs).encode()
+    assert end - at == len(value) + _DIGITS
+    unfinished = footer[:at] + value + b"0" * _DIGITS + footer[end:]
+    return at, value + f"{crc32c(unfinished, crcs[-1]):08x}".encode()
+
+
+def check_footer(footer: bytes) -> tuple[int, ...] | None:
+    """The CRCs of the file up to its ``places``, if ``footer`` (up to the end of the file) is as it was written.
+
+    None if it has no chain, as in a file of another writer. Raises ValueError.
+    """
+    entry = _ENTRY.search(footer)
+    if entry is None:
+        return None
+    value = entry[1]
+    crcs = [int(value[at : at + _DIGITS], 16) for at in range(0, len(value), _DIGITS)]
+    end = entry.end(1)
+    if crc32c(footer[: end - _DIGITS] + b"0" * _DIGITS + footer[end:], crcs[-2]) != crcs[-1]:
+        raise ValueError("the checksum of the footer does not match")
+    return crc32c(MAGIC), *crcs[:-1]

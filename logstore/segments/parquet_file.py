@@ -1,0 +1,146 @@
+"""From the bytes of a segment to Parquet: nothing is parsed that was not compared with its checksum.
+
+Invariants: of a file with checksums all but the column chunks is checked when it is opened, and a column chunk before
+it is decoded; a file under a segment's name is that segment. Files of another writer, and of format 1, have no
+checksums: of them Parquet's own, of pages, are verified where they are.
+"""
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from logstore.errors import CorruptionError
+from logstore.segments import checksums
+from logstore.segments.footer import CHECKSUM_FORMAT, SegmentFooter, decode_footer, format_of
+from logstore.segments.names import parse_segment_name
+
+#: More than most footers take, so that one read gets all of it.
+_TAIL_BYTES = 64 * 1024
+#: What Arrow raises for bad bytes.
+_BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetFile:
+    """``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each column chunk, and of
+    the page index; empty without checksums.
+    """
+
+    path: Path
+    metadata: pq.FileMetaData
+    chain: tuple[tuple[int, int], ...]
+
+    @property
+    def footer(self) -> SegmentFooter:
+        """CorruptionError if it is not a segment's."""
+        return decode_footer(self.metadata.metadata or {}, str(self.path))
+
+    def read(self, row_group: int, columns: Collection[str]) -> pa.Table:
+        """Columns of one row group. OSError; CorruptionError if they are not what was written."""
+        try:
+            if self.chain:
+                image = self._checked(row_group, columns)
+                parquet = pq.ParquetFile(pa.BufferReader(image), metadata=self.metadata, pre_buffer=False)
+            else:
+                parquet = pq.ParquetFile(self.path, page_checksum_verification=True)
+            return parquet.read_row_group(row_group, columns=list(columns))
+        except _BAD_BYTES as error:
+            raise damaged(self.where(row_group), error) from error
+
+    def verify(self) -> None:
+        """Read all of it. OSError; CorruptionError if a byte of it is not what was written."""
+        columns = {self._column(leaf).split(".")[0] for leaf in range(self.metadata.num_columns)}
+        for row_group in range(self.metadata.num_row_groups):
+            if not self.chain:
+                self.read(row_group, columns)
+                continue
+            try:
+                self._checked(row_group, columns)
+            except _BAD_BYTES as error:
+                raise damaged(self.where(row_group), error) from error
+
+    def where(self, row_group: int) -> str:
+        """For messages: its offsets, too, if they can be relied on."""
+        where = f"{self.path}, row group {row_group}"
+        if not self.chain:
+            return where
+        at = next(leaf for leaf in range(self.metadata.num_columns) if self._column(leaf) == "offset")
+        offsets = self.metadata.row_group(row_group).column(at).statistics
+        return f"{where} (offsets {offsets.min} to {offsets.max})"
+
+    def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
+        """An image of the file with these columns of a row group and nothing else. ValueError if they are damaged."""
+        leaves = self.metadata.num_columns
+        # The pages of it that nothing is read into take no memory.
+        image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
+        with self.path.open("rb", buffering=0) as source:
+            for leaf in range(leaves):
+                if self._column(leaf).split(".")[0] in columns:
+                    (begin, before), (end, after) = self.chain[row_group * leaves + leaf :][:2]
+                    data = image[begin:end].data
+                    if os.preadv(source.fileno(), [data], begin) < len(data) or checksums.crc32c(data, before) != after:
+                        raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
+        return pa.py_buffer(image)
+
+    def _column(self, leaf: int) -> str:
+        return str(self.metadata.schema.column(leaf).path)
+
+
+def open_parquet(path: Path) -> ParquetFile:
+    """FileNotFoundError, OSError; CorruptionError if the file is not whole, or another segment than its name says."""
+    try:
+        file = _open_checked(path) or _open_unchecked(path)
+    except _BAD_BYTES as error:
+        raise damaged(path, error) from error
+    name = parse_segment_name("/".join(path.parts[-2:]))
+    if name is not None:
+        footer = file.footer
+        told = footer.partition, footer.base_offset, footer.leader_epoch
+        if told != (name.partition, name.base_offset, name.leader_epoch):
+            raise damaged(path, ValueError("it is the segment of partition {}, offset {}, epoch {}".format(*told)))
+    return file
+
+
+def _open_checked(path: Path) -> ParquetFile | None:
+    """None for a file without checksums. Raises _BAD_BYTES."""
+    with path.open("rb", buffering=0) as source:
+        fd, size = source.fileno(), os.fstat(source.fileno()).st_size
+        tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        footer_bytes = int.from_bytes(tail[-8:-4], "little") + checksums.TRAILER_BYTES
+        if not tail.endswith(checksums.MAGIC) or footer_bytes > size:
+            raise ValueError("its end is not that of a Parquet file")
+        footer_at = size - footer_bytes
+        footer = tail[-footer_bytes:] if footer_bytes <= len(tail) else os.pread(fd, footer_bytes, footer_at)
+        crcs = checksums.check_footer(footer)
+        if crcs is None:
+            if checksums.KEY.encode() in tail:
+                raise ValueError("its checksums are not as they were written")
+            return None
+        metadata = pq.read_metadata(pa.BufferReader(footer))
+        chain = tuple(zip(checksums.places(metadata, footer_at), crcs, strict=True))
+        (data_end, before), (_, after) = chain[-2:]
+        if os.pread(fd, len(checksums.MAGIC), 0) != checksums.MAGIC:
+            raise ValueError("its begin is not that of a Parquet file")
+        if checksums.crc32c(os.pread(fd, footer_at - data_end, data_end), before) != after:
+            raise ValueError("the checksum of the page index does not match")
+    return ParquetFile(path, metadata, chain)
+
+
+def _open_unchecked(path: Path) -> ParquetFile:
+    metadata = pq.ParquetFile(path, page_checksum_verification=True).metadata
+    if format_of(metadata.metadata or {}, str(path)) >= CHECKSUM_FORMAT:
+        raise ValueError("its checksums are missing")
+    return ParquetFile(path, metadata, ())
+
+
+def damaged(where: object, error: Exception) -> Exception:
+    """CorruptionError; the error itself if it is the system's: no such file, no descriptors."""
+    # Arrow raises OSError for bad bytes, too, without a number.
+    if isinstance(error, OSError) and error.errno is not None:
+        return error
+    return CorruptionError(f"{where} is damaged: {error}. It is not served as it is: restore the file from a backup.")

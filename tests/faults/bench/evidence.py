@@ -1,0 +1,482 @@
+"""What a history tells, put together: every record that was sent, and every log as all its readers saw it.
+
+Nothing is judged here but what cannot be put together. Invariants: ``Log.seen`` has one row for each offset that any
+reader was told of, that of the final read where there is one; what others were told instead is in ``differing``. A
+record has at most one ``place``, the final one before any other; further ones are in ``doubled``.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any, Generic, TypeVar
+
+from tests.faults.bench.history import (
+    AnyEvent,
+    DeleteRecords,
+    Delta,
+    Entry,
+    Event,
+    Fault,
+    Fetch,
+    Final,
+    FinalCommits,
+    FinalDelta,
+    Heal,
+    Job,
+    Look,
+    Place,
+    Produce,
+    Row,
+    Start,
+    Topic,
+)
+
+FOREVER = 2**63 - 1
+#: Kafka's default, and how far two clocks of one machine may drift apart in a run.
+_DELETE_RETENTION_MS = 86_400_000
+_DRIFT_MS = 1_000
+
+E = TypeVar("E", bound=Event)
+LogName = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Anomaly:
+    """A contradiction to an invariant of the store, or of the history itself (``history``)."""
+
+    invariant: str
+    name: str
+    message: str
+    events: tuple[Event, ...] = ()
+
+    def __str__(self) -> str:
+        told = "".join(f"\n    {type(e).__name__} {e.phase} {e.id} of {e.process} at {e.t}" for e in self.events)
+        return f"{self.invariant} {self.name}: {self.message}{told}"
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[E]):
+    """An invocation with its completion; what has neither end told is over at ``FOREVER``."""
+
+    asked: E
+    told: E | None
+
+    @property
+    def begin(self) -> int:
+        return self.asked.t
+
+    @property
+    def ok(self) -> bool:
+        return self.told is not None and self.told.phase == "ok"
+
+    @property
+    def events(self) -> tuple[E, ...]:
+        return (self.asked,) if self.told is None or self.told is self.asked else (self.asked, self.told)
+
+
+@dataclass(slots=True)
+class TopicFacts:
+    """What was ever true of a topic's configuration; ``overwrites``: when others took entries from its table.
+
+    ``raced``: those of them that a later commit may have been built on already, so that versions had holes.
+    """
+
+    name: str
+    partitions: set[int] = field(default_factory=set)
+    compacted: bool = False
+    retained: bool = True
+    delete_retention_ms: float = _DELETE_RETENTION_MS
+    timestamp_types: set[str] = field(default_factory=set)
+    overwrites: list[int] = field(default_factory=list)
+    raced: list[int] = field(default_factory=list)
+
+    @property
+    def overwritten(self) -> int:
+        """The last time; -1 if never."""
+        return max(self.overwrites, default=-1)
+
+    @property
+    def holed(self) -> int:
+        return max(self.raced, default=-1)
+
+    def add(self, topic: Topic) -> None:
+        configs = topic.configs
+        policy = configs.get("cleanup.policy", "delete")
+        self.partitions.add(topic.partitions)
+        self.compacted |= "compact" in policy
+        limits = (configs.get("retention.ms", "-1"), configs.get("retention.bytes", "-1"))
+        self.retained &= "delete" not in policy or all(int(limit) < 0 for limit in limits)
+        delete_retention_ms = float(configs.get("delete.retention.ms", _DELETE_RETENTION_MS))
+        self.delete_retention_ms = min(self.delete_retention_ms, delete_retention_ms)
+        self.timestamp_types.add(configs.get("message.timestamp.type", "CreateTime"))
+
+    def keeps(self, timestamp_type: str) -> bool:
+        return self.timestamp_types == {timestamp_type}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """``end``: after it the request has no effect any more. ``told`` None: in flight to the end."""
+
+    call: Call[Produce]
+    end: int
+    refused: bool
+    records: list["Sent"] = field(default_factory=list)
+
+    @property
+    def asked(self) -> Produce:
+        return self.call.asked
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A record: ``acknowledged`` and found (``place``) there; ``refused``: certainly not stored."""
+
+    id: str
+    key: str | None
+    value: str | None
+    timestamp_ms: int | None
+    request: Request
+    acknowledged: Place | None = None
+    refused: bool = False
+    place: Place | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What of a request is in one partition: ``count`` records from ``base`` on; ``whole`` if each place is known."""
+
+    request: Request
+    base: int
+    count: int
+    whole: bool
+
+
+@dataclass(slots=True, eq=False)
+class Differing:
+    """``event`` told ``row`` where ``Log.seen`` has another."""
+
+    event: Fetch | Look
+    row: Row
+
+
+class Log:
+    """A partition: ``rows`` of the final read, ``acknowledged`` and ``inferred`` (from others of the batch) records."""
+
+    def __init__(self, topic: TopicFacts, partition: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.final: Final | None = None
+        self.rows: dict[int, Row] = {}
+        self.seen: dict[int, Row] = {}
+        self.seen_in: dict[int, Fetch | Look] = {}
+        self.differing: list[Differing] = []
+        self.acknowledged: dict[int, Sent] = {}
+        self.inferred: dict[int, Sent] = {}
+        self.batches: list[Batch] = []
+        #: Rows that are no record of this log: what is said of them is said once.
+        self.strange: set[int] = set()
+        #: The furthest start that delete-records was asked for; None if never.
+        self.deleted_to: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic.name}-{self.partition}"
+
+    @property
+    def loses_prefix(self) -> bool:
+        return not self.topic.retained or self.deleted_to is not None
+
+    def take(self, row: Row, event: Fetch | Look) -> None:
+        known = self.seen.get(row[0])
+        if known is None:
+            self.seen[row[0]] = row
+            self.seen_in[row[0]] = event
+        elif known != row:
+            self.differing.append(Differing(event, row))
+
+    def exists(self, offset: int) -> bool:
+        """Whether a record is known to have been there, as far as the final read does not deny it."""
+        if offset in self.rows:
+            return True
+        if self.final is not None and (offset >= self.final.log_start or self.topic.compacted):
+            return False
+        return offset in self.seen or offset in self.acknowledged
+
+    @cached_property
+    def offsets(self) -> list[int]:
+        """Of the final rows, rising."""
+        return sorted(self.rows)
+
+    def surviving(self, begin: int, end: int) -> list[int]:
+        """Offsets of final rows in [begin, end)."""
+        return self.offsets[bisect_left(self.offsets, begin) : bisect_left(self.offsets, end)]
+
+    @cached_property
+    def latest_timestamps(self) -> list[int]:
+        """The greatest timestamp up to each of ``offsets``."""
+        return list(accumulate((self.rows[offset][1] for offset in self.offsets), max))
+
+    @cached_property
+    def end(self) -> int:
+        return self.final.high_watermark if self.final else FOREVER
+
+    def record_at(self, offset: int) -> tuple[str | None, str | None, Sent | None] | None:
+        """Key, value and record that are known to have been there."""
+        sent = self.acknowledged.get(offset) or self.inferred.get(offset)
+        if sent:
+            return sent.key, sent.value, sent
+        row = self.seen.get(offset)
+        return (row[3], row[4], None) if row and offset not in self.strange else None
+
+    @cached_property
+    def offsets_of_keys(self) -> dict[str, list[int]]:
+        """Where records of each key are known to have been, rising."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for offset in sorted(self.seen.keys() | self.acknowledged.keys() | self.inferred.keys()):
+            record = self.record_at(offset)
+            if record and record[0] is not None:
+                found[record[0]].append(offset)
+        return found
+
+
+class Evidence:
+    """Of a history in any order. ``anomalies`` has what could not be put together."""
+
+    def __init__(self, events: Iterable[AnyEvent]) -> None:
+        self.anomalies: list[Anomaly] = []
+        self.topics: dict[str, TopicFacts] = {}
+        self.logs: dict[LogName, Log] = {}
+        self.sent: dict[str, Sent] = {}
+        self.requests: list[Request] = []
+        self.doubled: list[tuple[Sent, Log, int]] = []
+        #: What may be stored and was never seen, by topic.
+        self.unplaced: dict[str, list[Sent]] = defaultdict(list)
+        self._by_type: dict[type, list[Call[Any]]] = defaultdict(list)
+        ordered = sorted(events, key=lambda event: event.t)
+        self._pair(ordered)
+        self.starts = [start.t for start in self.singles(Start)]
+        self.faults = self.singles(Fault)
+        self.heals = self.singles(Heal)
+        self.looks = sorted((*self.singles(Delta), *self.singles(FinalDelta)), key=lambda look: look.t)
+        self.clock_slack_ms = _DRIFT_MS + sum(abs(fault.offset_ms) for fault in self.faults)
+        self._find_topics()
+        for call in self.calls(Produce):
+            self._add_request(call)
+        self._find_rows()
+        self._find_places()
+        for request in self.requests:
+            self._find_batches(request)
+
+    def calls(self, kind: type[E]) -> list[Call[E]]:
+        return self._by_type[kind]
+
+    def singles(self, kind: type[E]) -> list[E]:
+        """Completed ones."""
+        return [call.told for call in self.calls(kind) if call.told and call.ok]
+
+    def log(self, topic: str, partition: int) -> Log:
+        found = self.logs.get((topic, partition))
+        if found is None:
+            found = self.logs[topic, partition] = Log(self.topic(topic), partition)
+        return found
+
+    def topic(self, name: str) -> TopicFacts:
+        return self.topics.setdefault(name, TopicFacts(name))
+
+    def report(self, invariant: str, name: str, message: str, *events: Event | None) -> None:
+        self.anomalies.append(Anomaly(invariant, name, message, tuple(event for event in events if event)))
+
+    # ---- putting together -------------------------------------------------------------------------------------------
+
+    def _pair(self, events: list[AnyEvent]) -> None:
+        single = (Topic, Entry, Fault, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job)
+        asked: dict[str, AnyEvent] = {}
+        for event in events:
+            if event.phase == "invoke":
+                if event.id in asked:
+                    self.report("history", "id used twice", event.id, event)
+                asked[event.id] = event
+                continue
+            invoked = asked.pop(event.id, None)
+            if invoked is None and not isinstance(event, single):
+                self.report("history", "completion without invocation", event.id, event)
+            elif invoked is not None and type(invoked) is not type(event):
+                self.report("history", "completion of another operation", event.id, invoked, event)
+            else:
+                self._by_type[type(event)].append(Call(invoked or event, event))
+        for invoked in asked.values():
+            self._by_type[type(invoked)].append(Call(invoked, None))
+
+    def _find_topics(self) -> None:
+        for topic in self.singles(Topic):
+            self.topic(topic.topic).add(topic)
+        for fault in self.faults:
+            if fault.kind == "overwrite" and fault.topic is not None:
+                self.topic(fault.topic).overwrites.append(fault.t)
+                if not fault.quiet:
+                    self.topic(fault.topic).raced.append(fault.t)
+        for call in self.calls(DeleteRecords):
+            if call.told and call.told.phase == "fail":
+                continue
+            log = self.log(call.asked.topic, call.asked.partition)
+            asked = FOREVER if call.asked.before_offset < 0 else call.asked.before_offset
+            log.deleted_to = max(asked, log.deleted_to or 0)
+
+    def effect_end(self, call: Call[E]) -> int:
+        """When a call is over on the server's side too: answered, or the server that had it is no more.
+
+        A start is told a little after the server takes calls: only the second one after the outcome is another's.
+        """
+        if call.told is None:
+            return FOREVER
+        if call.told.phase != "info":
+            return call.told.t
+        later = bisect_right(self.starts, call.told.t) + 1
+        return self.starts[later] if later < len(self.starts) else FOREVER
+
+    def _add_request(self, call: Call[Produce]) -> None:
+        asked, told = call.asked, call.told
+        request = Request(call, self.effect_end(call), told is not None and told.phase == "fail")
+        self.requests.append(request)
+        places = told.places if told and told.phase == "ok" else None
+        if places is not None and len(places) != len(asked.records):
+            self.report("A3", "answer of another length", f"{len(places)} places, {len(asked.records)} records", told)
+            places = None
+        for at, (record_id, key, value, timestamp_ms) in enumerate(asked.records):
+            sent = Sent(record_id, key, value, timestamp_ms, request, None, request.refused)
+            request.records.append(sent)
+            if record_id in self.sent:
+                self.report("history", "record sent twice", record_id, asked)
+            self.sent[record_id] = sent
+            place = places[at] if places is not None else None
+            if places is not None and place is None:
+                sent.refused = True
+            if place is None:
+                continue
+            log = self.log(asked.topic, place[0])
+            other = log.acknowledged.get(place[1])
+            if place[1] < 0 or (asked.partition is not None and place[0] != asked.partition):
+                self.report("A3", "answer with an impossible place", f"{record_id} at {place}", *call.events)
+            elif other is not None:
+                message = f"{log.name} offset {place[1]}: {other.id} and {record_id}"
+                self.report("B1", "two acknowledged records at an offset", message, other.request.call.told, told)
+            else:
+                sent.acknowledged = place
+                log.acknowledged[place[1]] = sent
+
+    def _find_rows(self) -> None:
+        for final in self.singles(Final):
+            log = self.log(final.topic, final.partition)
+            log.final = final
+            offsets = [row[0] for row in final.rows]
+            if any(a >= b for a, b in pairwise(offsets)):
+                self.report("C2", "rows out of order", f"final read of {log.name}", final)
+            log.rows = {row[0]: row for row in final.rows}
+            log.seen = dict(log.rows)
+        for call in self.calls(Fetch):
+            if call.ok and call.told:
+                log = self.log(call.asked.topic, call.asked.partition)
+                for row in call.told.records:
+                    log.take(row, call.told)
+        for look in reversed(self.looks):
+            for table_row in look.rows:
+                self.log(look.topic, table_row[0]).take(table_row[1:], look)
+
+    def _find_places(self) -> None:
+        for final in (True, False):
+            for (_, partition), log in self.logs.items():
+                for offset, row in (log.rows if final else log.seen).items():
+                    if not final and offset in log.rows:
+                        continue
+                    sent = self.sent.get(row[2]) if row[2] is not None else None
+                    if sent is None or sent.request.asked.topic != log.topic.name:
+                        continue
+                    if sent.place is None:
+                        sent.place = (partition, offset)
+                    else:
+                        self.doubled.append((sent, log, offset))
+
+    @cached_property
+    def routes(self) -> dict[tuple[str, str, str], int]:
+        """Where records of a key went that named no partition, as the first of them did: topic, format, key."""
+        found: dict[tuple[str, str, str], int] = {}
+        for sent in self.sent.values():
+            asked, place = sent.request.asked, sent.acknowledged or sent.place
+            if asked.partition is None and sent.key is not None and place is not None:
+                found.setdefault((asked.topic, asked.format, sent.key), place[0])
+        return found
+
+    def _partition_of(self, sent: Sent, sticky: int | None) -> int | None:
+        asked = sent.request.asked
+        if sent.acknowledged is not None:
+            return sent.acknowledged[0]
+        if asked.partition is not None:
+            return asked.partition
+        if sent.place is not None:
+            return sent.place[0]
+        if self.topic(asked.topic).partitions == {1}:
+            return 0
+        return sticky if sent.key is None else self.routes.get((asked.topic, asked.format, sent.key))
+
+    def _find_batches(self, request: Request) -> None:
+        placed = (s.acknowledged or s.place for s in request.records if s.key is None)
+        sticky = next((place[0] for place in placed if place), None)
+        parts: dict[int | None, list[Sent]] = defaultdict(list)
+        for sent in request.records:
+            if not sent.refused:
+                parts[self._partition_of(sent, sticky)].append(sent)
+        topic = request.asked.topic
+        # They lie between the others of their request, in a partition that nobody knows.
+        unknown = parts.pop(None, [])
+        self.unplaced[topic] += unknown
+        for partition, part in parts.items():
+            assert partition is not None
+            places = ((at, sent.acknowledged or sent.place) for at, sent in enumerate(part))
+            found = {at: place[1] for at, place in places if place is not None and place[0] == partition}
+            if found:
+                self._add_batch(self.log(topic, partition), request, part, found, len(unknown))
+            else:
+                self.unplaced[topic] += part
+
+    def _add_batch(self, log: Log, request: Request, part: list[Sent], found: dict[int, int], unknown: int) -> None:
+        """``part`` of a request with the offsets ``found`` of some; up to ``unknown`` more may lie between them."""
+        bases = [offset - at for at, offset in found.items()]
+        first, last = min(found.values()), max(found.values())
+        if len(set(bases)) == 1:
+            log.batches.append(Batch(request, bases[0], len(part), whole=len(found) == len(part) and not unknown))
+            sure = range(len(part)) if not unknown else range(min(found), max(found))
+            log.inferred.update({bases[0] + at: part[at] for at in sure if at not in found})
+            found = {**found, **dict.fromkeys(sure, 0)}
+        else:
+            log.batches.append(Batch(request, first, last - first + 1, whole=False))
+            rising = all(a <= b for a, b in pairwise(bases)) and bases[-1] - bases[0] <= unknown
+            if not rising and not self._explained(part, found):
+                message = f"{log.name}: the records of a request, in its order, are at {list(found.values())}"
+                self.report("C1", "batch order broken", message, *request.call.events)
+        self.unplaced[request.asked.topic] += [sent for at, sent in enumerate(part) if at not in found]
+
+    def _explained(self, part: list[Sent], found: dict[int, int]) -> bool:
+        """A record that is stored twice says so itself."""
+        return any(sent in part for sent, _, _ in self.doubled) and len(found) == len(part)
+
+
+def ranges(offsets: Iterable[int]) -> str:
+    """``3, 5-9``: of rising offsets."""
+    return ", ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in _runs(offsets))
+
+
+def _runs(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
+    first = last = None
+    for offset in offsets:
+        if last is not None and offset == last + 1:
+            last = offset
+            continue
+        if first is not None and last is not None:
+            yield first, last
+        first = last = offset
+    if first is not None and last is not None:
+        yield first, last

@@ -1,0 +1,245 @@
+"""The history of a run of the fault bench: one JSON line per invocation and per completion of an operation.
+
+Owns the format: a type per operation, tagged by ``op``. ``Recorder`` appends, from any thread and any process, to one
+file; a line is one ``write`` to a file opened with O_APPEND, so lines never mix. It checks each line against its type,
+so that a mistake in the workload fails there and not as an anomaly. ``t`` is the machine's monotonic clock, taken
+before an invocation is sent and after a completion has come: what happened lies within the interval of the two.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import msgspec
+
+Phase = Literal["invoke", "ok", "fail", "info"]
+
+#: record id, key, value (None = tombstone), timestamp in ms (None = append time)
+SentRecord = tuple[str, str | None, str | None, int | None]
+#: partition, offset; None for a record that the answer says was not stored
+Place = tuple[int, int]
+#: offset, timestamp in ms, record id (None: the header is not there), key, value
+Row = tuple[int, int, str | None, str | None, str | None]
+#: partition, then as ``Row``
+TableRow = tuple[int, int, int, str | None, str | None, str | None]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", gc=False):
+    """``id`` joins a completion to its invocation; an invocation tells what was asked, a completion what came of it."""
+
+    t: int
+    process: str
+    phase: Phase
+    id: str
+
+
+class Topic(Event, tag="topic", frozen=True, kw_only=True):
+    topic: str
+    partitions: int
+    configs: dict[str, str] = {}
+
+
+class Produce(Event, tag="produce", frozen=True, kw_only=True):
+    topic: str = ""
+    partition: int | None = None
+    acks: int | str = 1
+    format: str = ""
+    records: list[SentRecord] = []
+    places: list[Place | None] | None = None
+
+
+class Fetch(Event, tag="fetch", frozen=True, kw_only=True):
+    topic: str = ""
+    partition: int = 0
+    offset: int = 0
+    records: list[Row] = []
+    next_offset: int = 0
+    high_watermark: int = 0
+    log_start: int = 0
+
+
+class OffsetForTime(Event, tag="offset_for_time", frozen=True, kw_only=True):
+    topic: str = ""
+    partition: int = 0
+    timestamp: int = 0
+    offset: int | None = None
+
+
+class DeleteRecords(Event, tag="delete_records", frozen=True, kw_only=True):
+    topic: str = ""
+    partition: int = 0
+    before_offset: int = 0
+    log_start: int = 0
+
+
+class Commit(Event, tag="commit", frozen=True, kw_only=True):
+    group: str = ""
+    topic: str = ""
+    offsets: dict[int, int] = {}
+
+
+class Committed(Event, tag="committed", frozen=True, kw_only=True):
+    group: str = ""
+    topic: str = ""
+    offsets: dict[int, int] = {}
+
+
+class Look(Event, frozen=True, kw_only=True):
+    """What a Delta reader that is not ours saw in one version; rows of a partition below its ``since`` are left out."""
+
+    topic: str
+    version: int = -1
+    sealed: dict[int, int] = {}
+    log_start: dict[int, int] = {}
+    cleaned: dict[int, int] | None = None
+    since: dict[int, int] = msgspec.field(default_factory=dict, name="from")
+    rows: list[TableRow] = []
+    error: str = ""
+
+
+class Delta(Look, tag="delta", frozen=True, kw_only=True):
+    pass
+
+
+class FinalDelta(Look, tag="final_delta", frozen=True, kw_only=True):
+    pass
+
+
+class Entry(Event, tag="entry", frozen=True, kw_only=True):
+    topic: str
+    version: int
+    sha256: str
+
+
+class Job(Event, tag="job", frozen=True, kw_only=True):
+    job: str = ""
+    topics: list[str] = []
+
+
+class Fault(Event, tag="fault", frozen=True, kw_only=True):
+    """``topic`` and ``version``: of an ``overwrite``, ``quiet`` if no other commit was under way to that table then;
+    ``offset_ms``: what a ``clock`` fault added to a wall clock.
+    """
+
+    kind: str
+    topic: str | None = None
+    version: int | None = None
+    quiet: bool = False
+    offset_ms: int = 0
+
+
+class Heal(Event, tag="heal", frozen=True, kw_only=True):
+    pass
+
+
+class Start(Event, tag="start", frozen=True, kw_only=True):
+    pass
+
+
+class Final(Event, tag="final", frozen=True, kw_only=True):
+    topic: str
+    partition: int
+    log_start: int
+    high_watermark: int
+    rows: list[Row] = []
+
+
+class FinalCommits(Event, tag="final_commits", frozen=True, kw_only=True):
+    group: str = ""
+    topic: str = ""
+    offsets: dict[int, int] = {}
+
+
+AnyEvent = (
+    Topic
+    | Produce
+    | Fetch
+    | OffsetForTime
+    | DeleteRecords
+    | Commit
+    | Committed
+    | Delta
+    | FinalDelta
+    | Entry
+    | Job
+    | Fault
+    | Heal
+    | Start
+    | Final
+    | FinalCommits
+)
+
+
+class Recorder:
+    """``invoke`` and ``complete`` a call, or ``tell`` what has no beginning; appends to the file at ``path``.
+
+    Several recorders, also of several processes, may share a file. Fields may be more than the type has;
+    msgspec.ValidationError if one does not fit it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        # Unique over all processes of a run, also those that have the id of one that died.
+        self._prefix = f"{os.getpid()}-{time.monotonic_ns():x}"
+        self._numbers = itertools.count()
+
+    def invoke(self, process: str, op: str, **fields: Any) -> str:
+        """Before the request is sent. Gives the id of the call, for its completion."""
+        return self.tell(process, op, "invoke", **fields)
+
+    def complete(self, number: str, process: str, op: str, phase: Phase, **fields: Any) -> None:
+        """After the outcome is known."""
+        self._write(process, op, phase, number, fields)
+
+    def tell(self, process: str, op: str, phase: Phase = "ok", **fields: Any) -> str:
+        number = f"{self._prefix}-{next(self._numbers)}"
+        self._write(process, op, phase, number, fields)
+        return number
+
+    def _write(self, process: str, op: str, phase: Phase, number: str, fields: dict[str, Any]) -> None:
+        event = {"t": time.monotonic_ns(), "process": process, "op": op, "phase": phase, "id": number, **fields}
+        line = msgspec.json.encode(event) + b"\n"
+        msgspec.json.decode(line, type=AnyEvent)
+        written = os.write(self._file, line)
+        if written != len(line):
+            raise OSError(f"{written} of {len(line)} bytes of a history line were written")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_history(*paths: Path) -> list[AnyEvent]:
+    """All events of the files by rising ``t``. ValueError names a line that is no event.
+
+    A last line without its end is what a killed recorder leaves behind, and is not told.
+    """
+    decoder = msgspec.json.Decoder(AnyEvent)
+    events: list[AnyEvent] = []
+    for path in paths:
+        *lines, _cut_off = path.read_bytes().split(b"\n")
+        for number, line in enumerate(lines, start=1):
+            try:
+                events.append(decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                raise ValueError(f"{path}:{number} is no event of a history: {error}") from error
+    return merge(events)
+
+
+def typed(events: Iterable[AnyEvent | Mapping[str, Any]]) -> list[AnyEvent]:
+    """Events that may still be plain JSON objects. msgspec.ValidationError."""
+    return [event if isinstance(event, Event) else msgspec.convert(event, AnyEvent, str_keys=True) for event in events]
+
+
+def merge(*histories: Iterable[AnyEvent]) -> list[AnyEvent]:
+    """Events of several histories by rising ``t``."""
+    return sorted(itertools.chain(*histories), key=lambda event: event.t)

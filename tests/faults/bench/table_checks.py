@@ -1,0 +1,175 @@
+"""The Delta table as readers that are not ours saw it, by version: D2, D3, D4, I1 and I4, B4 of its log start."""
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, ranges
+from tests.faults.bench.history import Delta, Entry, FinalDelta, Job, Look, TableRow
+from tests.faults.bench.record_checks import why_not_compacted
+
+
+def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
+    yield from _check_entries(evidence)
+    yield from _check_facts(evidence)
+    batches = {name: _bounds(log) for name, log in evidence.logs.items()}
+    for look in evidence.looks:
+        rows: dict[int, list[TableRow]] = defaultdict(list)
+        for row in look.rows:
+            rows[row[0]].append(row)
+        for partition in sorted(look.sealed.keys() | rows.keys()):
+            log = evidence.log(look.topic, partition)
+            yield from _check_rows(evidence, look, log, rows[partition])
+            yield from _check_batches(look, log, *batches.get((look.topic, partition), ([], [])))
+    looks: list[Call[Any]] = [*evidence.calls(Delta), *evidence.calls(FinalDelta)]
+    for call in looks:
+        if call.told and call.told.phase == "fail":
+            yield Anomaly("D4", "table cannot be read", f"{call.told.topic}: {call.told.error}", (call.told,))
+
+
+# ---- entries and facts of the Delta log -----------------------------------------------------------------------------
+
+
+def _check_entries(evidence: Evidence) -> Iterator[Anomaly]:
+    allowed = {(fault.topic, fault.version) for fault in evidence.faults if fault.kind == "overwrite"}
+    known: dict[tuple[str, int], Entry] = {}
+    for entry in evidence.singles(Entry):
+        first = known.setdefault((entry.topic, entry.version), entry)
+        if first.sha256 != entry.sha256 and (entry.topic, entry.version) not in allowed:
+            where = f"{entry.topic} version {entry.version}"
+            yield Anomaly("D3", "log entry changed", where, (first, entry))
+    versions: dict[str, set[int]] = defaultdict(set)
+    for topic, version in known:
+        versions[topic].add(version)
+    for topic, found in versions.items():
+        gaps = [version for version in range(max(found)) if version not in found]
+        if gaps:
+            yield Anomaly(
+                "D3", "version gap", f"{topic}: {ranges(gaps)} of 0-{max(found)}", (known[topic, max(found)],)
+            )
+
+
+def _check_facts(evidence: Evidence) -> Iterator[Anomaly]:
+    """From version to version ``sealed`` and the log start do not fall, unless others overwrite entries."""
+    by_topic: dict[str, list[Look]] = defaultdict(list)
+    for look in evidence.looks:
+        by_topic[look.topic].append(look)
+    for topic, looks in by_topic.items():
+        if evidence.topic(topic).overwritten >= 0:
+            continue
+        looks.sort(key=lambda look: (look.version, look.t))
+        sealed: dict[int, int] = {}
+        log_start: dict[int, int] = {}
+        for look in looks:
+            for partition, offset in look.sealed.items():
+                if offset < sealed.get(partition, 0):
+                    where = f"{topic}-{partition} version {look.version}: {offset}, was {sealed[partition]}"
+                    yield Anomaly("D2", "sealed fell", where, (look,))
+                sealed[partition] = max(offset, sealed.get(partition, 0))
+            for partition, offset in look.log_start.items():
+                if offset < log_start.get(partition, 0):
+                    where = f"{topic}-{partition} version {look.version}: {offset}, was {log_start[partition]}"
+                    yield Anomaly("B4", "log start fell", where, (look,))
+                log_start[partition] = max(offset, log_start.get(partition, 0))
+
+
+# ---- batches --------------------------------------------------------------------------------------------------------
+
+
+def _bounds(log: Log) -> tuple[list[int], list[int]]:
+    """First offsets of batches, rising, and the ends of the same."""
+    found = sorted((batch.base, batch.base + batch.count) for batch in log.batches if batch.whole)
+    return [base for base, _ in found], [end for _, end in found]
+
+
+def _check_batches(look: Look, log: Log, bases: Sequence[int], ends: Sequence[int]) -> Iterator[Anomaly]:
+    sealed = look.sealed.get(log.partition, 0)
+    at = bisect_left(bases, sealed) - 1
+    if at >= 0 and sealed < ends[at]:
+        where = (
+            f"{log.name} version {look.version} is sealed at {sealed}, inside of the batch [{bases[at]}, {ends[at]})"
+        )
+        yield Anomaly("D3", "half a batch in a version", where, (look,))
+
+
+# ---- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _check_rows(evidence: Evidence, look: Look, log: Log, rows: Sequence[TableRow]) -> Iterator[Anomaly]:
+    sealed, start = look.sealed.get(log.partition, 0), look.log_start.get(log.partition, 0)
+    since = look.since.get(log.partition, 0)
+    where = f"{log.name} version {look.version}"
+    offsets = [row[1] for row in rows]
+    given = set(offsets)
+    if len(given) < len(offsets):
+        doubled = sorted(offset for offset, count in Counter(offsets).items() if count > 1)
+        yield Anomaly("D2", "rows are doubled", f"{where}: {ranges(doubled)}", (look,))
+    beyond = sorted(offset for offset in given if offset >= sealed)
+    if beyond:
+        yield Anomaly("D2", "rows beyond sealed", f"{where}: {ranges(beyond)}, sealed is {sealed}", (look,))
+    differing = sorted({row[1] for row in rows if log.seen[row[1]] != row[1:]})
+    if differing:
+        first = next(row for row in rows if row[1] == differing[0])
+        message = f"{where}: {ranges(differing)}; first {first[1:]}, is {log.seen[differing[0]]}"
+        yield Anomaly("D2", "rows differ from the log", message, (look,))
+    if sealed > log.end:
+        message = f"{where} is sealed up to {sealed}, the log ends at {log.end}"
+        yield Anomaly("D2", "sealed beyond the end", message, (look,))
+    final = isinstance(look, FinalDelta)
+    if final and log.final is not None and sealed < log.end:
+        message = f"{where} is sealed up to {sealed}, the log ends at {log.end}"
+        yield Anomaly("D2", "not all sealed after a clean stop", message, (look,))
+    if final or log.topic.holed < 0 or look.t < log.topic.holed:
+        yield from _check_missing(evidence, look, log, given, max(since, start), sealed)
+
+
+def _check_missing(
+    evidence: Evidence, look: Look, log: Log, given: set[int], begin: int, sealed: int
+) -> Iterator[Anomaly]:
+    """What should be in [begin, sealed) and is not; rows below the log start may still be there."""
+    found: dict[tuple[str, str], list[int]] = defaultdict(list)
+    cleaned = sealed if look.cleaned is None else look.cleaned.get(log.partition, 0)
+    for offset in _missing(log, given, begin, sealed):
+        if log.topic.compacted and offset not in log.rows:
+            reason = why_not_compacted(evidence, log, offset, cleaned, look.t)
+            if reason is not None and reason[0] == "I1" and not _reported_by_final(evidence, log, offset):
+                found[reason].append(offset)
+        elif log.exists(offset):
+            found[_name(evidence, look, log, offset)].append(offset)
+    for (invariant, name), offsets in found.items():
+        where = f"{log.name} version {look.version}: {ranges(offsets)} of [{begin}, {sealed})"
+        yield Anomaly(invariant, name, where, (look,))
+
+
+def _missing(log: Log, given: set[int], begin: int, sealed: int) -> list[int]:
+    if log.topic.compacted:
+        known = log.seen.keys() | log.acknowledged.keys()
+        return sorted(offset for offset in known if begin <= offset < sealed and offset not in given)
+    if sum(begin <= offset < sealed for offset in given) == max(0, sealed - begin):
+        return []
+    return [offset for offset in range(begin, sealed) if offset not in given]
+
+
+def _reported_by_final(evidence: Evidence, log: Log, offset: int) -> bool:
+    """What is wrong for good is said of the final read."""
+    final = log.final
+    if final is None or not final.log_start <= offset < final.high_watermark:
+        return False
+    return why_not_compacted(evidence, log, offset, log.end, final.t) is not None
+
+
+def _name(evidence: Evidence, look: Look, log: Log, offset: int) -> tuple[str, str]:
+    """A job that takes away a row that a table had is another thing than a roll that left it out."""
+    place = (log.partition, offset)
+    earlier = [
+        before
+        for before in evidence.looks
+        if before.topic == look.topic and before.t < look.t and any(row[:2] == place for row in before.rows)
+    ]
+    for call in evidence.calls(Job):
+        over = call.told.t if call.told else look.t
+        concerned = not call.asked.topics or look.topic in call.asked.topics
+        if earlier and concerned and call.begin < look.t and over > earlier[0].t:
+            return "I4", "a job took rows away"
+    return "D2", "rows are missing"

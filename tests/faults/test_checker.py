@@ -1,0 +1,1473 @@
+"""The checker names each anomaly by its invariant, and is silent on histories of a right store."""
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.faults.bench.checker import check
+from tests.faults.bench.history import Fetch, Recorder, read_history
+from tests.faults.bench.model_store import ModelStore, Pending
+
+Event = dict[str, Any]
+
+PLAIN, BOUNDED, KEYED, APPENDED, BOTH = "plain", "bounded", "keyed", "appended", "both"
+
+
+def make_store() -> ModelStore:
+    store = ModelStore()
+    store.topic(PLAIN, 2)
+    store.topic(BOUNDED, retention_bytes="1000")
+    store.topic(KEYED, cleanup_policy="compact", delete_retention_ms="0")
+    store.topic(APPENDED, message_timestamp_type="LogAppendTime")
+    return store
+
+
+def story(*more: Callable[[ModelStore], object]) -> list[Event]:
+    """A right history of a store with all kinds of topics, and of what ``more`` does in its middle."""
+    store = make_store()
+    for _ in range(4):
+        for topic in (PLAIN, BOUNDED, APPENDED):
+            store.do(store.produce(topic, 3))
+        store.do(store.produce(PLAIN, [store.record(f"k{n}") for n in range(5)], None))
+        keyed = [store.record(key) for key in ("a", "b", "c")]
+        store.do(store.produce(KEYED, keyed))
+        for topic in store.topics:
+            store.do(store.fetch(topic, 0 if topic != BOUNDED else 12))
+            store.roll(topic)
+            store.look(topic)
+        store.retention(BOUNDED, 3)
+        store.compact(KEYED)
+        store.do(store.fetch(KEYED, 0))
+        store.look(KEYED)
+    for step in more:
+        step(store)
+    return store.finish()
+
+
+def found(events: list[Event]) -> list[str]:
+    """Invariant and name of each anomaly, once."""
+    return sorted({f"{anomaly.invariant}: {anomaly.name}" for anomaly in check(events)})
+
+
+def the(events: list[Event], op: str, phase: str = "ok", nth: int = 0, **fields: Any) -> Event:
+    return [e for e in events if e["op"] == op and e["phase"] == phase and fields.items() <= e.items()][nth]
+
+
+def final_of(events: list[Event], topic: str, partition: int = 0) -> Event:
+    return the(events, "final", topic=topic, partition=partition)
+
+
+# ---- one anomaly each -----------------------------------------------------------------------------------------------
+
+Anomalous = Callable[[], list[Event]]
+ANOMALIES: list[Any] = []
+
+
+def anomaly(*expected: str) -> Callable[[Anomalous], Anomalous]:
+    def add(make: Anomalous) -> Anomalous:
+        ANOMALIES.append(pytest.param(make, sorted(expected), id=make.__name__))
+        return make
+
+    return add
+
+
+@pytest.mark.parametrize(("make", "expected"), ANOMALIES)
+def test_anomaly_is_named(make: Anomalous, expected: list[str]) -> None:
+    assert found(make()) == expected
+
+
+def test_a_right_history_has_none() -> None:
+    assert check(story()) == []
+
+
+# Of A, what is stored.
+
+
+@anomaly("A1: acknowledged record is lost")
+def lost_in_the_middle() -> list[Event]:
+    events = story()
+    del final_of(events, PLAIN)["rows"][4]
+    return events
+
+
+@anomaly("A1: acknowledged record is lost")
+def lost_at_the_end() -> list[Event]:
+    events = story()
+    final = final_of(events, APPENDED)
+    final["rows"].pop()
+    # The table and its readers say what the log says.
+    final["high_watermark"] -= 1
+    fetched = the(events, "fetch", topic=APPENDED, nth=-1)
+    fetched["records"], fetched["next_offset"] = [], fetched["offset"]
+    fetched["high_watermark"] -= 1
+    last = the(events, "final_delta", topic=APPENDED)
+    last["rows"].pop()
+    last["sealed"]["0"] -= 1
+    # Told before the acknowledgement, an end says nothing of it.
+    produced = the(events, "produce", nth=-1, topic=APPENDED)
+    produced["t"] = final["t"] + 1
+    return events
+
+
+@anomaly("A1: acknowledged record is lost")
+def lost_at_the_log_start() -> list[Event]:
+    """Where retention may take what is first, it moves the log start with it."""
+    return story(lambda store: store.topics[BOUNDED].logs[0].rows.pop(3))
+
+
+@anomaly("A1: acknowledged record is replaced")
+def replaced() -> list[Event]:
+    def lose(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 1))
+        del log.rows[log.end - 1]
+        log.end -= 1
+        store.do(store.produce(PLAIN, 1, process="other", acks="0"))
+
+    return story(lose)
+
+
+@anomaly("A1: acknowledged record changed")
+def key_changed() -> list[Event]:
+    return story(lambda store: _change(store, 3, "another"))
+
+
+@anomaly("A1: acknowledged record changed")
+def value_changed() -> list[Event]:
+    return story(lambda store: _change(store, 4, "another"))
+
+
+@anomaly("A1: acknowledged record changed")
+def header_changed() -> list[Event]:
+    return story(lambda store: _change(store, 2, "another"))
+
+
+@anomaly("A1: acknowledged record changed")
+def header_lost() -> list[Event]:
+    return story(lambda store: _change(store, 2, None))
+
+
+def _change(store: ModelStore, column: int, value: object, *, phase: str = "ok") -> None:
+    store.do(store.produce(PLAIN, 1), phase)
+    log = store.topics[PLAIN].logs[0]
+    log.rows[log.end - 1][column] = value
+
+
+@anomaly("A5: record changed")
+def unacknowledged_value_changed() -> list[Event]:
+    return story(lambda store: _change(store, 4, "another", phase="info"))
+
+
+@anomaly("A2: refused record is stored")
+def resurrected() -> list[Event]:
+    return story(lambda store: store.do(store.produce(PLAIN, 2), "fail"))
+
+
+@anomaly("A2: refused record is stored")
+def half_resurrected() -> list[Event]:
+    def forget_half(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 2), "fail")
+        log.end -= 1
+        del log.rows[log.end]
+
+    return story(forget_half)
+
+
+@anomaly("A2: record is stored twice")
+def stored_twice() -> list[Event]:
+    return story(_store_twice)
+
+
+def _store_twice(store: ModelStore) -> None:
+    log = store.topics[PLAIN].logs[0]
+    log.rows[log.end] = [log.end, *log.rows[2][1:]]
+    log.end += 1
+
+
+@anomaly("A3: record is not where it was acknowledged")
+def wrong_place() -> list[Event]:
+    def swap(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 2))
+        first, second = log.rows[log.end - 2], log.rows[log.end - 1]
+        first[1:], second[1:] = second[1:], first[1:]
+
+    return story(swap)
+
+
+@anomaly("A3: refused record is stored")
+def partly_refused() -> list[Event]:
+    events = story(lambda store: store.do(store.produce(PLAIN, 2, process="partly")))
+    the(events, "produce", process="partly")["places"][1] = None
+    return events
+
+
+@anomaly("A3: answer with an impossible place")
+def impossible_place() -> list[Event]:
+    events = story(lambda store: store.do(store.produce(PLAIN, 1, process="odd")))
+    the(events, "produce", process="odd")["places"] = [[0, -1]]
+    return events
+
+
+@anomaly("A3: answer of another length")
+def too_short_an_answer() -> list[Event]:
+    events = story(lambda store: store.do(store.produce(PLAIN, 2, process="odd")))
+    the(events, "produce", process="odd")["places"].pop()
+    return events
+
+
+@anomaly("A4: two readers, two records")
+def two_readers_two_records() -> list[Event]:
+    events = story()
+    the(events, "fetch", topic=PLAIN, nth=2)["records"][1][4] = "another"
+    return events
+
+
+@anomaly("A4: record moved")
+def moved() -> list[Event]:
+    def move(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 1), "info")
+        store.do(store.fetch(PLAIN, log.end - 1))
+        log.rows[log.end] = [log.end, *log.rows.pop(log.end - 1)[1:]]
+        log.end += 1
+
+    return story(move)
+
+
+@anomaly("A5: invented record")
+def invented() -> list[Event]:
+    def invent(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        log.rows[log.end] = [log.end, store.now_ms, "nobody", None, "nothing"]
+        log.end += 1
+
+    return story(invent)
+
+
+@anomaly("A5: invented record", "B4: high watermark fell")
+def invented_for_one_reader() -> list[Event]:
+    events = story()
+    fetched = the(events, "fetch", process="healed", topic=APPENDED)
+    end = fetched["high_watermark"]
+    fetched["records"].append([end, 1, "nobody", None, "nothing"])
+    fetched["high_watermark"] = fetched["next_offset"] = end + 1
+    return events
+
+
+@anomaly("A5: wrong partition")
+def acknowledged_in_the_wrong_partition() -> list[Event]:
+    def misplace(store: ModelStore) -> None:
+        right, wrong = store.topics[PLAIN].logs
+        store.do(store.produce(PLAIN, 1))
+        wrong.rows[wrong.end] = [wrong.end, *right.rows.pop(right.end - 1)[1:]]
+        wrong.end += 1
+
+    return story(misplace)
+
+
+@anomaly("A5: partition that is not there")
+def partition_that_is_not_there() -> list[Event]:
+    events = story()
+    the(events, "topic", topic=PLAIN)["partitions"] = 1
+    return events
+
+
+@anomaly("A5: wrong partition")
+def wrong_partition() -> list[Event]:
+    return story(lambda store: _misplace(store, [store.record("k0")], 0))
+
+
+@anomaly("A5: wrong partition")
+def key_in_two_partitions() -> list[Event]:
+    return story(lambda store: _misplace(store, [store.record("k0")], None))
+
+
+@anomaly("A5: wrong partition")
+def keyless_request_in_two_partitions() -> list[Event]:
+    return story(lambda store: _misplace(store, store.records(2), None))
+
+
+def _misplace(store: ModelStore, records: list[Any], partition: int | None) -> None:
+    ends = [log.end for log in store.topics[PLAIN].logs]
+    store.do(store.produce(PLAIN, records, partition, acks="0"))
+    logs = store.topics[PLAIN].logs
+    (right,) = (at for at in (0, 1) if logs[at].end > ends[at])
+    wrong = logs[1 - right]
+    wrong.rows[wrong.end] = [wrong.end, *logs[right].rows.pop(logs[right].end - 1)[1:]]
+    wrong.end += 1
+    logs[right].end -= 1
+
+
+# Of B, offsets and time.
+
+
+@anomaly("B1: two acknowledged records at an offset")
+def two_at_an_offset() -> list[Event]:
+    events = story(lambda store: store.do(store.produce(PLAIN, 1, process="second")))
+    the(events, "produce", process="second")["places"] = [[0, 3]]
+    return events
+
+
+@anomaly("B2: hole")
+def hole() -> list[Event]:
+    def leave_out(store: ModelStore) -> None:
+        store.topics[PLAIN].logs[0].end += 1
+
+    return story(leave_out)
+
+
+@anomaly("B3: real-time order broken")
+def real_time_order() -> list[Event]:
+    return _overtake("slow", "quick")
+
+
+@anomaly("C1: producer order broken")
+def producer_order() -> list[Event]:
+    return _overtake("one", "one")
+
+
+def _overtake(first: str, second: str) -> list[Event]:
+    """The second request is stored before the first one, and was sent after that had been answered."""
+
+    def overtake(store: ModelStore) -> None:
+        calls = store.produce(APPENDED, 2, process=first), store.produce(APPENDED, 2, process=second)
+        for call in reversed(calls):
+            store.act(call)
+        for call in calls:
+            store.end(call)
+
+    events = story(overtake)
+    acknowledged = the(events, "produce", topic=APPENDED, nth=-3)
+    the(events, "produce", "invoke", topic=APPENDED, nth=-2)["t"] = acknowledged["t"] + 1
+    return events
+
+
+@anomaly("B4: log start fell")
+def log_start_fell() -> list[Event]:
+    events = story()
+    the(events, "fetch", process="healed", topic=BOUNDED)["log_start"] -= 1
+    return events
+
+
+@anomaly("B4: log start fell")
+def log_start_of_the_table_fell() -> list[Event]:
+    events = story()
+    the(events, "delta", topic=BOUNDED, nth=-1)["log_start"]["0"] += 1
+    return events
+
+
+@anomaly("B4: log start above the end")
+def log_start_above_the_end() -> list[Event]:
+    events = story()
+    final = final_of(events, BOUNDED)
+    final["log_start"], final["rows"] = final["high_watermark"] + 1, []
+    return events
+
+
+@anomaly("B4: high watermark fell")
+def high_watermark_fell() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 2, acks="0"))
+        store.do(store.fetch(APPENDED, 0))
+        store.do(store.fetch(APPENDED, 0, count=1, process="second"))
+
+    events = story(read)
+    the(events, "fetch", process="second")["high_watermark"] -= 1
+    return events
+
+
+@anomaly("B4: end below an acknowledged record")
+def end_below_an_acknowledgement_after_restart() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 1))
+        store.restart()
+        store.do(store.fetch(APPENDED, 0, count=1, process="second"))
+
+    events = story(read)
+    the(events, "fetch", process="second")["high_watermark"] -= 1
+    return events
+
+
+@anomaly("B5: timestamp changed")
+def timestamp_changed() -> list[Event]:
+    def change(store: ModelStore) -> None:
+        store.do(store.produce(PLAIN, [store.record(timestamp_ms=77)]))
+        log = store.topics[PLAIN].logs[0]
+        log.rows[log.end - 1][1] += 1
+
+    return story(change)
+
+
+@anomaly("B5: append time went back")
+def append_time_went_back() -> list[Event]:
+    def turn_back(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 1))
+        log = store.topics[APPENDED].logs[0]
+        log.rows[log.end - 1][1] -= 3_600_000
+
+    return story(turn_back)
+
+
+@pytest.mark.parametrize("answer", [0, 4, 6, None, 10**6])
+def test_wrong_offset_by_time(answer: int | None) -> None:
+    def ask(store: ModelStore) -> None:
+        store.do(store.offset_for_time(PLAIN, store.topics[PLAIN].logs[0].rows[5][1]))
+
+    events = story(ask)
+    told = the(events, "offset_for_time")
+    row = next(row for row in final_of(events, PLAIN)["rows"] if row[1] == final_of(events, PLAIN)["rows"][5][1])
+    assert told["offset"] == row[0]
+    if answer != row[0]:
+        told["offset"] = answer
+        assert found(events) == ["B5: offset by time is wrong"]
+
+
+@anomaly("B5: offset by time is wrong")
+def offset_by_time_below_the_log_start() -> list[Event]:
+    events = story(lambda store: store.do(store.offset_for_time(BOUNDED, 0)))
+    the(events, "offset_for_time")["offset"] = 1
+    return events
+
+
+# Of C, the order.
+
+
+@anomaly("C1: batch order broken")
+def batch_order() -> list[Event]:
+    def swap(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 3), "info")
+        first, second = log.rows[log.end - 2], log.rows[log.end - 1]
+        first[1:], second[1:] = second[1:], first[1:]
+
+    return story(swap)
+
+
+@anomaly("C1: batch order broken")
+def batch_order_as_acknowledged() -> list[Event]:
+    def swap(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 2, process="swapped"))
+        first, second = log.rows[log.end - 2], log.rows[log.end - 1]
+        first[1:], second[1:] = second[1:], first[1:]
+
+    events = story(swap)
+    the(events, "produce", process="swapped")["places"].reverse()
+    return events
+
+
+@anomaly("C2: existing record skipped")
+def skipped_in_a_poll() -> list[Event]:
+    events = story()
+    del the(events, "fetch", topic=PLAIN, nth=3)["records"][2]
+    return events
+
+
+@anomaly("C2: existing record skipped")
+def skipped_between_polls() -> list[Event]:
+    events = story(lambda store: store.do(store.fetch(PLAIN, 0, count=3, process="second")))
+    the(events, "fetch", process="second")["next_offset"] += 1
+    return events
+
+
+@anomaly("C2: existing record skipped")
+def skipped_in_a_compacted_topic() -> list[Event]:
+    events = story()
+    del the(events, "fetch", topic=KEYED, nth=-2)["records"][1]
+    return events
+
+
+@anomaly("C2: existing record skipped")
+def skipped_before_retention_took_it() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        start = store.topics[BOUNDED].logs[0].start
+        for process in ("one", "other"):
+            store.do(store.fetch(BOUNDED, start, process=process))
+        store.retention(BOUNDED, start + 5)
+
+    events = story(read)
+    del the(events, "fetch", process="other")["records"][2]
+    return events
+
+
+@anomaly("C2: existing record skipped")
+def acknowledged_and_skipped_before_retention_took_it() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        end = store.topics[BOUNDED].logs[0].end
+        store.do(store.produce(BOUNDED, 3))
+        store.do(store.fetch(BOUNDED, end, process="only"))
+        store.roll(BOUNDED)
+        store.retention(BOUNDED, end + 3)
+
+    events = story(read)
+    del the(events, "fetch", process="only")["records"][1]
+    return events
+
+
+@anomaly("C2: rows out of order")
+def row_given_twice() -> list[Event]:
+    events = story()
+    rows = the(events, "fetch", topic=PLAIN, nth=3)["records"]
+    rows.insert(2, rows[2])
+    return events
+
+
+@anomaly("C2: rows out of order")
+def final_row_given_twice() -> list[Event]:
+    events = story()
+    rows = final_of(events, PLAIN)["rows"]
+    rows.insert(2, rows[2])
+    return events
+
+
+@anomaly("C2: rows out of order")
+def poll_goes_back() -> list[Event]:
+    events = story()
+    the(events, "fetch", topic=PLAIN, nth=3)["records"].reverse()
+    return events
+
+
+@anomaly("C2: rows out of order")
+def poll_begins_too_early() -> list[Event]:
+    events = story()
+    for phase in ("invoke", "ok"):
+        the(events, "fetch", phase, topic=PLAIN, nth=3)["offset"] = 2
+    return events
+
+
+@anomaly("C2: rows out of order")
+def final_read_goes_back() -> list[Event]:
+    events = story()
+    final_of(events, PLAIN)["rows"].reverse()
+    return events
+
+
+@anomaly("C2: wrong next offset")
+def next_offset_goes_back() -> list[Event]:
+    events = story()
+    the(events, "fetch", topic=PLAIN, nth=3)["next_offset"] -= 1
+    return events
+
+
+# Of D, visibility and the table.
+
+
+@anomaly("D1: read record is lost")
+def read_then_lost() -> list[Event]:
+    def lose(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 1), "info")
+        store.do(store.fetch(PLAIN, log.end - 1))
+        del log.rows[log.end - 1]
+
+    return story(lose)
+
+
+@anomaly("D1: read record is lost")
+def read_then_replaced() -> list[Event]:
+    def lose(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 1), "info")
+        store.do(store.fetch(PLAIN, log.end - 1))
+        del log.rows[log.end - 1]
+        log.end -= 1
+        store.do(store.produce(PLAIN, 1, process="other"))
+
+    return story(lose)
+
+
+@anomaly("D1: read above the high watermark")
+def read_above_the_high_watermark() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 2, acks="0"))
+        store.do(store.fetch(APPENDED, 0, process="early"))
+
+    events = story(read)
+    the(events, "fetch", process="early")["high_watermark"] -= 1
+    return events
+
+
+@anomaly("D1: read above the high watermark")
+def final_read_above_the_high_watermark() -> list[Event]:
+    events = story(lambda store: store.produce(PLAIN, [("late", None, "v", None)]))
+    final = final_of(events, PLAIN)
+    final["rows"].append([final["high_watermark"], 1, "late", None, "v"])
+    return events
+
+
+@anomaly("D2: rows are missing")
+def row_of_the_table_missing() -> list[Event]:
+    events = story()
+    del the(events, "final_delta", topic=PLAIN)["rows"][3]
+    return events
+
+
+@anomaly("D2: rows are missing")
+def row_of_a_compacted_table_missing() -> list[Event]:
+    events = story()
+    the(events, "final_delta", topic=KEYED)["rows"].pop()
+    return events
+
+
+@anomaly("D2: rows are missing")
+def first_row_of_a_compacted_table_missing() -> list[Event]:
+    def look(store: ModelStore) -> None:
+        store.topic("begun", cleanup_policy="compact")
+        store.do(store.produce("begun", [store.record("a")]))
+        store.roll("begun")
+        store.look("begun")
+
+    events = story(look)
+    the(events, "delta", topic="begun")["rows"].clear()
+    return events
+
+
+@anomaly("D2: rows are missing")
+def row_missing_since_the_last_look() -> list[Event]:
+    def look(store: ModelStore) -> None:
+        log = store.topics[APPENDED].logs[0]
+        since = log.sealed
+        store.do(store.produce(APPENDED, 2))
+        store.roll(APPENDED)
+        store.look(APPENDED, {0: since})
+
+    events = story(look)
+    the(events, "delta", topic=APPENDED, nth=-1)["rows"].pop(0)
+    return events
+
+
+@anomaly("D2: rows are doubled")
+def row_of_the_table_doubled() -> list[Event]:
+    events = story()
+    rows = the(events, "delta", topic=PLAIN, nth=2)["rows"]
+    rows.append(rows[1])
+    return events
+
+
+@anomaly("D2: rows differ from the log")
+def row_of_the_table_differs() -> list[Event]:
+    events = story()
+    the(events, "delta", topic=PLAIN, nth=2)["rows"][1][5] = "another"
+    return events
+
+
+@anomaly("D2: rows beyond sealed")
+def row_beyond_sealed() -> list[Event]:
+    def look(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 1))
+        store.look(APPENDED)
+
+    events = story(look)
+    rows = the(events, "delta", topic=APPENDED, nth=-1)["rows"]
+    rows.append([0, *final_of(events, APPENDED)["rows"][len(rows)]])
+    return events
+
+
+@anomaly("D2: sealed fell")
+def sealed_fell() -> list[Event]:
+    def look(store: ModelStore) -> None:
+        log = store.topics[APPENDED].logs[0]
+        log.sealed -= 3
+        store.roll(KEYED)
+        store.look(APPENDED)
+
+    return story(look)
+
+
+@anomaly("D2: sealed beyond the end")
+def sealed_beyond_the_end() -> list[Event]:
+    events = story()
+    the(events, "final_delta", topic=APPENDED)["sealed"]["0"] += 1
+    return events
+
+
+@anomaly("D2: not all sealed after a clean stop")
+def not_all_sealed() -> list[Event]:
+    events = story()
+    last = the(events, "final_delta", topic=APPENDED)
+    last["rows"].pop()
+    last["sealed"]["0"] -= 1
+    return events
+
+
+@anomaly("D3: torn batch")
+def torn_batch() -> list[Event]:
+    return story(lambda store: _tear(store, 2))
+
+
+@anomaly("D3: torn batch")
+def torn_batch_with_a_hole() -> list[Event]:
+    def tear(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 4), "info")
+        del log.rows[log.end - 2]
+
+    return story(tear)
+
+
+@anomaly("D3: torn batch")
+def torn_batch_and_another_in_its_place() -> list[Event]:
+    def tear(store: ModelStore) -> None:
+        _tear(store, 1)
+        store.do(store.produce(PLAIN, 3, process="other"))
+
+    return story(tear)
+
+
+def _tear(store: ModelStore, kept: int) -> None:
+    log = store.topics[PLAIN].logs[0]
+    begin = log.end
+    store.do(store.produce(PLAIN, 4), "info")
+    for offset in range(begin + kept, log.end):
+        del log.rows[offset]
+    log.end = begin + kept
+
+
+@anomaly("D3: half a batch in a version")
+def half_a_batch_in_a_version() -> list[Event]:
+    def seal_half(store: ModelStore) -> None:
+        store.do(store.produce(APPENDED, 3))
+        store.roll(KEYED)
+        store.topics[APPENDED].logs[0].sealed += 2
+        store.look(APPENDED)
+
+    return story(seal_half)
+
+
+@anomaly("D3: log entry changed")
+def log_entry_changed() -> list[Event]:
+    return story(lambda store: store.tell("observer", "entry", topic=PLAIN, version=2, sha256="another"))
+
+
+@anomaly("D3: version gap")
+def version_gap() -> list[Event]:
+    events = story()
+    events.remove(the(events, "entry", topic=PLAIN, version=2))
+    return events
+
+
+@anomaly("D4: table cannot be read")
+def table_cannot_be_read() -> list[Event]:
+    return story(lambda store: store.tell("observer", "delta", "fail", topic=PLAIN, error="no such file"))
+
+
+@anomaly("D5: acknowledged record is not given")
+def acknowledged_record_not_given() -> list[Event]:
+    events = story()
+    fetched = the(events, "fetch", topic=PLAIN, nth=2)
+    fetched["records"], fetched["next_offset"] = [], fetched["offset"]
+    return events
+
+
+# Of G, committed offsets.
+
+
+def committing(*offsets: dict[int, int]) -> Callable[[ModelStore], None]:
+    def commit(store: ModelStore) -> None:
+        for partition in (0, 1):
+            store.do(store.fetch(PLAIN, 0, partition))
+        for told in offsets:
+            store.do(store.commit("g", PLAIN, told))
+        store.do(store.committed("g", PLAIN))
+
+    return commit
+
+
+@anomaly("G3: committed offset went back")
+def committed_offset_went_back() -> list[Event]:
+    events = story(committing({0: 3}, {0: 5}))
+    the(events, "committed")["offsets"]["0"] = 3
+    return events
+
+
+@anomaly("G3: committed offset went back")
+def committed_offset_that_was_read_went_back() -> list[Event]:
+    def doubt(store: ModelStore) -> None:
+        store.do(store.commit("g", PLAIN, {0: 7}), "info")
+        for _ in range(2):
+            store.do(store.committed("g", PLAIN))
+
+    events = story(committing({0: 3}), doubt)
+    the(events, "committed", nth=2)["offsets"]["0"] = 3
+    return events
+
+
+@anomaly("G3: commit is lost")
+def commit_is_lost() -> list[Event]:
+    events = story(committing({0: 3}))
+    the(events, "final_commits")["offsets"] = {}
+    return events
+
+
+@anomaly("G3: offset was never committed")
+def offset_was_never_committed() -> list[Event]:
+    events = story(committing({0: 3}))
+    the(events, "final_commits")["offsets"]["0"] = 4
+    return events
+
+
+@anomaly("G3: offset was never committed")
+def refused_commit_is_there() -> list[Event]:
+    return story(committing({0: 3}), lambda store: store.do(store.commit("g", PLAIN, {0: 4}), "fail"))
+
+
+@anomaly("G3: commit of several partitions is torn")
+def torn_commit() -> list[Event]:
+    def tear(store: ModelStore) -> None:
+        store.do(store.commit("g", PLAIN, {0: 5, 1: 4}), "info")
+        store.groups["g", PLAIN]["1"] = 2
+
+    return story(committing({0: 3, 1: 2}), tear)
+
+
+@anomaly("G3: commit of several partitions is torn")
+def first_commit_is_torn() -> list[Event]:
+    def tear(store: ModelStore) -> None:
+        store.do(store.commit("g", PLAIN, {0: 5, 1: 4}), "info")
+        del store.groups["g", PLAIN]["1"]
+
+    return story(committing(), tear)
+
+
+@anomaly("G4: commit beyond the position")
+def commit_beyond_the_position() -> list[Event]:
+    def commit(store: ModelStore) -> None:
+        store.do(store.fetch(APPENDED, 0, count=2, process="c.1"))
+        store.do(store.commit("h", APPENDED, {0: 3}, process="c.2"))
+        store.do(store.fetch(APPENDED, 2, process="c.2"))
+
+    return story(commit)
+
+
+@anomaly("G5: records skipped by a commit")
+def records_skipped_by_a_commit() -> list[Event]:
+    def commit(store: ModelStore) -> None:
+        store.do(store.fetch(APPENDED, 0, count=2, process="c"))
+        store.do(store.fetch(APPENDED, 4, count=2, process="c"))
+        store.do(store.commit("h", APPENDED, {0: 6}, process="c"))
+
+    return story(commit)
+
+
+# Of I, compaction and retention.
+
+
+@anomaly("I1: last value of a key is lost")
+def last_value_lost() -> list[Event]:
+    return story(lambda store: store.topics[KEYED].logs[0].rows.pop(10))
+
+
+@anomaly("I1: last value of a key is lost")
+def last_value_lost_and_others_in_doubt() -> list[Event]:
+    def lose(store: ModelStore) -> None:
+        for record in (store.record("c", None), store.record("b")):
+            store.do(store.produce(KEYED, [record]), "info", acts=False)
+        del store.topics[KEYED].logs[0].rows[10]
+
+    return story(lose)
+
+
+@anomaly("I1: last value of a key is lost")
+def last_value_lost_in_one_version() -> list[Event]:
+    """It was compacted before its successor was in the table."""
+
+    def look(store: ModelStore) -> None:
+        store.look(KEYED, tells_cleaned=False)
+        store.do(store.produce(KEYED, [store.record("b")]))
+        store.roll(KEYED)
+        store.compact(KEYED)
+
+    events = story(look)
+    the(events, "delta", topic=KEYED, nth=-1)["rows"].pop(1)
+    return events
+
+
+@anomaly("I1: compaction moved an offset")
+def compaction_moved_an_offset() -> list[Event]:
+    def move(store: ModelStore) -> None:
+        log = store.topics[KEYED].logs[0]
+        store.do(store.produce(KEYED, [store.record("d"), store.record("d")]))
+        store.roll(KEYED)
+        store.compact(KEYED)
+        row = log.rows.pop(log.end - 1)
+        log.rows[log.end - 2] = [log.end - 2, *row[1:]]
+
+    return story(move)
+
+
+@anomaly("I1: tombstone gone too early")
+def tombstone_gone_too_early() -> list[Event]:
+    def delete(store: ModelStore) -> None:
+        store.topic("slow", cleanup_policy="compact", delete_retention_ms="60000")
+        store.do(store.produce("slow", [store.record("a"), store.record("a", None)]))
+        store.roll("slow")
+        store.compact("slow")
+        store.wait(50)
+        del store.topics["slow"].logs[0].rows[1]
+
+    return story(delete)
+
+
+@anomaly("I1: tombstone gone before what it deletes")
+def tombstone_gone_before_what_it_deletes() -> list[Event]:
+    def delete(store: ModelStore) -> None:
+        log = store.topics[KEYED].logs[0]
+        store.do(store.produce(KEYED, [store.record("d"), store.record("d", None)]))
+        store.roll(KEYED)
+        store.compact(KEYED)
+        sent = the(store.events, "produce", topic=KEYED, nth=-1)
+        record_id, key, value, _ = sent["records"][0]
+        log.rows[sent["places"][0][1]] = [sent["places"][0][1], store.now_ms, record_id, key, value]
+
+    return story(delete)
+
+
+@anomaly("I1: record gone above the cleaned part")
+def gone_above_the_cleaned_part() -> list[Event]:
+    def remove(store: ModelStore) -> None:
+        log = store.topics[KEYED].logs[0]
+        store.do(store.produce(KEYED, [store.record("d"), store.record("d")]))
+        del log.rows[log.end - 2]
+
+    return story(remove)
+
+
+@anomaly("B2: hole")
+def hole_in_a_compacted_topic() -> list[Event]:
+    return story(_hole_of_nobody)
+
+
+def _hole_of_nobody(store: ModelStore) -> None:
+    store.topics[KEYED].logs[0].end += 1
+    store.do(store.produce(KEYED, [store.record("d")]))
+    store.roll(KEYED)
+    store.compact(KEYED)
+
+
+@anomaly("I3: retention took from the middle")
+def retention_took_from_the_middle() -> list[Event]:
+    return story(lambda store: store.topics[BOUNDED].logs[0].rows.pop(7))
+
+
+@anomaly("I3: prefix lost without retention")
+def prefix_lost_without_retention() -> list[Event]:
+    return story(lambda store: store.retention(PLAIN, 4))
+
+
+@anomaly("I3: prefix lost without retention")
+def more_deleted_than_asked_for() -> list[Event]:
+    def delete(store: ModelStore) -> None:
+        store.do(store.delete_records(PLAIN, 3))
+        store.retention(PLAIN, 4)
+
+    return story(delete)
+
+
+@anomaly("I3: prefix lost without retention")
+def deleted_though_that_was_refused() -> list[Event]:
+    def delete(store: ModelStore) -> None:
+        store.do(store.delete_records(PLAIN, 3), "fail", acts=False)
+        store.retention(PLAIN, 3)
+
+    return story(delete)
+
+
+@anomaly("I3: records below the log start")
+def records_below_the_log_start() -> list[Event]:
+    events = story()
+    final_of(events, BOUNDED)["log_start"] += 1
+    return events
+
+
+@anomaly("I3: read below the log start")
+def read_below_the_log_start() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        start = store.topics[BOUNDED].logs[0].start
+        early = store.fetch(BOUNDED, start, process="early")
+        store.act(early)
+        store.retention(BOUNDED, start + 2)
+        store.do(store.fetch(BOUNDED, start + 2, process="shown"))
+        store.end(early)
+
+    events = story(read)
+    shown = the(events, "fetch", process="shown")
+    the(events, "fetch", "invoke", process="early")["t"] = shown["t"] + 1
+    the(events, "fetch", process="early")["log_start"] = shown["log_start"]
+    return events
+
+
+@anomaly("I4: a job took rows away")
+def job_took_rows_away() -> list[Event]:
+    def merge(store: ModelStore) -> None:
+        store._job("merge", PLAIN, lambda log: None, 0)
+        store.look(PLAIN)
+
+    events = story(merge)
+    del the(events, "delta", topic=PLAIN, nth=-1)["rows"][2]
+    return events
+
+
+# Of J, and of the history itself.
+
+
+@anomaly("J2: no progress after healing")
+def no_progress_after_healing() -> list[Event]:
+    return _in_doubt(story(), BOUNDED)
+
+
+@anomaly("J2: no progress after healing")
+def progress_too_late() -> list[Event]:
+    events = story()
+    the(events, "heal")["t"] -= 31_000_000_000
+    return events
+
+
+@anomaly("J2: no progress after healing")
+def nothing_after_a_last_fault() -> list[Event]:
+    events = story(ModelStore.restart)
+    events.remove(the(events, "heal"))
+    return _in_doubt(events, PLAIN, BOUNDED, KEYED, APPENDED)
+
+
+def _in_doubt(events: list[Event], *topics: str) -> list[Event]:
+    """No answer to the producers of the end."""
+    for event in events:
+        if event["process"] == "healed" and event["phase"] == "ok" and event["topic"] in topics and "places" in event:
+            event["phase"] = "info"
+            del event["places"]
+    return events
+
+
+@anomaly("history: no final read")
+def no_final_read() -> list[Event]:
+    events = story()
+    events.remove(final_of(events, PLAIN, 1))
+    return events
+
+
+@anomaly("history: nothing acknowledged", "history: nothing fetched", "history: no look at a table")
+def nothing_to_check() -> list[Event]:
+    return make_store().events
+
+
+@anomaly("history: completion without invocation")
+def completion_without_invocation() -> list[Event]:
+    events = story()
+    events.remove(the(events, "fetch", "invoke", topic=PLAIN))
+    return events
+
+
+@anomaly("history: completion of another operation")
+def completion_of_another_operation() -> list[Event]:
+    return story(lambda store: store.tell("x", "committed", "ok", store.tell("x", "fetch", "invoke")))
+
+
+@anomaly("history: id used twice")
+def id_used_twice() -> list[Event]:
+    return story(lambda store: [store.tell("x", "fetch", "invoke", "same") for _ in range(2)])
+
+
+@anomaly("history: record sent twice")
+def record_sent_twice() -> list[Event]:
+    def send(store: ModelStore) -> None:
+        record = store.record()
+        store.do(store.produce(PLAIN, [record]), "info", acts=False)
+        store.do(store.produce(PLAIN, [record]), "info")
+
+    return story(send)
+
+
+@anomaly("history: no topic")
+def no_topic() -> list[Event]:
+    events = story()
+    events.remove(the(events, "topic", topic=APPENDED))
+    return events
+
+
+# ---- silence --------------------------------------------------------------------------------------------------------
+
+
+def test_others_may_overwrite_entries() -> None:
+    """A version without our commit, a log start that is forgotten, and a compaction that is undone."""
+
+    def overwrite(store: ModelStore) -> None:
+        bounded, keyed = store.topics[BOUNDED].logs[0], store.topics[KEYED].logs[0]
+        lost, undone = dict(bounded.rows), dict(keyed.rows)
+        store.do(store.produce(KEYED, [store.record("a")]))
+        undone.update(keyed.rows)
+        store.retention(BOUNDED, 6)
+        store.roll(KEYED)
+        store.compact(KEYED)
+        store.do(store.fetch(BOUNDED, 6))
+        store.do(store.fetch(KEYED, 0))
+        store.do(store.offset_for_time(BOUNDED, 0))
+        store.look(BOUNDED)
+        for topic in (BOUNDED, KEYED):
+            version = store.topics[topic].version
+            store.tell("nemesis", "fault", kind="overwrite", topic=topic, version=version)
+            store.tell("observer", "entry", topic=topic, version=version, sha256="another's")
+        bounded.rows, bounded.start, keyed.rows = lost, 3, undone
+        store.do(store.fetch(BOUNDED, 3))
+        store.look(BOUNDED)
+        # A later commit came before the lost one was made again.
+        told = store.events[-1]
+        told["rows"] = told["rows"][3:]
+
+    events = story(overwrite)
+    assert check(events) == []
+    assert check([event for event in events if event.get("kind") != "overwrite"])
+
+
+def test_a_commit_in_doubt_need_not_be_there() -> None:
+    def doubt(store: ModelStore) -> None:
+        store.do(store.commit("g", PLAIN, {0: 7}), "info", acts=False)
+        for _ in range(3):
+            store.restart()
+        store.do(store.committed("g", PLAIN))
+
+    assert check(story(committing({0: 3}), doubt)) == []
+
+
+def test_a_commit_of_some_partitions_is_whole_too() -> None:
+    """What it shows, another commit that failed would have shown as well."""
+
+    def commit(store: ModelStore) -> None:
+        store.do(store.commit("g", PLAIN, {0: 5, 1: 4}), "info", acts=False)
+        store.do(store.commit("g", PLAIN, {0: 5}))
+        store.do(store.committed("g", PLAIN))
+
+    assert check(story(committing({0: 3, 1: 2}), commit)) == []
+
+
+def test_progress_is_not_due_when_the_next_fault_comes_first() -> None:
+    def heal_for_a_while(store: ModelStore) -> None:
+        store.tell("bench", "heal")
+        store.wait(20)
+        store.restart()
+        store.wait(20)
+
+    events = story(heal_for_a_while)
+    assert check(events) == []
+    assert found([event for event in events if event["op"] != "fault"]) == ["J2: no progress after healing"]
+
+
+def test_compaction_takes_what_has_no_key() -> None:
+    def turn(store: ModelStore) -> None:
+        store.topic("turned")
+        store.do(store.produce("turned", 3))
+        store.tell("bench", "topic", topic="turned", partitions=1, configs={"cleanup.policy": "compact"})
+        store.do(store.produce("turned", [store.record("a")]))
+        store.roll("turned")
+        for offset in range(3):
+            del store.topics["turned"].logs[0].rows[offset]
+        store.compact("turned")
+
+    assert check(story(turn)) == []
+
+
+def test_deleted_records_may_go() -> None:
+    def delete(store: ModelStore) -> None:
+        store.do(store.delete_records(PLAIN, 5))
+        store.do(store.fetch(PLAIN, 5))
+        store.look(PLAIN)
+
+    assert check(story(delete)) == []
+
+
+def test_expired_tombstones_may_go() -> None:
+    def delete(store: ModelStore) -> None:
+        store.topic("slow", cleanup_policy="compact", delete_retention_ms="60000")
+        for age in (61, 0):
+            store.do(store.produce("slow", [store.record("a"), store.record("a", None)]))
+            store.roll("slow")
+            store.compact("slow")
+            store.wait(age)
+        log = store.topics["slow"].logs[0]
+        store.do(store.produce("slow", [store.record("a")]))
+        store.roll("slow")
+        store.compact("slow")
+        assert list(log.rows) == [4]
+
+    assert check(story(delete)) == []
+
+
+def test_nobody_needs_to_have_seen_what_compaction_took() -> None:
+    """An answer never came; the record was there, and went before any reader saw it."""
+
+    def unseen(store: ModelStore) -> None:
+        store.do(store.produce(KEYED, [store.record("a"), store.record("a")]), "info")
+        store.do(store.produce(KEYED, [store.record("c", None)]), "info")
+        store.roll(KEYED)
+        store.compact(KEYED)
+
+    events = story(unseen)
+    assert check(events) == []
+    for doubtful in [e for e in events if e["op"] == "produce" and e["phase"] == "info"]:
+        doubtful["phase"] = "fail"
+    assert {anomaly.invariant for anomaly in check(events)} >= {"A2", "B2"}
+
+
+def test_the_log_start_may_cut_a_batch() -> None:
+    def cut(store: ModelStore) -> None:
+        begin = store.topics[BOUNDED].logs[0].end
+        store.do(store.produce(BOUNDED, 4), "info")
+        store.roll(BOUNDED)
+        store.retention(BOUNDED, begin + 2)
+
+    assert check(story(cut)) == []
+
+
+# What happens, by a name and a number that says which: to whom, how much, in which order.
+_STEPS = (
+    *("produce",) * 4,
+    *("fetch",) * 3,
+    *("act",) * 6,
+    *("end",) * 6,
+    *("doubt", "refuse", "commit", "committed", "time", "delete", "roll", "look", "compact", "retention", "restart"),
+)
+
+
+class Drive:
+    """Clients with one call each at a time, on a right store, in any order."""
+
+    def __init__(self) -> None:
+        self.store = make_store()
+        self.store.topic(BOTH, 2, cleanup_policy="compact,delete", delete_retention_ms="0", retention_bytes="1000")
+        self.names = list(self.store.topics)
+        self.lives = dict.fromkeys(("p0", "p1", "p2", "r0", "r1"), 0)
+        self.calls: dict[str, Pending] = {}
+        self.at: dict[tuple[str, str, int], int] = {}
+        self.looked: dict[str, dict[int, int]] = {}
+
+    def take(self, step: str, number: int) -> None:
+        getattr(self, f"_{step}")(number, random.Random(number))
+
+    def _free(self, chance: random.Random, kind: str) -> tuple[str, str] | None:
+        """A client with nothing to wait for, and the name that it goes by."""
+        free = [client for client in self.lives if client not in self.calls and client[0] == kind]
+        client = chance.choice(free) if free else None
+        return (client, f"{client}.{self.lives[client]}") if client else None
+
+    def _produce(self, number: int, chance: random.Random) -> None:
+        client = self._free(chance, "p")
+        if not client:
+            return
+        topic = chance.choice(self.names)
+        compacted = self.store.topics[topic].compacted
+        keyed = compacted or chance.random() < 0.5
+        records = [
+            self.store.record(
+                f"k{chance.randrange(3)}" if keyed else None,
+                None if compacted and chance.random() < 0.3 else "",
+                chance.randrange(1000) if chance.random() < 0.3 else None,
+            )
+            for _ in range(chance.randint(1, 4))
+        ]
+        partition = chance.choice([None, chance.randrange(len(self.store.topics[topic].logs))])
+        acks = chance.choice(["all", "1", "0"])
+        self.calls[client[0]] = self.store.produce(topic, records, partition, process=client[1], acks=acks)
+
+    def _log(self, chance: random.Random) -> tuple[str, int]:
+        topic = chance.choice(self.names)
+        return topic, chance.randrange(len(self.store.topics[topic].logs))
+
+    def _fetch(self, number: int, chance: random.Random) -> None:
+        client = self._free(chance, "r")
+        if client:
+            topic, partition = self._log(chance)
+            offset = self.at.setdefault((client[0], topic, partition), 0)
+            count = chance.choice([1, 3, 1000])
+            self.calls[client[0]] = self.store.fetch(topic, offset, partition, count=count, process=client[1])
+
+    def _commit(self, number: int, chance: random.Random) -> None:
+        client = self._free(chance, "r")
+        if client:
+            topic = chance.choice(self.names)
+            offsets = {p: at for (who, what, p), at in self.at.items() if (who, what) == (client[0], topic)}
+            if offsets:
+                self.calls[client[0]] = self.store.commit(client[0], topic, offsets, process=client[1])
+
+    def _committed(self, number: int, chance: random.Random) -> None:
+        client = self._free(chance, "r")
+        if client:
+            self.calls[client[0]] = self.store.committed(client[0], chance.choice(self.names), process=client[1])
+
+    def _time(self, number: int, chance: random.Random) -> None:
+        topic, partition = self._log(chance)
+        times = [row[1] for row in self.store.topics[topic].logs[partition].rows.values()]
+        self.store.do(self.store.offset_for_time(topic, chance.choice([0, self.store.now_ms, *times]), partition))
+
+    def _delete(self, number: int, chance: random.Random) -> None:
+        topic, partition = chance.choice([(BOUNDED, 0), (BOTH, 0), (BOTH, 1)])
+        log = self.store.topics[topic].logs[partition]
+        call = self.store.delete_records(topic, chance.randint(log.start, log.end), partition)
+        self.store.do(call, chance.choice(["ok", "info"]))
+
+    def _act(self, number: int, chance: random.Random) -> None:
+        waiting = [call for call in self.store.pending if not call.acted]
+        if waiting:
+            self.store.act(chance.choice(waiting))
+
+    def _end(self, number: int, chance: random.Random) -> None:
+        self._answer(chance, "ok", acted=True)
+
+    def _refuse(self, number: int, chance: random.Random) -> None:
+        self._answer(chance, "fail", acted=False)
+
+    def _doubt(self, number: int, chance: random.Random) -> None:
+        self._answer(chance, "info", acted=chance.random() < 0.5)
+
+    def _answer(self, chance: random.Random, phase: str, *, acted: bool) -> None:
+        clients = [client for client, call in self.calls.items() if call.acted == acted]
+        if not clients:
+            return
+        client = chance.choice(clients)
+        call = self.calls.pop(client)
+        told = self.store.end(call, phase)
+        self.lives[client] += phase == "info"
+        if call.op == "fetch":
+            place = (client, call.asked["topic"], call.asked["partition"])
+            if told:
+                self.at[place] = told["next_offset"]
+            elif call.acted and phase == "ok":
+                # Out of range: from the log start on, as it is now.
+                self.at[place] = self.store.topics[place[1]].logs[place[2]].start
+        elif call.op == "committed" and told and chance.random() < 0.5:
+            for partition, offset in told["offsets"].items():
+                self.at[client, call.asked["topic"], int(partition)] = offset
+
+    def _roll(self, number: int, chance: random.Random) -> None:
+        self.store.roll(chance.choice(self.names))
+
+    def _look(self, number: int, chance: random.Random) -> None:
+        topic = chance.choice(self.names)
+        since = self.looked.get(topic) if chance.random() < 0.7 else None
+        self.store.look(topic, since, tells_cleaned=chance.random() < 0.5)
+        self.looked[topic] = {p: log.sealed for p, log in enumerate(self.store.topics[topic].logs)}
+
+    def _compact(self, number: int, chance: random.Random) -> None:
+        self.store.compact(*chance.choice([(KEYED, 0), (BOTH, 0), (BOTH, 1)]))
+
+    def _retention(self, number: int, chance: random.Random) -> None:
+        topic, partition = chance.choice([(BOUNDED, 0), (BOTH, 0), (BOTH, 1)])
+        log = self.store.topics[topic].logs[partition]
+        self.store.retention(topic, chance.randint(log.start, max(log.start, log.sealed)), partition)
+
+    def _restart(self, number: int, chance: random.Random) -> None:
+        for client in list(self.calls):
+            call = self.calls.pop(client)
+            self.store.end(call, "info")
+            self.lives[client] += 1
+        self.store.restart()
+
+    def finish(self) -> list[Event]:
+        return self.store.finish()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.sampled_from(_STEPS), st.integers(0, 2**16)), max_size=120))
+def test_silent_on_right_histories(steps: list[tuple[str, int]]) -> None:
+    drive = Drive()
+    for step, number in steps:
+        drive.take(step, number)
+    events = drive.finish()
+    assert [str(anomaly) for anomaly in check(events)] == []
+
+
+def long_history(requests: int) -> list[Event]:
+    """Twenty records a request, read by one reader and one table, with a commit for each read."""
+    chance = random.Random(7)
+    drive = Drive()
+    store = drive.store
+    for number in range(requests):
+        topic, partition = chance.choice([(PLAIN, 0), (PLAIN, 1), (KEYED, 0), (APPENDED, 0)])
+        records = [store.record(f"k{chance.randrange(500)}") for _ in range(20)]
+        store.do(store.produce(topic, records, partition, process=f"p{number % 4}"))
+        offset = drive.at.get(("r", topic, partition), 0)
+        told = store.do(store.fetch(topic, offset, partition, process="r"))
+        drive.at["r", topic, partition] = told["next_offset"]
+        store.do(store.commit("r", topic, {partition: told["next_offset"]}, process="r"))
+    return store.finish()
+
+
+def test_long_histories_take_no_long_time() -> None:
+    """Of what takes the square of its length this would take minutes."""
+    events = long_history(1000)
+    began = time.process_time()
+    assert check(events) == []
+    assert time.process_time() - began < 10
+
+
+# ---- the recorder ---------------------------------------------------------------------------------------------------
+
+
+def _record(path: Path, process: str, calls: int) -> None:
+    with Recorder(path) as recorder:
+        for n in range(calls):
+            number = recorder.invoke(process, "fetch", topic="t", partition=0, offset=n)
+            rows = [[n, 1, f"{process}-{n}", None, "x" * 500]]
+            recorder.complete(number, process, "fetch", "ok", records=rows, next_offset=n + 1, reason="")
+
+
+def test_threads_and_processes_share_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=_record, args=(path, f"process-{n}", 200)) for n in range(2)]
+    workers += [threading.Thread(target=_record, args=(path, f"thread-{n}", 200)) for n in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    events = read_history(path)
+    assert [event.t for event in events] == sorted(event.t for event in events)
+    assert len({event.id for event in events}) == 5 * 200
+    for name in ("process-0", "process-1", "thread-0", "thread-1", "thread-2"):
+        told = [event for event in events if event.process == name and isinstance(event, Fetch) and event.phase == "ok"]
+        assert [fetch.records[0][:3] for fetch in told] == [(n, 1, f"{name}-{n}") for n in range(200)]
+
+
+def test_a_killed_recorder_leaves_its_last_line_cut(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    _record(path, "a", 2)
+    _record(other, "b", 1)
+    path.write_bytes(path.read_bytes()[:-3])
+    assert [(event.process, event.phase) for event in read_history(other, path)] == [
+        ("a", "invoke"),
+        ("a", "ok"),
+        ("a", "invoke"),
+        ("b", "invoke"),
+        ("b", "ok"),
+    ]
+    path.write_bytes(path.read_bytes() + b"\n")
+    with pytest.raises(ValueError, match=r"a\.jsonl:4 is no event"):
+        read_history(path)
+
+
+def test_a_mistake_of_the_workload_fails_where_it_is_made(tmp_path: Path) -> None:
+    with Recorder(tmp_path / "history.jsonl") as recorder:
+        with pytest.raises(msgspec.ValidationError, match="offset"):
+            recorder.invoke("w", "fetch", topic="t", partition=0, offset="1")
+        with pytest.raises(msgspec.ValidationError, match="fetched"):
+            recorder.tell("w", "fetched")
+    assert read_history(tmp_path / "history.jsonl") == []
+
+
+def test_a_history_is_judged_as_it_was_recorded(tmp_path: Path) -> None:
+    """Typed from a file, or plain; in any order."""
+    events = lost_in_the_middle()
+    path = tmp_path / "history.jsonl"
+    path.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in reversed(events)))
+    (anomaly,) = check(read_history(path))
+    assert str(anomaly).startswith("A1 acknowledged record is lost: plain-0 offsets 4 of [0, 17)")
+    assert [event.process for event in anomaly.events] == ["producer", "producer", "reader", "final"]

@@ -1,0 +1,238 @@
+"""A real server under load that is stopped, ended, blocked, short of descriptors, or started twice.
+
+``LOGSTORE_TORTURE=1`` runs the longer forms.
+"""
+
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.produce_load import ProduceLoad
+from tests.support.served_topic import (
+    PARTITIONS,
+    alter_topic,
+    check_everywhere,
+    create_topic,
+    free_port,
+    partitions_of,
+    read_over_http,
+    roll,
+)
+from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess
+
+TORTURE = bool(os.environ.get("LOGSTORE_TORTURE"))
+# ingest_api.server.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
+STOP_SECONDS = 10 + 20
+
+
+def wait_until(holds: Callable[[], object], *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "that never happened"
+        time.sleep(0.02)
+
+
+def is_ready(url: str) -> bool:
+    return httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
+
+
+def all_sealed(url: str, ends: list[int]) -> bool:
+    return all(p["sealed_offset"] >= end for p, end in zip(partitions_of(url), ends, strict=True))
+
+
+def files_begun(store: FaultyServerProcess) -> int:
+    return int(store.control("hits").get("segment.opened", 0))
+
+
+def refusal(data: Path, **environment: str) -> str:
+    """The one line that says why a server does not start on ``data``."""
+    with pytest.raises(NotStartedError) as failed:
+        ServerProcess(data, environment=environment)
+    assert failed.value.code == 1
+    assert "Traceback" not in str(failed.value)
+    said = [line for line in failed.value.lines if line.startswith("cannot ")]
+    assert said == failed.value.lines[-1:]
+    return said[0]
+
+
+# ---- stopped and blocked --------------------------------------------------------------------------------------------
+
+
+def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: FaultyServerProcess) -> None:
+    alter_topic(store.url, segment_ms="150")
+    with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02, timeout_s=1) as load:
+        load.wait_for_acknowledged(300)
+        store.process.send_signal(signal.SIGSTOP)
+        _, status = os.waitpid(store.process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        time.sleep(0.2)  # what it had answered arrives
+        acknowledged = load.history.acknowledged_records
+        time.sleep(30 if TORTURE else 2.5)
+        assert load.history.acknowledged_records == acknowledged
+        store.process.send_signal(signal.SIGCONT)
+        load.wait_for_acknowledged(300)
+        ends = [p["log_end_offset"] for p in partitions_of(store.url)]
+        wait_until(lambda: all_sealed(store.url, ends))
+    assert any(request.outcome == "info" for request in load.history.requests), "no client ever ran out of time"
+    check_everywhere(store, load.history)
+
+
+def test_an_event_loop_that_is_blocked_makes_nobody_believe_what_is_not_so(store: FaultyServerProcess) -> None:
+    polled: list[httpx.Response] = []
+
+    def poll() -> None:
+        url = f"{store.url}/topics/t/partitions/0/records"
+        end = partitions_of(store.url)[0]["high_watermark"]
+        polled.append(httpx.get(url, params={"offset": end, "max_wait_ms": 1000, "min_bytes": 10**6}, timeout=60))
+
+    alter_topic(store.url, segment_ms="150")
+    with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
+        load.wait_for_acknowledged(300)
+        poller = threading.Thread(target=poll)
+        poller.start()
+        store.control(f"block {10 if TORTURE else 2}")
+        assert is_ready(store.url)
+        load.wait_for_acknowledged(300)
+        poller.join(60)
+        ends = [p["log_end_offset"] for p in partitions_of(store.url)]
+        wait_until(lambda: all_sealed(store.url, ends))
+    assert polled[0].status_code == 200
+    assert not load.answers
+    assert all(request.outcome == "ok" for request in load.history.requests)
+    check_everywhere(store, load.history)
+
+
+# ---- few descriptors ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def few_descriptors(pid: int, spare: int) -> Iterator[None]:
+    before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    taken = max(int(fd.name) for fd in Path(f"/proc/{pid}/fd").iterdir())
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (taken + 1 + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, before)
+
+
+def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> None:
+    # Not the seam's disk, which opens files of its own with every sync.
+    with ServerProcess(tmp_path / "data", port=free_port()) as server, httpx.Client(timeout=60) as client:
+        create_topic(server.url, segment_ms="3600000")
+        with ProduceLoad(server.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
+            load.wait_for_acknowledged(300)
+            assert roll(server.url).status_code == 200
+            load.wait_for_acknowledged(300)
+            assert client.get(f"{server.url}/health/ready").status_code == 200
+            with few_descriptors(server.process.pid, spare=8), crowd(server.url, 100):
+                answer = client.post(f"{server.url}/topics/t/roll")
+                assert answer.status_code == 500, answer.text
+                assert "Too many open files" in answer.text
+                answer = client.get(f"{server.url}/topics/t/partitions/0/records", params={"offset": 0})
+                assert answer.status_code == 500, answer.text
+                assert "Too many open files" in answer.text
+                # Whoever is connected goes on: the journal's file is open.
+                load.wait_for_acknowledged(100)
+            wait_until(lambda: is_ready(server.url))
+            load.wait_for_acknowledged(300)
+        check_everywhere(server, load.history)
+
+
+@contextmanager
+def crowd(url: str, size: int) -> Iterator[None]:
+    """So many connections that do nothing."""
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    with ExitStack() as connections:
+        for _ in range(size):
+            connections.enter_context(socket.create_connection(address, timeout=30))
+        yield
+
+
+# ---- told to end ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultyServerProcess) -> None:
+    """The first while a roll is under way; the second is asked for twice."""
+    with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
+        for signals in (1, 2):
+            load.wait_for_acknowledged(300)
+            store.control("slow segment.fdatasync 0.5")
+            before = files_begun(store)
+            alter_topic(store.url, segment_ms="150")
+            wait_until(lambda before=before: files_begun(store) > before)
+            began = time.monotonic()
+            for _ in range(signals):
+                store.process.send_signal(signal.SIGTERM)
+                time.sleep(0.05)
+            assert store.stop() == 0
+            assert time.monotonic() - began < STOP_SECONDS
+            assert not (store.data / "brokers/0/endpoint.json").exists()
+            assert "Traceback" not in store.log
+            store.start()
+        load.wait_for_acknowledged(100)
+    check_everywhere(store, load.history)
+
+
+def test_a_stop_during_recovery_ends_with_0_and_serves_nobody(store: FaultyServerProcess) -> None:
+    with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02) as load:
+        load.wait_for_acknowledged(300)
+        store.kill()
+    failures: list[NotStartedError] = []
+
+    def start() -> None:
+        with pytest.raises(NotStartedError) as failed:
+            store.start(faults="slow journal.fsync 1")
+        failures.append(failed.value)
+
+    def recovers() -> bool:
+        try:
+            return store.control("hits", seconds=1).get("journal.read_at", 0) > 0
+        except OSError:
+            return False
+
+    starter = threading.Thread(target=start)
+    starter.start()
+    wait_until(recovers)
+    store.process.send_signal(signal.SIGTERM)
+    starter.join(60)
+    assert failures[0].code == 0
+    assert "Traceback" not in str(failures[0])
+    store.start()
+    check_everywhere(store, load.history)
+
+
+# ---- two of them ----------------------------------------------------------------------------------------------------
+
+
+def test_a_data_directory_has_one_server_at_a_time(store: FaultyServerProcess) -> None:
+    link = store.data.with_name("link")
+    link.symlink_to(store.data)
+    with ProduceLoad(store.url, "t", producers=2, partitions=PARTITIONS, pause_s=0.02) as load:
+        load.wait_for_acknowledged(100)
+        line = refusal(store.data)
+        assert line.startswith(f"cannot start: Another process is serving {store.data}")
+        assert "Another process is serving" in refusal(link, LOGSTORE_BROKER_ID="1")
+        store.process.send_signal(signal.SIGSTOP)
+        try:
+            assert "Another process is serving" in refusal(store.data)
+        finally:
+            store.process.send_signal(signal.SIGCONT)
+        load.wait_for_acknowledged(100)
+        assert len(read_over_http(store.url)) > 0
+        store.kill()
+        store.start()
+        load.wait_for_acknowledged(100)
+    assert store.stop() == 0
+    assert "belongs to broker 0, not to 1" in refusal(store.data, LOGSTORE_BROKER_ID="1")
+    store.start()
+    check_everywhere(store, load.history)

@@ -1,0 +1,378 @@
+"""Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
+
+``TORTURE=1`` flips every bit; without it one bit of a byte, by a seed, and of two of the three kinds every few bytes.
+"""
+
+import contextlib
+import os
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from compaction_jobs.segment_tasks import Source, WriteTask, scan_keys, write_segment
+from ingest_api.errors import http_error
+from logstore.broker.broker import Broker
+from logstore.errors import CommitRefusedError, CorruptionError
+from logstore.log.topic import Topic
+from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
+from logstore.records.payload import to_log_batch
+from logstore.segments import checksums
+from logstore.segments.layout import layout_of
+from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file, verify_segment
+from logstore.segments.writer import Segment, SegmentWriter
+from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.topics import TIMESTAMP_MS, log_batch, overwrite_entry
+
+TORTURE = "TORTURE" in os.environ
+NEVER = {"segment.ms": "100000000"}
+BLOCK = 512
+
+
+# ---- the reader -----------------------------------------------------------------------------------------------------
+
+
+class Damaged:
+    """A segment of two row groups of a kind, its bytes as they were written, and what it reads as."""
+
+    def __init__(self, table: Path, kind: str) -> None:
+        layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
+        codec = "uncompressed" if kind == "uncompressed" else "zstd"
+        with SegmentWriter(table, 0, 5, 3, codec, layout=layout) as writer:
+            for base in (5, 12):
+                writer.write(_group_offsets(base) if kind == "group offsets" else log_batch(range(base, base + 7)))
+                writer._flush()  # a row group of its own
+            self.segment = writer.finish(19, leader_epochs=((1, 0), (3, 12)))
+        self.table = table
+        self.path = table / self.segment.path
+        self.good = self.path.read_bytes()
+        self.count = 0
+        self.kind = kind
+        self.rows = self.read()
+        assert len(self.rows) == 2
+        assert self.read_keys() == [batch.select(["offset", "key"]) for batch in self.rows]
+        assert segment_from_file(table, self.segment.path) == self.segment
+
+    def read(self) -> list[pa.RecordBatch]:
+        return [read_row_group(self.path, group.index) for group in row_groups(self.path)]
+
+    def read_keys(self) -> list[pa.RecordBatch]:
+        return [read_row_group(self.path, group.index, ["offset", "key"]) for group in row_groups(self.path)]
+
+    def refuses(self, content: bytes, what: object) -> None:
+        """Reading all of it is refused; what reads less is refused, too, or says what it did before."""
+        if content == self.good:
+            return
+        self.path.write_bytes(content)
+        assert self._refused(lambda: verify_segment(self.path)), f"{what} was not noticed"
+        # Columns beside the log's own are not read.
+        assert self._refused(self.read) or (self.kind == "group offsets" and self.read() == self.rows), what
+        self.count += 1
+        if self.count % 7 and not TORTURE:
+            return
+        for read, expected in (
+            (lambda: read_footer(self.path).leader_epochs, ((1, 0), (3, 12))),
+            (lambda: segment_from_file(self.table, self.segment.path), self.segment),
+            (self.read_keys, [batch.select(["offset", "key"]) for batch in self.rows]),
+        ):
+            assert self._refused(read) or read() == expected, what
+
+    def _refused(self, read: Callable[[], object]) -> bool:
+        try:
+            read()
+        except CorruptionError as error:
+            return str(self.path) in str(error)
+        return False
+
+
+def _group_offsets(base: int) -> pa.RecordBatch:
+    commits = [
+        (OffsetKey(f"g{n}", "t", n), OffsetCommit(n, 1, "é", -1, UUID(int=n), 5) if n % 3 else None) for n in range(7)
+    ]
+    return to_log_batch(encode_offset_records(commits), base, TIMESTAMP_MS, False)
+
+
+def flips(good: bytes, step: int) -> Iterator[tuple[int, int]]:
+    if TORTURE:
+        yield from ((at, bit) for at in range(len(good)) for bit in range(8))
+    else:
+        chosen = random.Random(5)
+        yield from ((at, chosen.randrange(8)) for at in range(0, len(good), step))
+
+
+@pytest.mark.parametrize(("kind", "step"), [("zstd", 1), ("uncompressed", 7), ("group offsets", 11)])
+def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, kind: str, step: int) -> None:
+    damaged = Damaged(tmp_path, kind)
+    for at, bit in flips(damaged.good, step):
+        content = bytearray(damaged.good)
+        content[at] ^= 1 << bit
+        damaged.refuses(bytes(content), f"bit {bit} of byte {at}")
+
+
+def test_a_file_cut_at_any_length_is_refused(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "zstd")
+    for length in range(0, len(damaged.good), 1 if TORTURE else 5):
+        damaged.refuses(damaged.good[:length], f"cut to {length} bytes")
+    damaged.refuses(damaged.good + b"\0", "a byte more")
+    damaged.refuses(damaged.good + damaged.good[-BLOCK:], "an end twice")
+
+
+def test_a_zeroed_end_is_refused(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "zstd")
+    for length in range(1, len(damaged.good) + 1, 1 if TORTURE else 40):
+        damaged.refuses(damaged.good[:-length] + bytes(length), f"the last {length} bytes are zero")
+
+
+def test_blocks_that_are_lost_or_swapped_are_refused(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "uncompressed")
+    good = damaged.good
+    places = range(0, len(good) - BLOCK, BLOCK)
+    for first in places:
+        for second in places:
+            content = bytearray(good)
+            content[first : first + BLOCK] = good[second : second + BLOCK]
+            damaged.refuses(bytes(content), f"block {first} is that of {second}")
+            content[second : second + BLOCK] = good[first : first + BLOCK]
+            damaged.refuses(bytes(content), f"blocks {first} and {second} are swapped")
+    for at in range(0, len(good) - BLOCK, 1 if TORTURE else 61):
+        damaged.refuses(good[:at] + bytes(BLOCK) + good[at + BLOCK :], f"{BLOCK} bytes from {at} are zero")
+
+
+def test_the_bytes_of_an_older_file_in_a_newer_one_are_refused(tmp_path: Path) -> None:
+    """A stale block: written long ago at the same place, whole and well-formed in itself."""
+    damaged, stale = Damaged(tmp_path / "a", "uncompressed"), Damaged(tmp_path / "b", "group offsets")
+    for at in range(0, len(damaged.good), BLOCK):
+        content = damaged.good[:at] + stale.good[at : at + BLOCK] + damaged.good[at + BLOCK :]
+        damaged.refuses(content[: len(damaged.good)], f"a stale block at {at}")
+
+
+def test_the_checksums_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
+    """A file without checksums is another writer's: one of ours must not look like it."""
+    damaged = Damaged(tmp_path, "zstd")
+    key = checksums.KEY.encode()
+    assert damaged.good.count(key) == 1
+    at = damaged.good.index(key)
+    for name in (b"logstore.crc32x", b"\0" * len(key), b"logstore.format"):
+        damaged.refuses(damaged.good[:at] + name + damaged.good[at + len(key) :], f"the key is {name!r}")
+    damaged.refuses(damaged.good.replace(b"logstore.", b"logst0re."), "all our keys are others")
+    # A footer whose chain cannot be found is not parsed: it may be one that ends the process.
+    damaged.path.write_bytes(damaged.good.replace(key + b"\x18", key + b"\x19"))
+    with pytest.raises(CorruptionError, match="its checksums are not as they were written"):
+        damaged.read()
+
+
+def test_another_segment_under_this_name_is_refused(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "zstd")
+    for partition, base, epoch in ((1, 5, 3), (0, 4, 3), (0, 5, 2)):
+        with SegmentWriter(tmp_path, partition, base, epoch) as writer:
+            writer.write(log_batch(range(5, 19)))
+            other = writer.finish(19)
+        damaged.refuses((tmp_path / other.path).read_bytes(), f"segment {other.path}")
+
+
+def test_the_message_says_where_and_what_to_do(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "zstd")
+    damage(damaged.path)
+    with pytest.raises(CorruptionError) as raised:
+        damaged.read()
+    where = f"{damaged.path}, row group 0 (offsets 5 to 11)"
+    assert f"{where} is damaged: the checksum of column offset does not match" in str(raised.value)
+    assert "restore the file from a backup" in str(raised.value)
+
+
+# ---- the store ------------------------------------------------------------------------------------------------------
+
+
+async def two_segments_and_a_tail(broker: Broker) -> Topic:
+    """Partition 0: offsets 0 and 1, 2 and 3 in segments, 4 in the journal. Partition 1: offset 0."""
+    topic = await broker.create_topic("t", partitions=2, configs=NEVER)
+    assert topic
+    await produce(broker, topic, [b"other"], partition=1)
+    for values in ([b"a", b"b"], [b"c", b"d"]):
+        await produce(broker, topic, values)
+        await broker.roll(topic)
+    await produce(broker, topic, [b"e"])
+    return topic
+
+
+def as_after_a_restart(broker: Broker) -> None:
+    broker._reader._cache.clear()
+    broker._reader._row_groups.clear()
+
+
+async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:
+    with pytest.raises(CorruptionError) as raised:
+        await read()
+    assert str(path) in str(raised.value)
+    assert (http_error(raised.value).status, http_error(raised.value).error_code) == (500, 50002)
+    return str(raised.value)
+
+
+def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_segments_and_a_tail(broker)
+            path = topic.table.path / topic.partition(0).segments[0].path
+            good = path.read_bytes()
+            size = len(good)
+
+            async def fetch(offset: int) -> list[int]:
+                result = await broker.fetch(topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                offsets: list[int] = result.records["offset"].to_pylist()
+                return offsets
+
+            for at in [0, *range(4, size, size // 12), size - 9, size - 5, size - 1]:
+                content = bytearray(good)
+                content[at] ^= 0x10
+                path.write_bytes(content)
+                as_after_a_restart(broker)
+                for offset in (0, 1):
+                    await is_refused(lambda o=offset: fetch(o), path)
+                await is_refused(lambda: broker.offset_for_timestamp(topic, 0, 1), path)
+                assert [await fetch(offset) for offset in (2, 3, 4)] == [[2], [3], [4]]
+                assert await read_all(broker, topic, 1) == [(0, b"other")]
+            path.write_bytes(good)
+            assert await read_all(broker, topic) == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
+
+    run(scenario())
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_segments_and_a_tail(broker)
+            path = topic.table.path / topic.partition(0).segments[0].path
+            path.unlink()
+            await is_refused(lambda: broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
+            await is_refused(lambda: broker.offset_for_timestamp(topic, 0, 1), path)
+            assert await read_all(broker, topic, 1) == [(0, b"other")]
+
+    run(scenario())
+
+
+def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Path) -> None:
+    """A whole file, in its own words the right one: the add action knows better."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_segments_and_a_tail(broker)
+            path = topic.table.path / topic.partition(0).segments[0].path
+            footer = read_footer(path)
+            with SegmentWriter(topic.table.path, 0, 0, footer.leader_epoch) as writer:
+                writer.write(log_batch([0]))
+                rival = writer.finish(2)
+            (topic.table.path / rival.path).rename(path)
+            said = await is_refused(lambda: broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
+            assert "holds 1 records of offsets 0 to 0, the Delta log says 2 of 0 to 1" in said
+
+    run(scenario())
+
+
+# ---- rule R7 --------------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path) -> None:
+    """In the first column chunk, so that the file's end is as it was."""
+    content = bytearray(path.read_bytes())
+    content[30] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> None:
+    """What a foreign commit overwrote, the last roll or one before it: refused by the leader and by the next start."""
+    versions, paths = [], []
+
+    async def before() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            for value in (b"a", b"b"):
+                await produce(broker, topic, [value])
+                versions.append((await broker.roll(topic)).version)
+
+    async def leader() -> None:
+        # A new journal: from now on the files are the only place.
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic("t")
+            paths.extend(topic.table.path / s.path for s in topic.partition(0).segments)
+            overwrite_entry(topic.table, versions[which])
+            damage(paths[which])
+            await is_refused(lambda: broker._roller.refresh(topic), paths[which])
+
+    async def start() -> None:
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"a"), (1, b"b")]
+
+    async def start_alone() -> None:
+        async with running_broker(tmp_path):
+            pass
+
+    run(before())
+    run(leader())
+    with pytest.raises(CorruptionError, match=paths[which].name):
+        run(start_alone())
+    damage(paths[which])  # twice is not at all
+    run(start())
+
+
+def test_what_could_not_be_committed_and_is_damaged_is_written_again(tmp_path: Path) -> None:
+    """The journal has all of it still."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await produce(broker, topic, [b"a", b"b"])
+            forbidden = "delta.setTransactionRetentionDuration"
+            from deltalake import DeltaTable
+
+            DeltaTable(topic.table.path).alter.set_table_properties(
+                {forbidden: "interval 1 days"}, raise_if_not_exists=False
+            )
+            with pytest.raises(CommitRefusedError, match=forbidden):
+                await broker.roll(topic)
+            (left_over,) = topic.table.path.glob("partition=0/*.parquet")
+            damage(left_over)
+            # A property cannot be taken away through delta-rs: the commit that set it is.
+            entry = max((topic.table.path / "_delta_log").glob("*.json"))
+            assert forbidden in entry.read_text()
+            entry.unlink()
+            await broker.roll(topic)
+            assert left_over.name not in topic.partition(0).segments[0].path
+            as_after_a_restart(broker)
+            assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]
+
+    run(scenario())
+
+
+# ---- jobs -----------------------------------------------------------------------------------------------------------
+
+
+def source(segment: Segment) -> Source:
+    return Source(0, segment.path, segment.num_records, 0)
+
+
+def one(number: int) -> Iterator[pa.RecordBatch]:
+    return iter([pa.RecordBatch.from_pydict({"id": pa.array([number], pa.int64())})])
+
+
+def test_a_job_stops_at_a_damaged_file(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, "zstd")
+    segment, good = damaged.segment, damaged.good
+    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 0, "zstd", "key-compaction")
+    scan = scan_keys(str(tmp_path), [source(segment)], {0: 0})
+    keys = [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()]
+    chosen = random.Random(7)
+    for at in range(0, len(good), 1 if TORTURE else 97):
+        content = bytearray(good)
+        content[at] ^= 1 << chosen.randrange(8)
+        damaged.path.write_bytes(content)
+        with pytest.raises(CorruptionError, match=damaged.path.name):
+            write_segment(0, task, None)
+        with contextlib.suppress(CorruptionError):  # of the file's end or of the two columns
+            assert [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()] == keys
+        assert list(tmp_path.glob("partition=0/*.parquet")) == [damaged.path], "nothing is left of an attempt"

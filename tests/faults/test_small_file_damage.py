@@ -1,0 +1,176 @@
+"""Small files of a data directory with flipped bits or cut short: refused with what to do about it, or harmless."""
+
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.coordinator import EmbeddedCoordinator
+from logstore.cli.data_directory import running_url, stopped_store
+from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.filesystem import FileSystem
+from tests.support.running_broker import produce, read_all, run, running_broker
+
+NEVER = {"segment.ms": "100000000"}
+
+
+def damaged(good: bytes) -> Iterator[bytes]:
+    """Every bit flipped, every length, zeros from everywhere on."""
+    for at in range(len(good)):
+        for bit in range(8):
+            content = bytearray(good)
+            content[at] ^= 1 << bit
+            yield bytes(content)
+        yield good[:at]
+        yield good[:at] + bytes(len(good) - at)
+
+
+def elect(data: Path) -> tuple[str, int]:
+    coordinator = EmbeddedCoordinator(data, 0, FileSystem())
+    return coordinator.cluster_id, coordinator.elect(above=1)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    (tmp_path / "brokers" / "0").mkdir(parents=True)
+    elect(tmp_path)
+    return tmp_path
+
+
+def same_json(one: bytes, other: bytes) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except ValueError:
+        return False
+
+
+@pytest.mark.parametrize("name", ["cluster.json", "brokers/0/broker.json"])
+def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: str) -> None:
+    """The same JSON in other bytes is no damage."""
+    path = data / name
+    good = path.read_bytes()
+    cluster_id, epoch = elect(data)
+    for content in damaged(good):
+        path.write_bytes(content)
+        if same_json(content, good):
+            assert elect(data)[0] == cluster_id
+            continue
+        with pytest.raises(DataDirectoryError) as raised:
+            elect(data)
+        assert f"{path} is damaged" in str(raised.value), content
+        assert "Restore it from a backup, or remove it" in str(raised.value)
+        assert path.read_bytes() == content, "it stays as it was found"
+    path.write_bytes(good)
+    assert elect(data)[0] == cluster_id
+    assert elect(data)[1] > epoch
+
+
+def test_files_without_a_checksum_are_those_of_an_older_release(data: Path) -> None:
+    (data / "cluster.json").write_text(json.dumps({"cluster_id": "c", "format_version": 1}))
+    (data / "brokers" / "0" / "broker.json").write_text(json.dumps({"leader_epoch": 6}))
+    assert [elect(data), elect(data)] == [("c", 7), ("c", 8)]
+
+
+def test_a_newer_format_is_not_taken_for_damage(data: Path) -> None:
+    (data / "cluster.json").write_text(json.dumps({"cluster_id": "c", "format_version": 2, "more": {}}))
+    with pytest.raises(DataDirectoryError, match="has format version 2; this release reads 1"):
+        elect(data)
+
+
+def test_what_the_message_says_helps(tmp_path: Path) -> None:
+    """Removed files are made anew: records, epochs above those of the tables, all but the cluster's id stay."""
+
+    async def write() -> str:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await produce(broker, topic, [b"a"])
+            await broker.roll(topic)
+            await produce(broker, topic, [b"b"])
+            return broker.cluster_id
+
+    async def read(cluster_id: str | None) -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic("t")
+            assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]
+            assert topic.partition(0).leader_epoch > topic.snapshot.partitions[0].leader_epoch
+            assert (broker.cluster_id == cluster_id) is (cluster_id is not None)
+
+    cluster_id = run(write())
+    for name, kept in (("brokers/0/broker.json", cluster_id), ("cluster.json", None)):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(DataDirectoryError, match="or remove it"):
+            run(read(kept))
+        path.unlink()
+        run(read(kept))
+
+
+def test_what_is_in_the_lock_file_is_harmless_because_only_its_lock_counts(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        (tmp_path / "lock").write_bytes(b"\xff" * 100)
+        async with running_broker(tmp_path):
+            (tmp_path / "lock").write_bytes(b"")
+            with pytest.raises(DataDirectoryError, match="Another process is serving"):
+                async with running_broker(tmp_path):
+                    pass
+
+    run(scenario())
+
+
+def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(tmp_path: Path) -> None:
+    """``endpoint.json`` says where the store listens; that it runs, the lock says."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path):
+            home = tmp_path / "brokers" / "0"
+            good = json.dumps({"url": "http://127.0.0.1:8082", "pid": 4711}).encode()
+            (home / "endpoint.json").write_bytes(good)
+            assert running_url(home) == "http://127.0.0.1:8082"
+            for content in damaged(good):
+                (home / "endpoint.json").write_bytes(content)
+                url = running_url(home)
+                assert url is None or isinstance(url, str)
+            with pytest.raises(DataDirectoryError, match="A store is running on"), stopped_store(home):
+                pass
+
+    run(scenario())
+
+
+def test_a_marker_of_a_deleted_topic_with_another_name_refuses_the_start(tmp_path: Path) -> None:
+    """Its name is all that it is: the journal has records of a topic that nobody knows to be deleted."""
+
+    async def delete() -> uuid.UUID:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await produce(broker, topic, [b"a"])
+            await broker.delete_topic("t")
+            return topic.topic_id
+
+    async def start() -> None:
+        async with running_broker(tmp_path) as broker:
+            assert broker.topics() == []
+
+    topic_id = run(delete())
+    marker = tmp_path / "deleted" / str(topic_id)
+    assert marker.is_dir()
+    for name in (str(uuid.UUID(int=topic_id.int ^ 1 << 77)), f"x{str(topic_id)[1:]}", str(topic_id)[:-1]):
+        other = marker.rename(marker.with_name(name))
+        with pytest.raises(CorruptionError, match=f"make an empty directory deleted/{topic_id}"):
+            run(start())
+        marker.mkdir()  # as it says
+        other.rmdir()
+    run(start())
+
+
+def test_other_things_beside_the_markers_are_harmless_because_they_are_no_topic_ids(tmp_path: Path) -> None:
+    async def start() -> None:
+        async with running_broker(tmp_path) as broker:
+            assert broker.topics() == []
+
+    (tmp_path / "deleted" / "notes").mkdir(parents=True)
+    (tmp_path / "deleted" / str(uuid.UUID(int=1))).write_bytes(b"a file")
+    run(start())

@@ -1,0 +1,154 @@
+"""Rule R8: a record is in the history or in the tail, whatever is rolled while somebody reads."""
+
+import asyncio
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+from deltalake import DeltaTable
+
+from logstore.client.admin import Admin, TopicDescription
+from logstore.client.consumer import Consumer
+from logstore.client.producer import Producer
+from logstore.delta.schema import FORBIDDEN_PROPERTY
+from logstore.errors import CommitRefusedError
+from logstore.limits import MIB
+from logstore.spark import topic_view
+from logstore.spark.offset_ranges import resolve, split_at_sealed
+from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.server_process import ServerProcess
+
+NEVER = {"segment.ms": "100000000"}
+
+
+class RollingAdmin(Admin):
+    """The store appends and rolls right after each of its answers."""
+
+    producer: Producer
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        described = super().describe_topic(topic)
+        append(self.producer, topic, 3)
+        self.roll(topic)
+        append(self.producer, topic, 2)
+        return described
+
+
+def append(producer: Producer, topic: str, count: int) -> None:
+    for _ in range(count):
+        producer.send(topic, value=b"v", partition=0)
+    producer.flush()
+
+
+def offsets_read(view: topic_view.TopicView) -> list[int]:
+    """What Spark does with a view, without Spark: a later version of the table, and the tail over HTTP."""
+    ranges = resolve(view.topic, "earliest", "latest", view.bounds)
+    sealed = {p: state.sealed for p, state in view.snapshot.partitions.items()}
+    history, tail = split_at_sealed(ranges, sealed)
+    found: list[int] = []
+    for r in history:
+        rows = DeltaTable(view.path).to_pyarrow_table(columns=["offset"])["offset"]
+        found += rows.filter(pc.and_(pc.greater_equal(rows, r.start), pc.less(rows, r.end))).to_pylist()
+    for r in tail:
+        with Consumer(*view.urls) as consumer:
+            consumer.assign(view.topic, [r.partition], start=r.start)
+            while consumer.position(view.topic, r.partition) < r.end:
+                if batch := consumer.poll():
+                    found += batch.before(r.end).batch.column("offset").to_pylist()
+    return found
+
+
+def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path) -> None:
+    with (
+        ServerProcess(tmp_path / "data") as server,
+        RollingAdmin(server.url) as admin,
+        Producer(server.url) as producer,
+    ):
+        admin.producer = producer
+        admin.create_topic("t", partitions=1, configs=NEVER)
+        append(producer, "t", 4)
+        for _ in range(3):
+            view = topic_view.view_through_store(admin, "t")
+            (bounds,) = view.bounds
+            # What was rolled after the ends were told is in the snapshot.
+            assert view.snapshot.partitions[0].sealed > bounds.end_offset
+            assert sorted(offsets_read(view)) == list(range(bounds.end_offset))
+        # And the other way round: ends far above what was sealed then.
+        append(producer, "t", 6)
+        with Admin(server.url) as quiet:
+            view = topic_view.view_through_store(quiet, "t")
+        assert view.snapshot.partitions[0].sealed < view.bounds[0].end_offset
+        for _ in range(2):
+            assert sorted(offsets_read(view)) == list(range(view.bounds[0].end_offset))
+            admin.roll("t")  # between two evaluations
+
+
+def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
+    """A reader that passes the border while it moves gets each record once."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            written: list[bytes] = []
+
+            async def write_and_roll() -> None:
+                for number in range(12):
+                    values = [f"{number}.{n}".encode() for n in range(5)]
+                    written.extend(values)
+                    await produce(broker, topic, list(values))
+                    await broker.roll(topic)
+
+            async def read() -> int:
+                rounds = 0
+                while not writer.done():
+                    found = await read_all(broker, topic, max_bytes=200)
+                    assert found == list(enumerate(written[: len(found)]))
+                    rounds += 1
+                    await asyncio.sleep(0)
+                return rounds
+
+            async def read_newest() -> int:
+                rounds = 0
+                while not writer.done():
+                    if at := topic.partition(0).high_watermark:
+                        fetched = await broker.fetch(topic, 0, at - 1, max_bytes=200, min_bytes=1, max_wait_ms=0)
+                        assert fetched.records["offset"].to_pylist()[:1] == [at - 1]
+                        rounds += 1
+                    await asyncio.sleep(0)
+                return rounds
+
+            writer = asyncio.create_task(write_and_roll())
+            rounds = await asyncio.gather(read(), read(), read_newest())
+            await writer
+            assert all(rounds)
+            assert await read_all(broker, topic) == list(enumerate(written))
+
+    run(scenario())
+
+
+def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
+    """Rule R7: a range is freed after its commit, not with the attempt."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:  # files of 1 MiB
+            topics = [await broker.create_topic(name, configs=NEVER) for name in ("refused", "rolled")]
+            refused, rolled = (topic for topic in topics if topic)
+            values = [bytes([n]) * 200_000 for n in range(8)]
+            for value in values:
+                await produce(broker, refused, [value])
+            DeltaTable(refused.table.path).alter.set_table_properties(
+                {FORBIDDEN_PROPERTY: "interval 1 days"}, raise_if_not_exists=False
+            )
+            with pytest.raises(CommitRefusedError, match=FORBIDDEN_PROPERTY):
+                await broker.roll(refused)
+            first = broker._journal.files[0]
+            for _ in range(3):
+                for value in values:
+                    await produce(broker, rolled, [value])
+                await broker.roll(rolled)
+            assert broker._journal.files[0] == first
+            broker._reader._cache.clear()
+            assert await read_all(broker, refused) == list(enumerate(values))
+
+    run(scenario())

@@ -1,0 +1,103 @@
+"""Bytes to a server and answers from it, over many sockets at once: for clients that no HTTP library can be."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+# Longer than any limit of a server under test: who waits this long has found a hang.
+HANGS_AFTER_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    def check(self) -> Self:
+        """An error is a JSON object of a code and a message, without a traceback; nothing else is a 5xx."""
+        if self.status >= 400:
+            assert self.headers["content-type"] == "application/json", self
+            error = self.json
+            assert set(error) == {"error_code", "message"}, self
+            assert error["message"], self
+            assert b"Traceback" not in self.body, self
+        assert self.status < 500 or self.status == 503, self
+        return self
+
+
+class RawClient:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.port: int = writer.get_extra_info("sockname")[1]
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def connected(cls, port: int, *, receive_bytes: int = 0) -> AsyncIterator[Self]:
+        """``receive_bytes``: how little the kernel may hold for this client; 0 for as usual."""
+        raw = socket.socket()
+        if receive_bytes:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        raw.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", port))
+            client = cls(*await asyncio.open_connection(sock=raw, limit=2**16))
+        except BaseException:
+            raw.close()
+            raise
+        try:
+            yield client
+        finally:
+            client.close()
+
+    async def send(self, data: bytes) -> None:
+        """What the server no longer takes is no error: its answer is what counts."""
+        with contextlib.suppress(ConnectionError):
+            self._writer.write(data)
+            async with asyncio.timeout(HANGS_AFTER_SECONDS):
+                await self._writer.drain()
+
+    async def answer(self) -> Answer | None:
+        """The next answer, checked; None if the server closed the connection instead of a (whole) answer."""
+        try:
+            async with asyncio.timeout(HANGS_AFTER_SECONDS):
+                status_line, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+                headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines) if name}
+                status = int(status_line.split(" ")[1])
+                size = 0 if status < 200 or status == 204 else int(headers["content-length"])
+                return Answer(status, headers, await self._reader.readexactly(size)).check()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def rest(self) -> bytes:
+        """All that comes until the server closes the connection."""
+        found = bytearray()
+        async with asyncio.timeout(HANGS_AFTER_SECONDS):
+            with contextlib.suppress(ConnectionError):
+                while piece := await self._reader.read(2**16):
+                    found += piece
+        return bytes(found)
+
+    def half_close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._writer.write_eof()
+
+    def reset(self) -> None:
+        """RST instead of FIN; what was not sent yet is not."""
+        raw = self._writer.get_extra_info("socket")
+        with contextlib.suppress(OSError):
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._writer.transport.abort()
+
+    def close(self) -> None:
+        self._writer.close()
