@@ -81,9 +81,12 @@ class FileSystem:
         finally:
             os.close(fd)
 
-    def sync_directory(self, path: Path) -> None:
-        """Make names created, renamed or removed in ``path`` durable."""
-        self.sync_file(path)
+    def sync_directory(self, path: Path, fd: int | None = None) -> None:
+        """Make names created, renamed or removed in ``path`` durable; without a new descriptor if ``fd`` is open."""
+        if fd is None:
+            self.sync_file(path)
+        else:
+            os.fsync(fd)
 
     def make_directory(self, path: Path) -> None:
         """Create ``path`` and its parents, each durably."""

@@ -464,6 +464,7 @@ class Journal:
                 await self._on_thread(self._writer.finish, self._current)
         finally:
             self._thread.shutdown()
+            self._writer.close()
             self._close_files()
 
     def _close_files(self) -> None:

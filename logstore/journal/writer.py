@@ -83,6 +83,8 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
+        # Held open: a process out of descriptors must not find the journal broken.
+        self._directory_fd: int | None = None
 
     # ---- a group -----------------------------------------------------------------------------------------------
 
@@ -180,6 +182,8 @@ class JournalWriter:
         for snapshot in snapshots:
             frames.add(snapshot)
         try:
+            if self._directory_fd is None:
+                self._directory_fd = self._filesystem.open_read(self._directory)
             fd = self._filesystem.create(path)
         except OSError as e:
             if e.errno in _FULL | _NO_DESCRIPTORS:
@@ -199,7 +203,7 @@ class JournalWriter:
             raise self._final("write", path, e) from e
         try:
             self._filesystem.fsync(fd)
-            self._filesystem.sync_directory(self._directory)
+            self._filesystem.sync_directory(self._directory, self._directory_fd)
         except OSError as e:
             file.close()
             raise self._final("sync", path, e) from e
@@ -213,7 +217,7 @@ class JournalWriter:
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.unlink(path)
-            self._filesystem.sync_directory(self._directory)
+            self._filesystem.sync_directory(self._directory, self._directory_fd)
         except OSError as e:
             raise self._final("remove", path, e) from e
 
@@ -230,6 +234,11 @@ class JournalWriter:
             self._filesystem.fsync(file.fd)
         except OSError as e:
             raise self._final("sync", file.path, e) from e
+
+    def close(self) -> None:
+        if self._directory_fd is not None:
+            self._filesystem.close(self._directory_fd)
+            self._directory_fd = None
 
     # ---- recovery ----------------------------------------------------------------------------------------------
 

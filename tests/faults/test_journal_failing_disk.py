@@ -2,14 +2,16 @@
 
 import asyncio
 import errno
+import os
 import random
 
 import pytest
 
 from logstore.errors import BrokerNotReadyError, StorageError, StorageFullError
+from logstore.filesystem import FileSystem
 from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import data_frame, new_journal, offsets, recovered_frames, running
+from tests.support.journals import TOPIC, data_frame, new_journal, offsets, recovered_frames, running
 
 
 async def _outcomes(*futures):
@@ -163,6 +165,24 @@ def test_a_file_that_cannot_be_begun_for_want_of_space_is_put_off(tmp_path, call
 
     asyncio.run(scenario())
     assert offsets(recovered_frames(tmp_path)) == [0, 1, 2]
+
+
+def test_files_are_begun_and_removed_without_a_new_descriptor_for_the_directory(tmp_path):
+    class OutOfDescriptors(FileSystem):
+        def sync_file(self, path):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async def scenario():
+        async with running(tmp_path, OutOfDescriptors(), file_bytes=1000) as (journal, _):
+            for offset in range(3):
+                await journal.append([data_frame(offset, bytes(700))])
+                journal.release(TOPIC, 0, offset)
+                await journal._on_thread(lambda: None)
+            assert len(journal.files) == len(list(tmp_path.glob("*.log"))) == 1
+            assert journal.failed is None
+
+    asyncio.run(scenario())
+    assert offsets(recovered_frames(tmp_path)) == [2]
 
 
 def test_a_start_on_a_full_disk_serves_reads_and_takes_appends_when_there_is_space(tmp_path):

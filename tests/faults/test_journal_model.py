@@ -50,16 +50,23 @@ class JournalMachine(RuleBasedStateMachine):
         self.open = {}
         self.locations = {}
         self.journal = None
+        self.broken = False
         self.start()
 
     # ---- a process's life --------------------------------------------------------------------------------------
 
+    @property
+    def may_fail(self):
+        """A disk that fails, or failed before it healed: that is final for the journal until it is started again."""
+        return self.filesystem.crashed or self.filesystem.faulty or self.broken
+
     def start(self):
+        self.broken = False
         self.journal = new_journal(self.directory, self.filesystem, file_bytes=3000)
         try:
             frames = list(self.journal.recover())
         except LogStoreError as e:
-            if not (self.filesystem.crashed or self.filesystem.faulty):
+            if not self.may_fail:
                 raise AssertionError("refused to start") from e
             self.stop()
             return
@@ -71,7 +78,7 @@ class JournalMachine(RuleBasedStateMachine):
                 self.journal.start(lambda: [snapshot_frame(self.sealed[p], partition=p) for p in range(PARTITIONS)])
             )
         except (LogStoreError, OSError):
-            assert self.filesystem.crashed or self.filesystem.faulty
+            assert self.may_fail
             self.stop()
 
     def stop(self):
@@ -80,7 +87,7 @@ class JournalMachine(RuleBasedStateMachine):
             try:
                 self.loop.run_until_complete(journal.close())
             except LogStoreError:
-                assert self.filesystem.crashed or self.filesystem.faulty
+                assert self.may_fail
         self.filesystem.close_all()
 
     def check(self, frames):
@@ -156,7 +163,7 @@ class JournalMachine(RuleBasedStateMachine):
                 for key, payload in keys:
                     self.open.setdefault(key, []).append(payload)
         if failed is not None:
-            assert self.filesystem.crashed or self.filesystem.faulty
+            assert self.may_fail
         if failed is None or isinstance(failed, StorageFullError):
             return
         assert self.journal.failed or self.filesystem.crashed
@@ -174,7 +181,7 @@ class JournalMachine(RuleBasedStateMachine):
             try:
                 moved = await self.journal.relocate_oldest()
             except LogStoreError:
-                assert self.filesystem.crashed or self.filesystem.faulty
+                assert self.may_fail
                 return
             for header, location in moved:
                 self.locations[header.partition, header.base_offset] = location
@@ -215,6 +222,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule()
     def disk_heals(self):
+        self.broken |= self.journal is not None and self.journal.failed is not None
         self.filesystem.heal()
 
     @rule(point=st.sampled_from(POINTS), count=st.integers(1, 3))

@@ -157,7 +157,7 @@ class FaultyFileSystem(FileSystem):
 
     @property
     def faulty(self) -> bool:
-        """Whether any fault was ordered since the start or ``heal``."""
+        """Whether a fault was ordered since the start or ``heal``."""
         return self._ordered
 
     def heal(self) -> None:
@@ -355,7 +355,7 @@ class FaultyFileSystem(FileSystem):
         inode.resized = False
         os.write(self._ledger_fd, b"%d\n" % status.st_ino)
 
-    def sync_directory(self, path: Path) -> None:
+    def sync_directory(self, path: Path, fd: int | None = None) -> None:
         with self._lock:
             self._raise(self._called("sync_directory", path))
             if self._covers(path):
