@@ -1,10 +1,9 @@
 """Power cuts and bit flips in ``_delta_log``: what was not durable is done again, what is damaged is refused by name.
 
-``LOGSTORE_DAMAGE_STRIDE=1`` tries every length, byte and bit; larger ones, as by default, every so many-th.
+``LOGSTORE_TORTURE=1`` tries every length, byte and bit; else every so many-th.
 """
 
 import contextlib
-import os
 import random
 import re
 import shutil
@@ -28,8 +27,8 @@ from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.topics import create_topic, log_entry, offsets_in_table, roll, roll_part, write_segment
+from tests.support.torture import TORTURE
 
-STRIDE = int(os.environ.get("LOGSTORE_DAMAGE_STRIDE", "0"))
 NEVER = {"segment.ms": "100000000"}
 #: Keeps journal files, which are copied with their data directories, at a MiB.
 SMALL: dict[str, Any] = {"journal_max_bytes": 32 * MIB}
@@ -38,7 +37,7 @@ VALUES: list[bytes | None] = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 def every(positions: int, otherwise: int) -> Iterator[int]:
     """What to damage: the first and the last position, and every so many-th between."""
-    return iter(sorted({*range(0, positions, STRIDE or otherwise), positions - 1}))
+    return iter(sorted({*range(0, positions, 1 if TORTURE else otherwise), positions - 1}))
 
 
 def flipped(raw: bytes, at: int, bit: int) -> bytes:
@@ -152,7 +151,7 @@ def test_a_newest_entry_cut_at_any_byte_is_set_aside_and_nothing_acknowledged_is
     entry = newest(images[kind])
     whole = entry.read_bytes()
     lines = [at for at, byte in enumerate(whole) if byte == ord("\n")]
-    lengths = {*every(len(whole), len(whole) // 3), *(at + n for at in lines[: STRIDE or 1] for n in (0, 1))}
+    lengths = {*every(len(whole), len(whole) // 3), *(at + n for at in lines[:1] for n in (0, 1))}
     torn = [whole[:length] for length in sorted(lengths)]
     torn += [bytes(len(whole)), whole[:300] + bytes(len(whole) - 300), bytes(200) + whole[200:]]
     for n, content in enumerate(torn):
@@ -366,7 +365,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
     refusals, harmless = [], []
     try:
         for at in range(len(whole)):
-            for bit in range(8) if STRIDE else [at % 8]:
+            for bit in range(8) if TORTURE else [at % 8]:
                 entry.write_bytes(flipped(whole, at, bit))
                 try:
                     now = read_entry(entry)
@@ -575,7 +574,7 @@ def test_a_damaged_hint_is_only_a_hint(checkpointed: TopicTable) -> None:
     hint = checkpointed.path / "_delta_log" / "_last_checkpoint"
     whole = hint.read_bytes()
     expected = facts(checkpointed.path)
-    damages = [flipped(whole, at, bit) for at in every(len(whole), 5) for bit in (range(8) if STRIDE else [at % 8])]
+    damages = [flipped(whole, at, bit) for at in every(len(whole), 5) for bit in (range(8) if TORTURE else [at % 8])]
     digits = re.search(rb'"version":(\d+)', whole)
     assert digits
     damages += [flipped(whole, at, bit) for at in range(*digits.span(1)) for bit in range(3)]
@@ -583,7 +582,7 @@ def test_a_damaged_hint_is_only_a_hint(checkpointed: TopicTable) -> None:
     damages += [b'{"version":%d,"size":1}' % version for version in (-1, 0, 7, 10, 21, 99, 2**70)]
     for n, content in enumerate(damages):
         hint.write_bytes(content)
-        if n % 2 or STRIDE:
+        if n % 2 or TORTURE:
             recover(checkpointed)
         assert facts(checkpointed.path) == expected, content
     hint.write_bytes(b'{"version":99,"size":1}')

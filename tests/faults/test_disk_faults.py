@@ -36,8 +36,8 @@ from tests.support.served_topic import (
     segment_files,
 )
 from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess
+from tests.support.torture import TORTURE
 
-TORTURE = bool(os.environ.get("LOGSTORE_TORTURE"))
 MIB = 1 << 20
 FOREVER_MS = 10**15
 STORAGE_FAILED, FULL, TIMED_OUT, THROTTLED = (500, 50002), (503, 50302), (504, 50401), (429, 42901)

@@ -28,8 +28,8 @@ from tests.support.served_topic import (
     roll,
 )
 from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess
+from tests.support.torture import TORTURE
 
-TORTURE = bool(os.environ.get("LOGSTORE_TORTURE"))
 # ingest_api.server.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
 STOP_SECONDS = 10 + 20
 

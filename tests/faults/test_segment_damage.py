@@ -1,10 +1,9 @@
 """Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
 
-``TORTURE=1`` flips every bit; without it one bit of a byte, by a seed, and of two of the three kinds every few bytes.
+``LOGSTORE_TORTURE=1`` flips every bit; without it one bit of a byte, by a seed, and of two of the three kinds every few bytes.
 """
 
 import contextlib
-import os
 import random
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -26,8 +25,8 @@ from logstore.segments.reader import read_footer, read_row_group, row_groups, se
 from logstore.segments.writer import Segment, SegmentWriter
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.topics import TIMESTAMP_MS, log_batch, overwrite_entry
+from tests.support.torture import TORTURE
 
-TORTURE = "TORTURE" in os.environ
 NEVER = {"segment.ms": "100000000"}
 BLOCK = 512
 

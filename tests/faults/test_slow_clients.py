@@ -6,16 +6,15 @@ The server's limits are short here, and every case runs beside all others and a 
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 
 import pytest
 
 from tests.support.bad_requests import GOOD, chunked, head, json_body, post
 from tests.support.raw_client import HANGS_AFTER_SECONDS, RawClient
+from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, wait_until
 
-TORTURE = os.environ.get("LOGSTORE_TORTURE") == "1"
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 FETCH = b"GET /topics/large/partitions/0/records?offset=0&max_bytes=60000000%b HTTP/1.1\r\nHost: x\r\n%b\r\n"
 # Far more than the kernel holds for a connection.

@@ -6,7 +6,6 @@ What a request may hold is in ``tests/api``; here it is how the bytes come: brok
 
 import asyncio
 import contextlib
-import os
 import random
 import resource
 from collections.abc import Callable, Iterator
@@ -31,9 +30,9 @@ from tests.support.bad_requests import (
 )
 from tests.support.history import Request
 from tests.support.raw_client import RawClient
+from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, acknowledge
 
-TORTURE = os.environ.get("LOGSTORE_TORTURE") == "1"
 GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
 
 

@@ -15,6 +15,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from logstore.segments.writer import SegmentWriter
 from logstore.spark import read_offsets
 from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
 
@@ -197,3 +198,18 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
     with pytest.raises(DataDirectoryError, match="not on a file system"):
         read(t.name, storage="s3://bucket/data")
     assert uuid.UUID(str(t.table.snapshot().topic_id))
+
+
+def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
+    """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
+    with SegmentWriter(tmp_path, 0, 0, 0, "uncompressed") as writer:
+        writer.write(log_batch(0, 40, marker="text-"))
+        file = tmp_path / writer.finish(40).path
+    good = spark.read.parquet(str(file)).agg({"value": "max"}).collect()
+    content = file.read_bytes()
+    value = bytes(good[0][0])
+    assert content.count(value) == 1
+    file.write_bytes(content.replace(value, bytes([value[0] ^ 1]) + value[1:]))
+    # Spark keeps checksums of its own beside files that it wrote; this one has none.
+    with pytest.raises(Exception, match="could not verify page integrity"):
+        spark.read.parquet(str(file)).agg({"value": "max"}).collect()

@@ -184,6 +184,7 @@ class _AlwaysOvertaken:
     def __init__(self, topic: KeyedTopic) -> None:
         self._topic = topic
         self.path = topic.table.path
+        self.filesystem = topic.table.filesystem
 
     def snapshot(self):
         self._seen = self._topic.table.snapshot()
