@@ -1,6 +1,6 @@
 """Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
 
-``LOGSTORE_TORTURE=1`` flips every bit; without it one bit of a byte, by a seed, and of two of the three kinds every few bytes.
+``LOGSTORE_TORTURE=1`` flips every bit; else one bit of a byte, by a seed, and of two of the three kinds of some bytes.
 """
 
 import contextlib
