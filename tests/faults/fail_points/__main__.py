@@ -1,0 +1,80 @@
+"""Every fault at every point of every act, and recovery killed at every point: ``python -m tests.faults.fail_points``.
+
+``--only ACT FAULT ...`` repeats one run, as its failure tells. Prints how many faults there were; exits with 1 after a
+failure.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.faults.fail_points.fault import Fault
+from tests.faults.fail_points.loop import EACH, FailPointLoop, every_fault
+from tests.faults.fail_points.script import ACTS
+from tests.faults.fail_points.zygote import Zygote
+
+#: A start that is killed late leaves the next one more to do: without an end it would not come to its end.
+_STARTS_MAX = 150
+#: So many kills of each act are recovered from in all these ways.
+_IMAGES = 8
+
+
+def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[Callable[[], object]]:
+    """All of them; the first ones see something of everything, for when the time is short."""
+    kinds: dict[tuple[str, str], list[Callable[[], object]]] = {}
+    if jobs:
+        kinds["jobs", "kill"] = [loop.kill_jobs]
+    for act in ACTS:
+        hits = loop.hits(act)
+        alone = list(every_fault(hits))
+        for fault in (*alone, *EACH):
+            kinds.setdefault((fault.point, fault.action), []).append(partial(loop.run, act, [fault]))
+        kills = [fault for fault in alone if fault.kills]
+        for fault in rng.sample(kills, _IMAGES):
+            killed = partial(loop.kill_recovery, act, fault, range(1, _STARTS_MAX))
+            failing = partial(loop.fail_recovery, act, fault, lambda errors: errors)
+            kinds.setdefault(("recovery", "kill"), []).append(killed)
+            kinds.setdefault(("recovery", "errors"), []).append(failing)
+    for runs in kinds.values():
+        rng.shuffle(runs)
+    return [run for runs in itertools.zip_longest(*kinds.values()) for run in runs if run]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults.fail_points", description=__doc__)
+    parser.add_argument("--seed", type=int, default=random.randrange(2**32))
+    parser.add_argument("--duration", type=float, default=float("inf"), help="seconds; without it until all is done")
+    parser.add_argument("--jobs", action="store_true", help="kill key compaction on a real Spark, too")
+    parser.add_argument("--only", nargs="+", metavar="ACT FAULT", help="an act and its faults: point:nth:action")
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    rng = random.Random(asked.seed)
+    failures = 0
+    deadline = time.monotonic() + asked.duration
+    with Zygote() as zygote, tempfile.TemporaryDirectory() as directory:
+        loop = FailPointLoop(zygote, Path(directory))
+        if asked.only:
+            act, *faults = asked.only
+            print("struck" if loop.run(act, [Fault.parse(fault) for fault in faults]) else "not all struck")
+            return 0
+        for run in _runs(loop, rng, jobs=asked.jobs):
+            if time.monotonic() > deadline:
+                break
+            try:
+                run()
+            except AssertionError as error:
+                failures += 1
+                print(error, *error.__notes__, sep="\n", flush=True)
+        print(loop.tally)
+        print(f"{failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""Which fault strikes where: named points of the store and calls of its file-system seam, each for its n-th time.
+
+A point is a step that the store names (``delta.committed``) or a call on one kind of file (``journal.write_at``). What
+can happen there:
+
+* ``kill``: the process dies there, of SIGKILL, before the call;
+* ``torn``: it dies in the middle of a write: the beginning is there;
+* ``short``: the beginning of a write is there, then the disk is full;
+* ``EIO``, ``ENOSPC``: the call fails and has done nothing. A failed sync has not synced.
+
+``each:1:EIO`` is a fault of every operation at each of its calls in turn, but those that would stop the journal.
+"""
+
+import errno
+from dataclasses import dataclass
+from typing import Final
+
+from tests.support.faulty_filesystem import FaultyFileSystem, kill
+
+#: Calls that a full disk fails. A sync can fail so too, but what it leaves then is what EIO leaves.
+_TAKES_SPACE: Final = frozenset({"create", "allocate", "write_at", "make_directory", "rename"})
+_CALLS: Final = _TAKES_SPACE | {
+    "open_read",
+    "open_write",
+    "read_at",
+    "truncate",
+    "fdatasync",
+    "fsync",
+    "sync_file",
+    "sync_directory",
+    "unlink",
+}
+#: So many bytes of a torn or short write are there: a frame's header and some of its payload.
+_WRITTEN: Final = 300
+
+
+class FailPoints(FaultyFileSystem):
+    """Calls every point ``any``, too: for death at the n-th of all of them.
+
+    After ``fail_each`` an operation that is tried again and again fails at its first call, then at its second, and so
+    on; whoever tries says so with ``attempt``, and twice each: an attempt may leave the next one less to do.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._each = ""
+        self._until_failure = 0
+
+    def fail_each(self, action: str) -> None:
+        self._each = action
+
+    def attempt(self, number: int) -> None:
+        """The ``number``-th call from here on fails."""
+        self._until_failure = number
+
+    def _strike(self, names: set[str]) -> None:
+        self.hits["any"] += 1
+        for name in names if self._each else ():
+            fault = Fault(name, 1, self._each)
+            # A file is written in many small pieces: some of them.
+            often = name == "segment.write_at" and self.hits[name] % 9 != 1
+            if self._each in actions_at(name) and not fault.is_final and not often:
+                self._until_failure -= 1
+                if self._until_failure == 0:
+                    fault.order(self)
+        super()._strike(names | {"any"})
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Fault:
+    point: str
+    nth: int
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.point}:{self.nth}:{self.action}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Fault":
+        point, nth, action = text.split(":")
+        return cls(point, int(nth), action)
+
+    @property
+    def kills(self) -> bool:
+        return self.action in {"kill", "torn"}
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it ends the process, or its journal until a restart."""
+        return self.kills or (self.point.startswith("journal.") and self.action == "EIO")
+
+    def order(self, filesystem: FailPoints) -> None:
+        """From now on, so that what was done before does not count."""
+        if self.point == "each":
+            filesystem.fail_each(self.action)
+            return
+        match self.action:
+            case "kill":
+                filesystem.at(self.point, kill, nth=self.nth)
+            case "torn":
+                filesystem.fail(self.point, nth=self.nth, written=_WRITTEN, dies=True)
+            case "short":
+                filesystem.fail(self.point, errno.ENOSPC, nth=self.nth, written=_WRITTEN)
+            case _:
+                filesystem.fail(self.point, getattr(errno, self.action), nth=self.nth)
+
+
+def actions_at(point: str) -> tuple[str, ...]:
+    """What can happen at a point; of a name that is none, nothing."""
+    _, dot, call = point.rpartition(".")
+    if not dot:
+        return ()  # a call on whatever file: it is counted by its kind, too
+    if call not in _CALLS:
+        return ("kill",)
+    actions = ["kill", "EIO"]
+    if call in _TAKES_SPACE:
+        actions.append("ENOSPC")
+    if call == "write_at":
+        actions += ["torn", "short"]
+    return tuple(actions)
+
+
+def is_named(point: str) -> bool:
+    """Whether a point is a step that the store names."""
+    return actions_at(point) == ("kill",)

@@ -1,0 +1,87 @@
+"""Key compaction on a real Spark, killed at each step of its commit and while its executors write.
+
+What a table may be then: as before the job or as after it; the last record of each key is there in any case (I1). A
+store starts on it, and the next run of the job does the rest.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.faults.fail_points.fault import Fault
+from tests.faults.fail_points.zygote import ROOT, Zygote
+from tests.support.keyed_topics import KeyedTopic, Record
+
+#: Where the driver dies. ``writing`` is none of its steps: all of its processes die as soon as a file is begun.
+WRITING: Final = "writing"
+POINTS: Final = (WRITING, "job.written", "delta.opened", "delta.checked", "delta.committed", "delta.synced")
+_COMMITTED: Final = frozenset({"delta.committed", "delta.synced"})
+_KEYS: Final = 7
+_RECORDS: Final = 50
+
+
+def kill_compaction(directory: Path, zygote: Zygote) -> Iterator[Fault]:
+    """Kill the job at one point after another of one topic's life; each fault that struck. AssertionError."""
+    topic = KeyedTopic.create(directory / "data", "t", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+    for point in POINTS:
+        _roll(topic)
+        before = topic.contents()
+        assert _compact(topic, point) == -signal.SIGKILL, f"the job did not come to {point}"
+        after = topic.contents()
+        assert after == (_last(before) if point in _COMMITTED else before), f"killed at {point}: {after}"
+        _check_store(directory, zygote, after)
+        yield Fault(point, 1, "kill")
+    _roll(topic)
+    before = topic.contents()
+    assert _compact(topic, "") == 0
+    assert topic.contents() == _last(before)
+    _check_store(directory, zygote, topic.contents())
+
+
+def _roll(topic: KeyedTopic) -> None:
+    now_ms = time.time_ns() // 1_000_000
+    for _ in range(2):
+        topic.roll({0: [Record(b"%d" % (n % _KEYS), os.urandom(8).hex().encode(), now_ms) for n in range(_RECORDS)]})
+
+
+def _last(records: dict[int, Record]) -> dict[int, Record]:
+    offset_of = {record.key: offset for offset, record in records.items()}
+    return {offset: records[offset] for offset in sorted(offset_of.values())}
+
+
+def _compact(topic: KeyedTopic, point: str) -> int:
+    """The exit code of the job, killed at ``point``."""
+    command = [sys.executable, "-m", "tests.support.faulty_server", "job", "compact", "--topic", topic.name]
+    faults = f"point {point} kill" if point and point != WRITING else ""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULTS": faults}
+    files = set(topic.table.path.glob("partition=*/*"))
+    job = subprocess.Popen(
+        [*command, "--data", str(topic.data)],
+        cwd=topic.data,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        while point == WRITING and job.poll() is None and files == set(topic.table.path.glob("partition=*/*")):
+            time.sleep(0.001)
+    finally:
+        if point == WRITING:
+            os.killpg(job.pid, signal.SIGKILL)
+    return job.wait(600)
+
+
+def _check_store(directory: Path, zygote: Zygote, records: dict[int, Record]) -> None:
+    """A store on the table says what a Delta reader does."""
+    ended = zygote.run("recover", directory, faults=["none:1:kill"])
+    assert ended.code == 0, ended.said
+    found = json.loads((directory / "history.jsonl").read_text().splitlines()[-1])
+    told = found["topics"]["t"]["partitions"][0]["rows"]
+    assert told == [[offset, (record.value or b"").decode()] for offset, record in records.items()]

@@ -1,0 +1,127 @@
+"""What the zygote's children do: play an act until a fault ends it, or recover what is left and go on with it."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import deltalake.transaction  # noqa: F401  for the children, as all that is imported late
+import structlog
+
+from logstore.broker import broker as broker_module
+from logstore.broker import rolling
+from logstore.delta import maintenance
+from logstore.errors import LogStoreError
+from logstore.records.offset_record import OFFSETS_TOPIC
+from tests.faults.fail_points.fault import FailPoints, Fault
+from tests.faults.fail_points.script import ACTS, History, Script, StoppedError
+from tests.support.running_broker import read_all
+
+#: So small that a few records go through all that takes days in life.
+_JOURNAL_FILE_BYTES: Final = 8 * 1024
+_CHECKPOINT_INTERVAL: Final = 3
+_JOURNAL_FILES: Final = 1
+#: What happens every few seconds happens when the script says so, however slow the machine is.
+_NEVER_S: Final = 3600.0
+
+
+def play(directory: Path, *, act: str, faults: Sequence[str] = ()) -> None:
+    """Play an act; ``hits.json`` tells which points it reached, ``struck.json`` which faults (other than death)."""
+    filesystem = FailPoints()
+
+    def arm() -> None:
+        filesystem.hits.clear()
+        for fault in faults:
+            Fault.parse(fault).order(filesystem)
+
+    def end() -> None:
+        _tell(directory, filesystem)
+        os._exit(0)
+
+    async def run() -> None:
+        with contextlib.suppress(StoppedError):
+            await ACTS[act](Script(directory / "data", filesystem, History(directory / "history.jsonl"), arm, end))
+
+    try:
+        _run(run())
+    finally:
+        _tell(directory, filesystem)
+
+
+def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
+    """Start what is left, say what is in it, prove that it works, stop; with ``faults`` only start it.
+
+    Exits with an error if it does not start, unless a fault kept it from that.
+    """
+    filesystem = FailPoints()
+    for fault in faults:
+        Fault.parse(fault).order(filesystem)
+    history = History(directory / "history.jsonl")
+
+    async def run() -> None:
+        script = Script(directory / "data", filesystem, history)
+        async with script.store():
+            history.tell("found", "ok", **await _state(script))
+            if faults:
+                return
+            await _work(script)
+            history.tell("found", "ok", **await _state(script))
+
+    try:
+        _run(run())
+    except (LogStoreError, OSError):
+        if not filesystem.injected:
+            raise
+    finally:
+        _tell(directory, filesystem)
+
+
+async def _work(script: Script) -> None:
+    """Every topic and a group take what they are given, and a topic can be made; the stop rolls it all."""
+    for topic in script.broker.topics():
+        await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
+        if script.groups.groups():
+            await script.commit("after", (topic.name, 0, 1))
+    await script.create("new", 1)
+
+
+async def _state(script: Script) -> dict[str, Any]:
+    """All that the store would tell its users."""
+    topics = {}
+    for topic in script.broker.topics():
+        logs = []
+        for log in topic.partitions:
+            log.check()
+            found = await read_all(script.broker, topic, log.partition)
+            rows = [(offset, (value or b"").decode()) for offset, value in found]
+            logs.append({"log_start": log.log_start_offset, "high_watermark": log.high_watermark, "rows": rows})
+        topics[topic.name] = {"configs": topic.config_overrides, "partitions": logs}
+    groups = {
+        group: [(c.topic, c.partition, c.offset) for c in script.groups.committed(group)]
+        for group in script.groups.groups()
+    }
+    offsets = {}
+    with contextlib.suppress(LogStoreError):
+        offsets = {p.partition: p.high_watermark for p in script.topic(OFFSETS_TOPIC).partitions}
+    return {"topics": topics, "groups": groups, "offsets_topic": offsets}
+
+
+def _run(work: Any) -> None:
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    broker_module.JOURNAL_FILE_BYTES = _JOURNAL_FILE_BYTES
+    maintenance.DELTA_CHECKPOINT_INTERVAL = _CHECKPOINT_INTERVAL
+    rolling._JOURNAL_FILES = _JOURNAL_FILES
+    rolling._TICK_S = rolling._REFRESH_S = _NEVER_S
+    asyncio.run(asyncio.wait_for(work, 100))
+
+
+def _tell(directory: Path, filesystem: FailPoints) -> None:
+    (directory / "hits.json").write_text(json.dumps(filesystem.hits))
+    (directory / "struck.json").write_text(json.dumps(filesystem.injected))
+
+
+TASKS: Final = {"play": play, "recover": recover}

@@ -1,0 +1,319 @@
+"""What a store goes through before it is killed, in acts: each a fixed sequence of operations on a fresh store.
+
+``Script`` does the operations and tells of each in the history, before it begins and when it is answered. An operation
+that fails because of a fault is tried again until it is done: a store on a disk that works again, works. Only what
+stopped the journal for good ends the act early.
+"""
+
+import asyncio
+import contextlib
+import io
+import itertools
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+
+from compaction_jobs.applications import SparkApplication
+from compaction_jobs.context import JobContext
+from compaction_jobs.jobs import run_job
+from compaction_jobs.report import Progress
+from compaction_jobs.topics import JobTopic
+from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from logstore.broker.broker import Broker
+from logstore.clock import SystemClock
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import LogStoreError, StorageFullError, TopicExistsError, UnknownGroupError, UnknownTopicError
+from logstore.log.topic import Topic
+from logstore.records.batch import DecodedRecords
+from logstore.settings import Settings
+from tests.faults.fail_points.fault import FailPoints
+from tests.support.running_broker import records
+
+_ATTEMPTS: Final = 300
+
+
+class StoppedError(Exception):
+    """The journal takes nothing until a restart."""
+
+
+class History:
+    """Lines in a file, written at once: they outlast the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def tell(self, op: str, phase: str, **fields: Any) -> None:
+        os.write(self._fd, json.dumps({"op": op, "phase": phase, **fields}).encode() + b"\n")
+
+
+class Script:
+    """``arm`` begins to count what the faults are ordered for; ``end`` ends the process as it is."""
+
+    def __init__(
+        self,
+        data: Path,
+        filesystem: FailPoints,
+        history: History,
+        arm: Callable[[], None] = lambda: None,
+        end: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.data = data
+        self.arm = arm
+        self.end = end
+        self._filesystem = filesystem
+        self._history = history
+        self._values = itertools.count(os.getpid() * 1_000)
+
+    @contextlib.asynccontextmanager
+    async def store(self):
+        """A running store; one that cannot start because of a fault is started again."""
+        settings = Settings(data=self.data, offsets_topic_num_partitions=2)
+        self.broker: Broker = await self._insist(lambda: Broker.start(settings, filesystem=self._filesystem))
+        try:
+            self.groups = await self._insist(lambda: GroupCoordinator.start(self.broker))
+            yield self
+            await self.groups.close()
+        finally:
+            await self._stop()
+
+    async def _stop(self) -> None:
+        before = self._struck
+        self._filesystem.attempt(1)
+        try:
+            await self.broker.stop()
+        except LogStoreError:
+            if self._struck == before:
+                raise
+
+    # ---- operations -------------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, partitions: int, **configs: str) -> None:
+        configs = {key.replace("_", "."): value for key, value in configs.items()}
+
+        async def work() -> None:
+            try:
+                await self.broker.create_topic(name, partitions=partitions, configs=configs)
+            except TopicExistsError:
+                self.broker.topic(name)
+
+        await self._do("create", work, topic=name, partitions=partitions, configs=configs)
+
+    async def delete(self, name: str) -> None:
+        async def work() -> None:
+            with contextlib.suppress(UnknownTopicError):
+                await self.broker.delete_topic(name)
+
+        await self._do("delete", work, topic=name)
+
+    async def alter(self, name: str, changes: Mapping[str, str | None]) -> None:
+        await self._do("alter", lambda: self.broker.alter_configs(name, changes), topic=name, changes=dict(changes))
+
+    async def add_partitions(self, name: str, total: int) -> None:
+        await self._do("add_partitions", lambda: self.broker.add_partitions(name, total), topic=name, total=total)
+
+    async def delete_records(self, name: str, partition: int, before: int) -> None:
+        await self._do(
+            "delete_records",
+            lambda: self.broker.delete_records(self.topic(name), partition, before),
+            topic=name,
+            partition=partition,
+            before=before,
+        )
+
+    async def produce(self, name: str, counts: Mapping[int, int], *, value_bytes: int = 20) -> None:
+        """So many records to each of these partitions in one request."""
+
+        def fields() -> dict[str, Any]:
+            parts = {
+                str(p): [f"{next(self._values)}".ljust(value_bytes, ".") for _ in range(count)]
+                for p, count in counts.items()
+            }
+            return {"topic": name, "parts": parts}
+
+        async def work(topic: str, parts: dict[str, list[str]]) -> dict[str, Any]:
+            batch = records([value.encode() for values in parts.values() for value in values]).batch
+            partitions = np.concatenate([np.full(len(values), int(p), np.int32) for p, values in parts.items()])
+            done = await self.broker.produce(self.topic(topic), DecodedRecords(batch, partitions))
+            return {"bases": {str(made.partition): made.base_offset for made in done.ranges}}
+
+        await self._do("produce", work, fields)
+
+    async def together(self, *operations: Awaitable[None]) -> None:
+        """Requests of several clients at once: the journal's group commit."""
+        outcomes = await asyncio.gather(*operations, return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not None:
+                raise outcome
+
+    async def commit(self, group: str, *offsets: tuple[str, int, int]) -> None:
+        asked = [OffsetToCommit(*offset) for offset in offsets]
+        await self._do("commit", lambda: self.groups.commit(group, asked), group=group, offsets=offsets)
+
+    async def delete_group(self, group: str) -> None:
+        async def work() -> None:
+            with contextlib.suppress(UnknownGroupError):
+                await self.groups.delete(group)
+
+        await self._do("delete_group", work, group=group)
+
+    async def roll(self, name: str) -> None:
+        await self._do("roll", lambda: self.broker.roll(self.topic(name)), topic=name)
+
+    async def look_at_table(self, name: str) -> None:
+        """What happens every few seconds: follow the table, write a checkpoint when it is time, clean up."""
+        log = self.data / "topics" / name / "_delta_log"
+        for entry in log.iterdir():
+            os.utime(entry, (1, 1))  # long expired
+        await self._do("refresh", lambda: self.broker._roller.refresh(self.topic(name)), topic=name)
+
+    async def unpin_journal(self) -> None:
+        """What happens every few seconds: copy what pins an old file forward, and free it."""
+        await self._do("unpin", self.broker._schedule._unpin_journal)
+
+    async def retention(self, name: str) -> None:
+        """A process of its own in life; here its commits go through the same seam."""
+
+        def job() -> None:
+            topic = JobTopic(name, TopicTable(self.data / "topics" / name, self._filesystem), {}, named=True)
+            context = JobContext(SparkApplication("test"), Progress(Console(file=io.StringIO())), SystemClock())
+            (done,) = run_job("retention", [topic], context).topics
+            if done.error:
+                raise LogStoreError(done.error)
+
+        await self._do("retention", lambda: asyncio.to_thread(job), topic=name)
+
+    def topic(self, name: str) -> Topic:
+        return self.broker.topic(name)
+
+    # ---- trying ------------------------------------------------------------------------------------------------------
+
+    async def _do(
+        self,
+        op: str,
+        work: Callable[..., Awaitable[Any]],
+        make_fields: Callable[[], dict[str, Any]] | None = None,
+        **fields: Any,
+    ) -> None:
+        for number in range(2, _ATTEMPTS):
+            self._filesystem.attempt(number // 2)
+            told, before = make_fields() if make_fields else fields, self._struck
+            self._history.tell(op, "invoke", **told)
+            try:
+                done = await (work(**told) if make_fields else work())
+            except LogStoreError as error:
+                self._history.tell(op, "fail" if _nothing_was_done(error) else "info", **told, error=str(error))
+                if self.broker.not_ready_reason is not None:
+                    raise StoppedError from error
+                if self._struck == before:
+                    raise AssertionError(f"{op} fails though nothing is wrong any more") from error
+            else:
+                self._history.tell(op, "ok", **told, **(done if isinstance(done, dict) else {}))
+                return
+        raise AssertionError(f"{op} was tried {_ATTEMPTS} times")
+
+    async def _insist(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        for number in range(2, _ATTEMPTS):
+            self._filesystem.attempt(number // 2)
+            before = self._struck
+            try:
+                return await work()
+            except (LogStoreError, OSError):
+                if self._struck == before:
+                    raise
+        raise AssertionError(f"tried {_ATTEMPTS} times to start")
+
+    @property
+    def _struck(self) -> int:
+        """How many faults there were."""
+        return len(self._filesystem.injected)
+
+
+def _nothing_was_done(error: LogStoreError) -> bool:
+    """The store is held to its word."""
+    return isinstance(error, StorageFullError) or "nothing was changed" in str(error)
+
+
+# ---- acts -----------------------------------------------------------------------------------------------------------
+
+
+async def start_and_stop(script: Script) -> None:
+    """From an empty directory to a topic, a clean stop that rolls, and a start on what it left."""
+    script.arm()
+    async with script.store():
+        await script.create("a", 1)
+        await script.produce("a", {0: 1})
+    async with script.store():
+        await script.produce("a", {0: 1})
+        script.end()
+
+
+async def journal(script: Script) -> None:
+    """Group commit, file after file, relocation of what pins one, a roll of more than one file, which frees them."""
+    async with script.store():
+        await script.create("a", 2)
+        await script.create("pin", 1)
+        await script.produce("pin", {0: 1})
+        script.arm()
+        await script.produce("a", {0: 3, 1: 2}, value_bytes=600)
+        await script.together(script.produce("a", {0: 1}), script.produce("a", {0: 2, 1: 1}))
+        await script.roll("a")
+        for partition in (0, 1):
+            await script.produce("a", {partition: 2}, value_bytes=3_000)
+        await script.unpin_journal()
+        await script.roll("a")
+        script.end()
+
+
+async def history(script: Script) -> None:
+    """The table: delete-records inside and beyond what is sealed, a checkpoint, retention, a roll of two partitions."""
+    async with script.store():
+        await script.create("a", 2)
+        await script.produce("a", {0: 2, 1: 2})
+        await script.roll("a")
+        await script.produce("a", {0: 1, 1: 1})
+        script.arm()
+        await script.delete_records("a", 0, 2)
+        await script.delete_records("a", 1, 3)
+        await script.look_at_table("a")
+        await script.retention("a")
+        await script.roll("a")
+        script.end()
+
+
+async def topics(script: Script) -> None:
+    """The catalogue: create, alter, grow, delete, make again."""
+    async with script.store():
+        await script.create("a", 1)
+        await script.produce("a", {0: 2})
+        await script.commit("g", ("a", 0, 1))
+        script.arm()
+        await script.create("b", 1, segment_ms="50000")
+        await script.alter("b", {"segment.ms": None, "retention.ms": "900000000"})
+        await script.add_partitions("b", 2)
+        await script.delete("a")
+        await script.create("a", 2)
+        await script.produce("a", {0: 1, 1: 1})
+        script.end()
+
+
+async def groups(script: Script) -> None:
+    """Group offsets: the first commit makes their topic; several partitions as one; rolled; deleted; made again."""
+    async with script.store():
+        await script.create("a", 2)
+        await script.produce("a", {0: 5, 1: 5})
+        script.arm()
+        await script.commit("g", ("a", 0, 1), ("a", 1, 2))
+        await script.commit("g", ("a", 0, 4), ("a", 1, 1))
+        await script.roll("__consumer_offsets")
+        await script.delete_group("g")
+        script.end()
+
+
+ACTS: Final[Mapping[str, Callable[[Script], Awaitable[None]]]] = {
+    act.__name__: act for act in (start_and_stop, journal, history, topics, groups)
+}
