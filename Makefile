@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-airflow run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-airflow torture run lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -16,11 +16,13 @@ demo: setup ## From nothing to the result: 336,776 real flights over HTTP into D
 	@$(RUN) logstore.demo
 
 test: lint ## Lint, types and tests
-	@$(RUN) pytest --numprocesses 2 --ignore tests/spark
-	@$(RUN) pytest tests/spark
+	@$(RUN) pytest --numprocesses 3 --dist loadgroup
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
+
+torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds); without a seed it takes one and says which
+	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port
 	@exec $(BIN)/logstore serve --data ./data --port $(PORT)

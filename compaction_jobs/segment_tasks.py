@@ -235,6 +235,7 @@ def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Writt
             last.idempotency_keys,
             operation=task.operation,
             cleanings=_cleanings(task, footers),
+            append_time_ms=last.append_time_ms,
         )
     return Written(number, expired, segment)
 

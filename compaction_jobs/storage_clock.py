@@ -10,20 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from logstore.clock import SystemClock
+from logstore.errors import storage_error
 
 
 @dataclass(frozen=True, slots=True)
 class StorageClock(SystemClock):
-    """Of the file system that holds ``directory``, which stamps what is written to it. Blocking."""
+    """Of the file system that holds ``directory``, which stamps what is made in it. Blocking; StorageError."""
 
     directory: Path
 
     def now_ms(self) -> int:
         own = SystemClock.now_ms(self)
         try:
+            # Making it stamps it, also on a disk without room for a byte.
             with tempfile.TemporaryFile(dir=self.directory) as file:
-                file.write(b".")
-                file.flush()
                 return min(own, os.fstat(file.fileno()).st_mtime_ns // 1_000_000)
-        except OSError:
-            return own  # nothing can be written there, so nothing will be deleted
+        except OSError as error:
+            raise storage_error(f"asking {self.directory} for the time", error) from error

@@ -14,6 +14,9 @@ taken. In number: connections.
 """
 
 import asyncio
+import fcntl
+import struct
+import termios
 import uuid
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +39,9 @@ PIPELINED_REQUESTS_MAX = 100
 # A client that got its answer early may still be sending: reading on lets it see the answer instead of a reset.
 DROPPED_BYTES_MAX = 256 * MIB
 _LINGER_SECONDS = 2.0
+# A timer this late says that the server stood still, not the client: what came meanwhile is still to be read.
+_LATE_SECONDS = 0.5
+_READ_FIRST_SECONDS = 0.1
 
 _MALFORMED = HttpError(400, 400)
 _NO_TUNNELS = HttpError(405, 405)
@@ -114,7 +120,14 @@ class HttpProtocol(HttpToolsProtocol):
     def _expect_within(self, seconds: float, otherwise: Callable[[], None]) -> None:
         """Wait for the client to do the next thing."""
         self._expect_nothing()
-        self._client_timer = self.loop.call_later(seconds, otherwise)
+        due = self.loop.time() + seconds
+        self._client_timer = self.loop.call_at(due, self._time_is_up, due, otherwise)
+
+    def _time_is_up(self, due: float, otherwise: Callable[[], None]) -> None:
+        if self.loop.time() - due > _LATE_SECONDS:
+            self._client_timer = self.loop.call_later(_READ_FIRST_SECONDS, otherwise)
+        else:
+            otherwise()
 
     def _expect_nothing(self) -> None:
         if self._client_timer is not None:
@@ -141,17 +154,32 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_answer_timer()
 
     def _watch_answer(self) -> None:
-        """Cut the connection once the client has taken too little of what waits for it."""
+        """Cut the connection once the client takes too little of what waits for it."""
         self._stop_answer_timer()
-        if waiting := self.transport.get_write_buffer_size():
-            self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, waiting)
+        if self.transport.get_write_buffer_size():
+            self._check_answer_later(None, self._bytes_not_taken())
 
-    def _check_answer(self, waiting: int) -> None:
-        taken = waiting - self.transport.get_write_buffer_size()
-        if taken < CLIENT_BYTES_PER_SECOND_MIN * self.limits.answer_seconds:
+    def _check_answer_later(self, before: int | None, now: int) -> None:
+        self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, before, now)
+
+    def _check_answer(self, two_ago: int | None, one_ago: int) -> None:
+        """What is asked of a client in one interval it has two for.
+
+        Its kernel tells of what it took in steps (64 KiB and more), however steadily it reads.
+        """
+        now = self._bytes_not_taken()
+        if two_ago is not None and two_ago - now < CLIENT_BYTES_PER_SECOND_MIN * self.limits.answer_seconds:
             self.transport.abort()
         else:
-            self._watch_answer()
+            self._check_answer_later(one_ago, now)
+
+    def _bytes_not_taken(self) -> int:
+        """Those that the client's side has not acknowledged.
+
+        Those in the transport alone would not do: the kernel takes more only when a third of its buffer, megabytes, is
+        free again.
+        """
+        return self.transport.get_write_buffer_size() + _bytes_in_kernel(self.transport.get_extra_info("socket"))
 
     def _stop_answer_timer(self) -> None:
         if self._answer_timer is not None:
@@ -173,17 +201,19 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
-        if number != self._request_number:
-            # Most of what has just come may belong to the request before.
-            pass
-        elif self._in_head:
+        if number == self._request_number:  # else most of what has just come may belong to the request before
+            self._bound_framing(len(data))
+
+    def _bound_framing(self, size: int) -> None:
+        """Count ``size`` more bytes of one request."""
+        if self._in_head:
             # By what arrives: the parser does not report a header before its end, and holds it until then.
-            self._head_bytes += len(data)
+            self._head_bytes += size
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse_large_head()
         elif self._in_body:
             # Likewise. Body makes up for framing before it, but is no credit for more to come.
-            self._framing_bytes = max(0, self._framing_bytes + len(data) - 2 * self._body_bytes_read)
+            self._framing_bytes = max(0, self._framing_bytes + size - 2 * self._body_bytes_read)
             if self._framing_bytes > FRAMING_BYTES_MAX:
                 self._refuse(
                     _MALFORMED, "Chunk sizes, chunk extensions and trailers are more than the body: send larger chunks."
@@ -314,3 +344,12 @@ class HttpProtocol(HttpToolsProtocol):
             % (len(body), uuid.uuid4().hex.encode(), retry)
         )
         self.transport.write(STATUS_LINE[http.status] + head + body)
+
+
+def _bytes_in_kernel(connection: Any) -> int:
+    """What was written to ``connection`` and is not acknowledged; 0 where the kernel does not tell."""
+    try:
+        (size,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    except (OSError, TypeError, ValueError):
+        return 0
+    return int(size)

@@ -22,7 +22,7 @@ import structlog
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.recovery import recover_partitions
 from logstore.broker.rolling import RollSchedule
-from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
 from logstore.clock import Clock, SystemClock
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
@@ -67,6 +67,9 @@ log = structlog.stdlib.get_logger(__name__)
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
+
+# After a removal that could not be finished the next attempt waits this long, and twice as long after each further one.
+_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 T = TypeVar("T")
 
@@ -113,6 +116,9 @@ class Broker:
         self._filesystem = filesystem
         self._topics: dict[str, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
+        #: Gone for everybody, but a power cut may bring them back: the journal keeps their records until it cannot.
+        self._removals: list[Topic] = []
+        self._remover: asyncio.Task[None] | None = None
         #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
         self.topic_deleted_listeners: list[Callable[[Topic], Awaitable[None]]] = []
         self._leader_epoch = 0
@@ -214,12 +220,15 @@ class Broker:
         )
 
     def _snapshot_frames(self) -> list[Frame]:
-        return [p.snapshot_frame() for topic in self._topics.values() for p in topic.partitions]
+        return [p.snapshot_frame() for t in (*self._topics.values(), *self._removals) for p in t.partitions]
 
     async def stop(self) -> None:
         """Refuse new appends, seal what is left, and let go of the data directory."""
         self._not_ready = "the store is stopping"
         await self._schedule.stop()
+        async with self._catalog_lock:  # a removal under way comes to its end; the next start finishes the others
+            if self._remover is not None:
+                self._remover.cancel()
         for topic in [topic for topic in self._topics.values() if topic.has_unsealed]:
             try:
                 await self._roller.roll(topic)
@@ -328,6 +337,8 @@ class Broker:
         return None if validate_only else await self._make_topic(name, count, overrides)
 
     async def _make_topic(self, name: str, count: int, overrides: dict[str, str]) -> Topic:
+        for topic in [t for t in self._removals if names_collide(t.name, name)]:
+            await self._finish_removal(topic)  # else a power cut could bring the old topic back beside the new one
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
         topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
         self._topics[name] = topic
@@ -335,7 +346,11 @@ class Broker:
         return topic
 
     async def delete_topic(self, name: str) -> None:
-        """Gone for readers and writers at once; its files follow. Raises UnknownTopicError, InvalidTopicError."""
+        """Gone for readers and writers at once; its files follow.
+
+        Raises UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if it is gone, but not yet for
+        sure: what is left to do is then tried again until it is done.
+        """
         await self._change(self._delete_topic(name))
 
     async def _delete_topic(self, name: str) -> None:
@@ -345,15 +360,39 @@ class Broker:
             await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
             del self._topics[name]
+            self._removals.append(topic)
             self._roller.forget(topic)
             forget_topic(name)
-            await asyncio.to_thread(self._catalog.sync_removal, name)
-            # Not before: a topic that a power cut brings back has its records in the journal.
-            self._journal.forget(topic.topic_id)
-        log.info("topic.deleted", topic=name)
+            try:
+                await self._finish_removal(topic)
+            except BaseException:
+                if self._remover is None or self._remover.done():
+                    self._remover = asyncio.create_task(self._finish_removals())
+                raise
+
+    async def _finish_removal(self, topic: Topic) -> None:
+        """What follows once a topic is out of the catalogue; after an error it may be called again. StorageError."""
+        await asyncio.to_thread(self._catalog.sync_removal, topic.name)
+        # Not before: a topic that a power cut brings back has its records in the journal.
+        self._journal.forget(topic.topic_id)
         for listener in self.topic_deleted_listeners:
             await listener(topic)
+        self._removals.remove(topic)
+        log.info("topic.deleted", topic=topic.name)
         await asyncio.to_thread(self._catalog.purge)
+
+    async def _finish_removals(self) -> None:
+        """Try again what ``_delete_topic`` could not finish, until nothing is left."""
+        pause = _RETRY_S
+        while self._removals:
+            await asyncio.sleep(pause)
+            pause = min(_RETRY_MAX_S, 2 * pause)
+            async with self._catalog_lock:
+                for topic in list(self._removals):
+                    try:
+                        await self._finish_removal(topic)
+                    except Exception as error:  # noqa: BLE001 - a listener's, too: nobody else would try again
+                        log.error("topic.removal_unfinished", topic=topic.name, error=str(error))
 
     async def alter_configs(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False

@@ -15,6 +15,7 @@ from logstore.journal.frame import FrameType, PartitionSnapshot
 from logstore.journal.journal import Journal
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.segments.footer import SegmentFooter
 from logstore.segments.reader import read_footer
 
 log = structlog.stdlib.get_logger(__name__)
@@ -60,13 +61,13 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
     return gone
 
 
-def _epochs_in(path: Path) -> tuple[tuple[int, int], ...]:
+def _footer_of(path: Path) -> SegmentFooter | None:
     try:
-        return read_footer(path).leader_epochs
-    except CorruptionError as error:
-        # A foreign writer's: no reason to keep all other topics from being served.
-        log.error("recovery.no_leader_epochs", file=str(path), error=str(error))
-        return ()
+        return read_footer(path)
+    except (CorruptionError, OSError) as error:
+        # A foreign writer's, or one that is damaged or gone: no reason to keep all other topics from being served.
+        log.error("recovery.no_footer", file=str(path), error=str(error))
+        return None
 
 
 def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:
@@ -75,15 +76,12 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     # missing was sealed.
     journal_start = partition_log.index.lowest_above(in_table)
     sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
+    epochs: tuple[tuple[int, int], ...] = ()
     if snapshot is not None:
         epochs = snapshot.leader_epochs
-    elif partition_log.segments:
-        newest = partition_log.segments[-1]
-        epochs = _epochs_in(topic.table.path / newest.path)
-        if topic.config.log_append_time:  # else they are the times of the producers' clocks
-            partition_log.recover_append_time(newest.max_timestamp_ms)
-    else:
-        epochs = ()
+    elif partition_log.segments and (footer := _footer_of(topic.table.path / partition_log.segments[-1].path)):
+        epochs = footer.leader_epochs
+        partition_log.recover_append_time(footer.append_time_ms)
     partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)
     try:
         partition_log.finish_recovery()

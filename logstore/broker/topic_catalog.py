@@ -40,11 +40,16 @@ def check_no_collision(name: str, existing: Iterable[str]) -> None:
     for other in existing:
         if other == name:
             raise TopicExistsError(f"Topic '{name}' already exists.")
-        if _folded(other) == _folded(name):
+        if names_collide(other, name):
             raise InvalidTopicError(
                 f"Topic '{name}' collides with the existing '{other}': names may not differ only by case "
                 "or by '.' and '_'."
             )
+
+
+def names_collide(one: str, other: str) -> bool:
+    """Whether there cannot be topics of both names at a time."""
+    return _folded(one) == _folded(other)
 
 
 def _folded(name: str) -> str:
@@ -62,8 +67,10 @@ class TopicCatalog:
         filesystem.make_directory(self._topics)
 
     def load(self) -> dict[str, TopicTable]:
-        """All topics on disk. What a crash left behind of a creation or deletion is removed."""
+        """All topics on disk. What a crash left behind of a creation or deletion is removed. OSError."""
         shutil.rmtree(self._staging, ignore_errors=True)
+        if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
+            self._sync_removals()
         self.purge()
         tables = {}
         for path in sorted(self._topics.iterdir()):
@@ -96,15 +103,23 @@ class TopicCatalog:
         self._filesystem.reached("topic.removed")
 
     def sync_removal(self, name: str) -> None:
-        """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back."""
+        """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back.
+
+        It can be called again, and success then means what it says. Of a file's data that is not so: a failed fsync
+        leaves its pages clean, and the next one writes nothing. But a rename is in the file system's own journal: it is
+        committed by the next sync that succeeds, or the file system has shut down and no sync succeeds any more.
+        """
         try:
-            self._filesystem.sync_directory(self._deleted)
-            self._filesystem.sync_directory(self._topics)
+            self._sync_removals()
         except OSError as error:
             raise StorageError(
                 f"Topic {name!r} is deleted, but its directory could not be synced: {error}. It may be there again "
                 "after a power cut."
             ) from error
+
+    def _sync_removals(self) -> None:
+        self._filesystem.sync_directory(self._deleted)
+        self._filesystem.sync_directory(self._topics)
 
     def purge(self) -> None:
         """Delete the files of deleted topics. An empty directory stays: the journal may still have their records."""

@@ -60,7 +60,8 @@ class MetaData(_Part):
     format: dict[str, Any] | None = None
     schema_string: str | None = None
     partition_columns: list[str] | None = None
-    configuration: dict[str, str] | None = None
+    #: Other writers may set a value to null; what to make of that is left to delta-rs, which does not read it.
+    configuration: dict[str, str | None] | None = None
     created_time: int | None = None
 
 
@@ -161,7 +162,7 @@ def with_properties(table: "DeltaTable", properties: dict[str, str]) -> Action:
             {"provider": "parquet", "options": {}},
             table.schema().to_json(),
             list(now.partition_columns),
-            dict(now.configuration) | properties,
+            {**now.configuration, **properties},
             now.created_time,
         )
     )

@@ -95,11 +95,11 @@ def list_log(table_path: Path) -> LogFiles:
 # ---- entries --------------------------------------------------------------------------------------------------------
 
 
-def read_entry(path: Path) -> LogEntry:
-    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
+def read_actions(path: Path) -> list[Action]:
+    """All that one ``N.json`` says. FileNotFoundError; CorruptionError if it is not what was committed."""
     raw, version = path.read_bytes(), int(path.stem)
     try:
-        actions = _parse(version, raw)
+        return _parse(version, raw)
     except ValueError as error:
         if is_torn(version, raw):
             raise CorruptionError(
@@ -110,6 +110,11 @@ def read_entry(path: Path) -> LogEntry:
         raise CorruptionError(
             f"{path} is damaged, it is not the entry that was committed ({error}). Restore it from a backup"
         ) from error
+
+
+def read_entry(path: Path) -> LogEntry:
+    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
+    actions = read_actions(path)
     commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
@@ -243,6 +248,19 @@ def read_checkpoint_part(path: Path) -> LogEntry:
     return LogEntry(transactions, added, removed)
 
 
+def read_checkpoint_actions(parts: Sequence[Path]) -> list[Action]:
+    """All that a checkpoint says, every page of it read. FileNotFoundError; ValueError if that cannot be."""
+    actions: list[Action] = []
+    for part in parts:
+        raw = part.read_bytes()
+        try:
+            rows = pq.ParquetFile(pa.BufferReader(raw)).read().to_pylist(maps_as_pydicts="strict")
+            actions += msgspec.convert(rows, list[Action])
+        except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as error:
+            raise ValueError(f"{part} is not a readable Delta checkpoint: {error}") from error
+    return actions
+
+
 def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
     if column not in table.column_names:
         return []
@@ -286,6 +304,23 @@ class LogReplay:
         """The log up to ``version``, the newest unless told. CorruptionError if it has a hole or cannot be parsed;
         OSError.
         """
+        try:
+            found, paths = self._files(version)
+        except CorruptionError:
+            # No listing of a directory that others write to is of one moment: only two of them make a hole.
+            found, paths = self._files(version)
+        parsed: dict[Path, tuple[Signature, LogEntry]] = {}
+        for path in paths:
+            now = signature(path)
+            known = self._parsed.get(path)
+            if known is None or known[0] != now:
+                known = now, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
+            parsed[path] = known
+        self._parsed = parsed
+        return LogState(found, [entry for _, entry in parsed.values()])
+
+    def _files(self, version: int | None) -> tuple[int, list[Path]]:
+        """What to read for ``version``, in order. CorruptionError if one is missing."""
         files = list_log(self._table_path)
         if version is None:
             version = files.last_version if files.entries else max(files.checkpoints, default=-1)
@@ -296,12 +331,4 @@ class LogReplay:
             if number not in files.entries:
                 raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
             paths.append(path)
-        parsed: dict[Path, tuple[Signature, LogEntry]] = {}
-        for path in paths:
-            now = signature(path)
-            known = self._parsed.get(path)
-            if known is None or known[0] != now:
-                known = now, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
-            parsed[path] = known
-        self._parsed = parsed
-        return LogState(version, [entry for _, entry in parsed.values()])
+        return version, paths

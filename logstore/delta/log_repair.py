@@ -2,29 +2,37 @@
 
 - The newest entries, if a power cut tore them (``is_torn``): they were not durable, so nobody was told of them. Their
   records are in the journal or in segment files still; the broker commits them again.
-- A checkpoint without a matching checksum file, if the entries that are still there say all that it says.
+- A checkpoint that does not match its checksum file, if the entries that are still there cover it. One without such a
+  file, of another writer or an earlier release, only if it cannot be read or says something else than the entries; one
+  that says the same gets its checksum file.
 - ``_last_checkpoint`` where it is no more than a wrong hint, and Spark's checksums of versions that are not there.
 
 What is set aside is renamed, ``<name>.set-aside``, which no Delta reader, writer or clean-up takes for its own. All
 else that is damaged stays where it is and is refused by whoever reads it (``log_entries``).
 """
 
+import contextlib
 import itertools
 import re
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import structlog
 
+from logstore.delta.actions import Action
 from logstore.delta.log_entries import (
     CHECKSUM_SUFFIX,
     LOG_DIRECTORY,
     LogFiles,
+    checksum_path,
     checksums,
     entry_path,
     is_torn,
     list_log,
-    read_entry,
+    read_actions,
+    read_checkpoint_actions,
     stored_checksums,
 )
 from logstore.errors import CorruptionError
@@ -43,7 +51,8 @@ class _Hint(msgspec.Struct):
 
 def repair_log(table_path: Path, filesystem: FileSystem) -> None:
     """For the one who owns the table, before anybody reads it. OSError."""
-    _set_aside_checkpoints(table_path, filesystem)
+    _check_checkpoints(table_path, filesystem)
+    _drop_stale_checksums(table_path, filesystem)
     _set_aside_torn_entries(table_path, filesystem)
     _drop_checksums_ahead(table_path, filesystem)
     drop_bad_hint(table_path, filesystem)
@@ -75,37 +84,125 @@ def _set_aside_torn_entries(table_path: Path, filesystem: FileSystem) -> None:
         _set_aside(path, filesystem, "torn by a power cut; nobody was told of its commit")
 
 
-def _set_aside_checkpoints(table_path: Path, filesystem: FileSystem) -> None:
+def _check_checkpoints(table_path: Path, filesystem: FileSystem) -> None:
     files = list_log(table_path)
-    vouched = {version for version, parts in files.checkpoints.items() if _is_vouched_for(parts)}
-    base = max(vouched, default=-1)
+    base = max((version for version, parts in files.checkpoints.items() if _is_vouched_for(parts)), default=-1)
     for version in sorted(v for v in files.checkpoints if v > base):
-        if _covered(table_path, files, base, version):
-            for part in files.checkpoints[version]:
-                # Checksums, ours and Spark's, would condemn the next checkpoint of that version.
-                for name in (f"{version:020d}{CHECKSUM_SUFFIX}", f".{part.name}.crc"):
-                    if part.with_name(name).exists():
-                        filesystem.unlink(part.with_name(name))
-                _set_aside(part, filesystem, "no checksum vouches for this checkpoint; the entries say the same")
-        else:
+        parts = files.checkpoints[version]
+        covering = _covering(table_path, files, base, version)
+        if covering is not None:
+            why = "it does not match its checksum file; the entries cover it"
+            # What does not match was once vouched for, and has changed: what it says now proves nothing.
+            if stored_checksums(parts[0]) is None:
+                try:
+                    compared = checksums(parts)
+                    found = _difference(parts, covering)
+                    if found is None:
+                        _vouch(table_path, version, parts, compared, filesystem)
+                        base = version
+                        continue
+                except FileNotFoundError:
+                    continue  # another writer's clean-up of the log
+                why = f"no checksum vouches for this checkpoint, and {found}; the entries cover it"
+            if _set_checkpoint_aside(table_path, base, version, parts, filesystem, why):
+                continue
+        if all(part.exists() for part in parts):
             base = version
 
 
 def _is_vouched_for(parts: tuple[Path, ...]) -> bool:
     stored = stored_checksums(parts[0])
-    return stored is not None and stored == checksums(parts)
+    with contextlib.suppress(FileNotFoundError):  # another writer's clean-up of the log
+        return stored is not None and stored == checksums(parts)
+    return False
 
 
-def _covered(table_path: Path, files: LogFiles, base: int, version: int) -> bool:
+def _covering(table_path: Path, files: LogFiles, base: int, version: int) -> list[Action] | None:
+    """What the checkpoint of ``base`` and the entries up to ``version`` say; None if not all of them can be read."""
     needed = range(base + 1, version + 1)
     if not files.entries.issuperset(needed):
-        return False
+        return None
     try:
+        actions = read_checkpoint_actions(files.checkpoints.get(base, ()))
         for number in needed:
-            read_entry(entry_path(table_path, number))
-    except CorruptionError:
-        return False
-    return True
+            actions += read_actions(entry_path(table_path, number))
+    except (CorruptionError, ValueError, FileNotFoundError):
+        return None
+    return actions
+
+
+def _difference(parts: tuple[Path, ...], covering: list[Action]) -> str | None:
+    """In what a checkpoint is not what ``covering`` makes; None = it says the same."""
+    try:
+        actual, expected = _outcome(read_checkpoint_actions(parts)), _outcome(covering)
+    except ValueError as error:
+        return str(error)
+    return next((f"its {what} differ" for what in expected if actual[what] != expected[what]), None)
+
+
+def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
+    """What the table is after ``actions``, without what a checkpoint may leave out (tombstones, ``dataChange``)."""
+    transactions: dict[str, int] = {}
+    files: dict[str, Any] = {}
+    metadata: Any = None
+    protocol: Any = None
+    for action in actions:
+        if action.txn is not None:
+            transactions[action.txn.app_id] = action.txn.version
+        elif action.add is not None:
+            add = action.add
+            stats = None if add.stats is None else msgspec.json.decode(add.stats)
+            files[add.path] = add.size, add.partition_values, add.modification_time, stats
+        elif action.remove is not None:
+            files.pop(action.remove.path, None)
+        elif action.meta_data is not None:
+            now = action.meta_data
+            schema = msgspec.json.decode(now.schema_string or "null")
+            metadata = now.id, schema, now.partition_columns or [], now.configuration or {}
+        elif action.protocol is not None:
+            protocol = action.protocol
+    return {"transactions": transactions, "files": files, "metadata": metadata, "protocol": protocol}
+
+
+def _vouch(
+    table_path: Path, version: int, parts: tuple[Path, ...], compared: dict[str, str], filesystem: FileSystem
+) -> None:
+    """As for a checkpoint of ours: durable, then its checksums; not if another one was renamed over it meanwhile."""
+    for part in parts:
+        filesystem.sync_file(part)
+    filesystem.sync_directory(table_path / LOG_DIRECTORY)
+    if checksums(parts) != compared:
+        return
+    filesystem.write_atomically(checksum_path(table_path, version), msgspec.json.encode(compared))
+    log.info("delta.checkpoint_vouched", table=str(table_path), version=version)
+
+
+def _set_checkpoint_aside(
+    table_path: Path, base: int, version: int, parts: tuple[Path, ...], filesystem: FileSystem, why: str
+) -> bool:
+    """Whether it was done: not if somebody cleaned up meanwhile what covers it."""
+    renamed = [(part, _set_aside(part, filesystem, why)) for part in parts if part.exists()]
+    files = list_log(table_path)
+    if files.entries.issuperset(range(base + 1, version + 1)) and (base < 0 or base in files.checkpoints):
+        return True
+    for part, aside in renamed:
+        filesystem.rename(aside, part)
+    filesystem.sync_directory(table_path / LOG_DIRECTORY)
+    log.warning("delta.put_back", table=str(table_path), version=version, why="what covers it was cleaned up")
+    return False
+
+
+def _drop_stale_checksums(table_path: Path, filesystem: FileSystem) -> None:
+    """Of checkpoints that are not there: ours and Spark's would condemn the next checkpoint of that version."""
+    checkpoints = list_log(table_path).checkpoints
+    log_directory = table_path / LOG_DIRECTORY
+    stale = [p for p in log_directory.glob("*" + CHECKSUM_SUFFIX) if int(p.name[:20]) not in checkpoints]
+    spark = log_directory.glob(".*.checkpoint*.parquet.crc")
+    stale += [p for p in spark if not p.with_name(p.name[1:].removesuffix(".crc")).exists()]
+    for path in stale:
+        filesystem.unlink(path)
+    if stale:
+        filesystem.sync_directory(log_directory)
 
 
 def _drop_checksums_ahead(table_path: Path, filesystem: FileSystem) -> None:
@@ -122,9 +219,10 @@ def _drop_checksums_ahead(table_path: Path, filesystem: FileSystem) -> None:
         filesystem.sync_directory(log_directory)
 
 
-def _set_aside(path: Path, filesystem: FileSystem, why: str) -> None:
+def _set_aside(path: Path, filesystem: FileSystem, why: str) -> Path:
     names = (path.with_name(f"{path.name}{_SUFFIX}{n or ''}") for n in itertools.count())
     aside = next(name for name in names if not name.exists())
     filesystem.rename(path, aside)
     filesystem.sync_directory(path.parent)
     log.warning("delta.set_aside", file=str(path), now=aside.name, why=why)
+    return aside

@@ -225,11 +225,13 @@ class Roller:
             filesystem=self._filesystem,
             layout=layout_of(topic.name),
         ) as writer:
+            append_time_ms = 0
             for frames in _in_chunks(piece.frames, _READ_BYTES):
                 for frame in self._journal.read_many([f.location for f in frames]):
                     writer.write(frame_records(frame))
+                    append_time_ms = max(append_time_ms, frame.header.append_time_ms)
             epochs = tuple(entry for entry in span.leader_epochs if entry[1] < piece.end_offset)
-            return writer.finish(piece.end_offset, leader_epochs=epochs)
+            return writer.finish(piece.end_offset, leader_epochs=epochs, append_time_ms=append_time_ms)
 
     # ---- following the table ----------------------------------------------------------------------------------------
 

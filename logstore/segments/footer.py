@@ -28,6 +28,7 @@ class SegmentFooter:
     """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising.
 
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
+    ``append_time_ms`` is the time of the last append that is in it or in an earlier one; 0 if it is not known.
     """
 
     partition: int
@@ -39,6 +40,7 @@ class SegmentFooter:
     idempotency_keys: tuple[Any, ...]
     operation: str = ROLL
     cleanings: tuple[tuple[int, int], ...] = ()
+    append_time_ms: int = 0
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
@@ -53,6 +55,7 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}idempotency_keys": json.dumps(footer.idempotency_keys),
         f"{_PREFIX}operation": footer.operation,
         f"{_PREFIX}cleanings": json.dumps(footer.cleanings),
+        f"{_PREFIX}append_time_ms": str(footer.append_time_ms),
     }
 
 
@@ -86,6 +89,7 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             idempotency_keys=tuple(json.loads(text["idempotency_keys"])),
             operation=text.get("operation", ROLL),
             cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text.get("cleanings", "[]"))),
+            append_time_ms=int(text.get("append_time_ms", 0)),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

@@ -184,6 +184,7 @@ class SegmentWriter:
         *,
         operation: str = ROLL,
         cleanings: Sequence[tuple[int, int]] = (),
+        append_time_ms: int = 0,
     ) -> Segment:
         """Write the footer and make the file durable. ValueError if it is empty or reaches past ``end_offset``."""
         if self._fd is None:
@@ -202,6 +203,7 @@ class SegmentWriter:
             tuple(idempotency_keys),
             operation,
             tuple(cleanings),
+            append_time_ms,
         )
         self._flush()
         self._filesystem.reached("segment.half")

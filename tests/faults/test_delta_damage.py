@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -536,12 +538,85 @@ def test_the_next_checkpoint_takes_the_place_of_one_set_aside(
     assert facts(recover(table).path) == expected
 
 
-def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_where_entries_cover_it(checkpointed: TopicTable) -> None:
+@pytest.mark.parametrize("older", [True, False])
+def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
+    checkpointed: TopicTable, older: bool
+) -> None:
+    """Spark's own, in another encoding; or of an earlier release. On top of a checkpoint or of the first entry."""
+    (part,) = list_log(checkpointed.path).checkpoints[20]
+    pq.write_table(pq.read_table(part), part, compression="gzip")
+    for version in (20,) if older else (10, 20):
+        checksum_path(checkpointed.path, version).unlink()
+    expected = facts(checkpointed.path)
+    assert facts(recover(checkpointed).path) == expected
+    assert sorted(list_log(checkpointed.path).checkpoints) == [10, 20]
+    assert all(checksum_path(checkpointed.path, version).exists() for version in (10, 20))
+    assert not list((checkpointed.path / "_delta_log").glob("*.set-aside"))
+    with captured_logs() as logs:
+        recover(checkpointed)
+    assert not [log for log in logs if log["event"] == "delta.checkpoint_vouched"]
+    uncover(checkpointed)
+    assert facts(recover(checkpointed).path) == expected
+
+
+def without(column: str) -> Callable[[pa.Table], pa.Table]:
+    return lambda rows: rows.filter(rows[column].is_null())
+
+
+def with_other_stats(rows: pa.Table) -> pa.Table:
+    values = rows.to_pylist(maps_as_pydicts="strict")
+    for value in values:
+        if value["add"]:
+            value["add"]["stats"] = value["add"]["stats"].replace('"numRecords":10', '"numRecords":11')
+    return pa.Table.from_pylist(values, rows.schema)
+
+
+DIFFERENT: dict[str, Callable[[pa.Table], pa.Table]] = {
+    "transactions": without("txn"),
+    "files": without("add"),
+    "metadata": without("metaData"),
+    "protocol": without("protocol"),
+    "stats": with_other_stats,
+}
+
+
+@pytest.mark.parametrize("what", [*DIFFERENT, "unreadable"])
+def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_if_it_says_something_else(
+    checkpointed: TopicTable, what: str
+) -> None:
     """A power cut between checkpoint and checksums: parts of it may be zeros that read as data."""
     checksum_path(checkpointed.path, 20).unlink()
     expected = facts(checkpointed.path)
+    (part,) = list_log(checkpointed.path).checkpoints[20]
+    if what == "unreadable":
+        part.write_bytes(part.read_bytes()[:-9])
+    else:
+        pq.write_table(DIFFERENT[what](pq.read_table(part)), part)
     assert facts(recover(checkpointed).path) == expected
     assert sorted(list_log(checkpointed.path).checkpoints) == [10]
+    assert part.with_name(part.name + ".set-aside").exists()
+
+
+class CleaningUp(FileSystem):
+    """Another writer removes what a checkpoint covers, right after it was set aside."""
+
+    def __init__(self, entry: Path) -> None:
+        self._entry = entry
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self._entry.unlink(missing_ok=True)
+
+
+def test_a_checkpoint_is_put_back_if_the_entries_that_cover_it_were_cleaned_up_meanwhile(
+    checkpointed: TopicTable,
+) -> None:
+    checksum_path(checkpointed.path, 20).write_bytes(b"{}")
+    (part,) = list_log(checkpointed.path).checkpoints[20]
+    with pytest.raises(CorruptionError, match=part.name):
+        TopicTable.recover(checkpointed.path, filesystem=CleaningUp(log_entry(checkpointed, 15)))
+    assert part.exists()
+    assert checksum_path(checkpointed.path, 20).exists()
 
 
 def test_a_checkpoint_of_another_writer_stands_where_nothing_else_does(checkpointed: TopicTable) -> None:

@@ -188,6 +188,32 @@ def test_clients_that_read_nothing_are_cut(server):
     assert server.settled().files <= before.files
 
 
+def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
+    """Up to four times as fast as it must, over seven intervals: too little to make room in the server's buffer."""
+    interval_seconds, rate = 2, 4 * 1024
+
+    async def read(server: WatchedServer) -> None:
+        loop = asyncio.get_running_loop()
+        async with server.connected(receive_bytes=4096) as client, server.connected(receive_bytes=4096) as deaf:
+            for each in (client, deaf):
+                each._writer.transport.pause_reading()
+                await each.send(FETCH % (b"", b""))
+            # By hand, without asyncio's buffer of 128 KiB, which would hide when bytes are taken.
+            with client._writer.get_extra_info("socket")._sock.dup() as raw:
+                raw.setblocking(False)
+                over = loop.time() + 7 * interval_seconds
+                while loop.time() < over:
+                    await asyncio.sleep(0.1)
+                    assert await asyncio.wait_for(loop.sock_recv(raw, rate // 10), HANGS_AFTER_SECONDS), "cut"
+            assert client.port in server.connections()
+            assert deaf.port not in server.connections()
+
+    with WatchedServer(tmp_path / "data", response_timeout_ms=1_000 * interval_seconds) as server:
+        server.create_topic("large")
+        asyncio.run(fill(server))
+        asyncio.run(read(server))
+
+
 def test_long_polls_whose_clients_read_nothing_or_leave(server):
     before = server.settled()
     poll = b"GET /topics/empty/partitions/0/records?offset=0&max_wait_ms=1500 HTTP/1.1\r\nHost: x\r\n\r\n"

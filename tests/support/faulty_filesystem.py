@@ -18,6 +18,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -102,6 +103,8 @@ class FaultyFileSystem(FileSystem):
         self._quota: int | None = None
         self._readonly = False
         self._ordered = False
+        #: A descriptor to do without, for what only this disk needs one for: a process out of them must not notice.
+        self.spare_fd: int | None = None
         self.crashed = False
         self.hits: Counter[str] = Counter()
         #: Every fault that happened: what was asked for, and where it struck.
@@ -402,6 +405,7 @@ class FaultyFileSystem(FileSystem):
         self._attic.mkdir(parents=True)
         # Opened once: a sync needs no descriptor when there is none left.
         self._ledger_fd = os.open(self._ledger, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        weakref.finalize(self, os.close, self._ledger_fd)
         self._seen_synced = self._ledger.stat().st_size
         if root.is_dir():
             self._take_over(root)
@@ -424,9 +428,20 @@ class FaultyFileSystem(FileSystem):
             known = self._directories[path] = _Directory(inode)
         return known
 
+    def _entries(self, directory: Path) -> list[Path]:
+        spare, self.spare_fd = self.spare_fd, None
+        if spare is None:
+            return list(directory.iterdir())
+        os.close(spare)
+        try:
+            return list(directory.iterdir())
+        finally:
+            with contextlib.suppress(OSError):
+                self.spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+
     def _listing(self, directory: Path) -> "dict[str, int | _Directory]":
         names: dict[str, int | _Directory] = {}
-        for path in directory.iterdir():
+        for path in self._entries(directory):
             try:
                 names[path.name] = self._directory(path) if path.is_dir() else self._seen(path)
             except FileNotFoundError:

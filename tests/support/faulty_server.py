@@ -92,6 +92,7 @@ class Controls:
 def install(root: Path) -> Controls:
     """Give this process a faulty disk below ``root`` and a clock that can be set."""
     controls = Controls(FaultyFileSystem(root))
+    controls.filesystem.spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     logstore.filesystem._local = controls.filesystem
     now_ms = SystemClock.now_ms
     SystemClock.now_ms = lambda self: now_ms(self) + controls.clock_offset_ms  # type: ignore[method-assign]

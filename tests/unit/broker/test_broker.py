@@ -781,6 +781,72 @@ def test_a_deleted_topic_is_not_missed(tmp_path: Path) -> None:
     run(scenario())
 
 
+@pytest.mark.parametrize("directory", ["deleted", "topics"])
+@pytest.mark.parametrize("by", ["itself", "a new topic"])
+def test_a_delete_that_could_not_be_synced_is_finished_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: str, by: str
+) -> None:
+    """Else nothing ever freed its records in the journal, and the store throttled everybody until a restart."""
+    monkeypatch.setattr("logstore.broker.broker._RETRY_S", 0.2 if by == "itself" else 1000.0)
+    filesystem = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=filesystem, journal_max_bytes=3_000_000) as broker:
+            told: list[Topic] = []
+
+            async def listener(topic: Topic) -> None:
+                told.append(topic)
+
+            broker.topic_deleted_listeners.append(listener)
+            other, topic = await new_topic(broker, "other"), await new_topic(broker)
+            await produce(broker, topic, [bytes(2_900_000)])
+            filesystem.fail("sync_directory", path=str(tmp_path / directory), times=10**6)
+            with pytest.raises(StorageError, match="may be there again"):
+                await broker.delete_topic("t")
+            with pytest.raises(UnknownTopicError):
+                await broker.delete_topic("t")
+            for name in ("t", "T"):
+                with pytest.raises(StorageError, match="may be there again"):
+                    await broker.create_topic(name)
+            with pytest.raises(ThrottledError):  # a power cut may bring the topic back: its records are still needed
+                await produce(broker, other, [bytes(200_000)])
+            assert (told, broker.topics()) == ([], [other])
+            asked = filesystem.hits["sync_directory"]
+            while by == "itself" and filesystem.hits["sync_directory"] < asked + 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            filesystem.heal()
+            while by == "itself" and not told:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            new = await new_topic(broker)
+            assert (told, broker._journal.needed_bytes) == ([topic], 0)
+            assert list((tmp_path / "deleted" / str(topic.topic_id)).iterdir()) == []
+            await produce(broker, other, [bytes(200_000)])
+            await produce(broker, new, [b"new"])
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"new")]
+
+    run(scenario())
+
+
+def test_a_delete_that_could_not_be_synced_is_finished_by_the_next_start(tmp_path: Path) -> None:
+    filesystem = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=filesystem) as broker:
+            await produce(broker, await new_topic(broker), [b"old"])
+            filesystem.fail("sync_directory", path="deleted")
+            with pytest.raises(StorageError):
+                await broker.delete_topic("t")
+        again = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=again) as broker:
+            assert again.hits["catalog.sync_directory"] >= 2
+            assert broker.topics() == []
+            assert broker._journal.needed_bytes == 0
+            await produce(broker, await new_topic(broker), [b"new"])
+
+    run(scenario())
+
+
 def test_a_journal_whose_records_are_all_in_delta_takes_more(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_max_bytes=3_000_000) as broker:

@@ -1,10 +1,12 @@
+import json
 from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
 
-from logstore.delta.log_entries import LogReplay, list_log, read_entry
-from logstore.errors import CorruptionError
+from logstore.delta import log_entries
+from logstore.delta.log_entries import LogFiles, LogReplay, list_log, read_entry
+from logstore.errors import CorruptionError, StorageError
 from tests.support.topics import create_topic, log_entry, overwrite_entry, roll, write_segment
 
 
@@ -43,6 +45,32 @@ def test_a_hole_in_the_log_is_corruption(tmp_path: Path) -> None:
     log_entry(table, 1).unlink()
     with pytest.raises(CorruptionError, match=r"00000000000000000001\.json is missing"):
         LogReplay(table.path).state(2)
+
+
+def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing of a large directory is not atomic."""
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    roll(table, 0, 10, 20)
+    whole = list_log(table.path)
+    listings = [LogFiles(whole.entries - {1}, {}), whole]
+    monkeypatch.setattr(log_entries, "list_log", lambda _: listings.pop(0))
+    assert LogReplay(table.path).state().version == 2
+    assert not listings
+
+
+def test_a_foreign_entry_with_a_property_of_null_is_not_called_damaged(tmp_path: Path) -> None:
+    """delta-rs 1 does not read it, and says so."""
+    table = create_topic(tmp_path)
+    roll(table, 0, 0, 10)
+    first = [json.loads(line) for line in log_entry(table, 0).read_text().splitlines()]
+    metadata = next(action["metaData"] for action in first if "metaData" in action)
+    metadata["configuration"]["x"] = None
+    foreign = [{"commitInfo": {"operation": "SET TBLPROPERTIES"}}, {"metaData": metadata}]
+    log_entry(table, 2).write_text("".join(json.dumps(action) + "\n" for action in foreign))
+    assert LogReplay(table.path).state().transactions["logstore/0/sealed"] == 10
+    with pytest.raises(StorageError, match="null"):
+        table.snapshot()
 
 
 def test_a_torn_entry_is_corruption(tmp_path: Path) -> None:

@@ -45,3 +45,14 @@ def test_a_footer_without_a_chain_is_another_writers() -> None:
 def test_text_that_looks_like_a_chain_is_no_chain() -> None:
     """JSON of a producer's state may hold anything, but no control character."""
     assert checksums.check_footer(b"logstore.crc32c\\u0018 0" + b"0" * 16 + b"\\u0000") is None
+
+
+def test_a_footer_is_without_a_chain_only_if_all_of_it_is_there(tmp_path: Path) -> None:
+    content = written(tmp_path, 2)
+    footer = content[-pq.read_metadata(pa.BufferReader(content)).serialized_size - 8 :]
+    renamed = footer.replace(checksums.KEY.encode(), b"logstore.crc32x")
+    assert checksums.is_without_chain(renamed)
+    assert not checksums.is_without_chain(footer)
+    for at in range(1, len(renamed)):
+        assert not checksums.is_without_chain(renamed[at:]), f"without its first {at} bytes"
+        assert not checksums.is_without_chain(content[len(content) - len(renamed) - at :]), f"{at} bytes more"

@@ -6,6 +6,7 @@ import pytest
 
 from logstore.errors import CorruptionError
 from logstore.records.schema import SEGMENT_SCHEMA
+from logstore.segments import checksums
 from logstore.segments.footer import FORMAT_VERSION, SegmentFooter, encode_footer
 from logstore.segments.reader import (
     FoundSegments,
@@ -103,6 +104,27 @@ def test_a_file_of_format_1_has_no_checksums_and_reads(tmp_path: Path) -> None:
     verify_segment(tmp_path / "1.parquet")
     with pytest.raises(CorruptionError, match="its checksums are missing"):
         read_row_group(tmp_path / "2.parquet", 0)
+
+
+@pytest.mark.parametrize("statistics", [True, ["offset"]])
+@pytest.mark.parametrize("ours", [True, False])
+def test_records_that_name_the_key_of_the_checksums_read(
+    tmp_path: Path, statistics: bool | list[str], ours: bool
+) -> None:
+    name = checksums.KEY.encode()
+    for at, value in enumerate([name, b"\x18\x0f" + name, name + b"\x18", b"\x18\x0f" + name + b"\x18"]):
+        batch = log_batch(range(5))
+        values = pa.array([value] * 5, batch.schema.field("value").type)
+        batch = batch.set_column(batch.schema.get_field_index("value"), batch.schema.field("value"), values)
+        table = pa.Table.from_batches([batch]).cast(SEGMENT_SCHEMA)
+        if ours:
+            footer = encode_footer(SegmentFooter(0, 0, 5, 0, (), (name.decode(),), ()))
+            table = table.replace_schema_metadata({**footer, "logstore.format": "1"})
+        path = tmp_path / f"{at}.parquet"
+        pq.write_table(table, path, write_page_checksum=True, write_statistics=statistics, compression="none")
+        assert path.read_bytes().count(name) > 0
+        assert read_row_group(path, 0).equals(batch)
+        verify_segment(path)
 
 
 def test_a_damaged_page_of_format_1_is_not_served(tmp_path: Path) -> None:

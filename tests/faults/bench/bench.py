@@ -1,0 +1,261 @@
+"""A run: a store, a load on it, faults out of a schedule, then everything healed, read once more, and checked.
+
+Invariants: the history holds all that any client or reader was told; the last reads come after all producers, readers
+and jobs have ended and nothing fails any more, over HTTP first, then, after a clean stop, by Delta readers that are not
+ours. What a run promises beyond the checker's invariants: it recovers, jobs succeed once healed, and every Delta reader
+could read every version.
+"""
+
+import itertools
+import math
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from logstore.records.offset_record import OFFSETS_TOPIC
+from tests.faults.bench.checker import check
+from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
+from tests.faults.bench.history import AnyEvent, Commit, Committed, Delta, Fetch, Job, Produce, Recorder, read_history
+from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour
+from tests.faults.bench.nemesis import READY_S, Nemesis, StoreBrokenError
+from tests.faults.bench.schedule import Fault
+from tests.faults.bench.workload import Client, TopicSpec, Workload
+from tests.support.server_process import FaultyServerProcess
+
+_COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"}
+TOPICS = (
+    TopicSpec("plain", 3, {"segment.ms": "400"}),
+    TopicSpec("bounded", 2, {"segment.ms": "600", "retention.bytes": "60000"}),
+    TopicSpec("compacted", 2, {"segment.ms": "500", **_COMPACT}),
+    TopicSpec("appended", 1, {"segment.ms": "800", "message.timestamp.type": "LogAppendTime"}),
+)
+#: Compaction leaves little: so small a bound takes it away, while compaction works on it.
+BOTH = TopicSpec(
+    "both", 2, {**_COMPACT, "segment.ms": "700", "cleanup.policy": "compact,delete", "retention.bytes": "3000"}
+)
+#: Small journal files, so that they are begun and freed many times.
+_ENVIRONMENT = {"LOGSTORE_JOURNAL_MAX_BYTES": str(32 << 20), "LOGSTORE_LOG_LEVEL": "info"}
+#: Within that time each job has something to do on each topic of its own, and does it.
+_JOBS_S = 300.0
+_CALLS = (Produce, Fetch, Commit, Committed, Delta, Job)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What a run does besides its faults; ``large`` is the share of requests with large values.
+
+    The job ``compact`` starts Spark.
+    """
+
+    topics: Sequence[TopicSpec] = TOPICS
+    producers: int = 4
+    readers: int = 2
+    pause_s: float = 0.03
+    large: float = 0.15
+    jobs: Sequence[str] = ("retention",)
+    job_pause_s: float = 0.5
+    deletes: Sequence[str] = ()
+    #: Job and topic: the load goes on until each has committed.
+    commits: Sequence[tuple[str, str]] = ()
+    observed: bool = True
+
+
+@dataclass(slots=True)
+class Report:
+    seed: int
+    seconds: float = 0.0
+    calls: Counter[str] = field(default_factory=Counter)
+    acknowledged: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    injected: Counter[str] = field(default_factory=Counter)
+    job_commits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    anomalies: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        def counts(counter: Mapping[Any, int]) -> str:
+            named = {" ".join(key) if isinstance(key, tuple) else key: n for key, n in counter.items()}
+            return ", ".join(f"{name} {n:,}" for name, n in sorted(named.items())) or "none"
+
+        lines = [
+            f"seed {self.seed}, {self.seconds:.0f} s",
+            f"records acknowledged: {self.acknowledged:,}",
+            f"calls: {counts(self.calls)}",
+            f"commits of jobs: {counts(self.job_commits)}",
+            f"faults: {counts(self.faults)}",
+            f"of the disk, as they struck: {counts(self.injected)}",
+            f"anomalies: {len(self.anomalies)}",
+            *self.anomalies,
+        ]
+        return "\n".join(lines)
+
+
+class Bench:
+    """One run in ``directory``; the history stays there."""
+
+    def __init__(self, directory: Path, seed: int, load: Load, *, mutant: str = "") -> None:
+        self._directory = directory
+        self._seed = seed
+        self._load = load
+        self._mutant = mutant
+        directory.mkdir(parents=True, exist_ok=True)
+        self.history = directory / "history.jsonl"
+        self._data = directory / "data"
+        self.report = Report(seed)
+
+    def run(self, schedule: Iterable[Fault], *, seconds: float = math.inf) -> Report:
+        """The faults one after the other, under load, until there are none or the time is over; what they led to."""
+        began = time.monotonic()
+        report = self.report
+        with (
+            Recorder(self.history) as recorder,
+            FaultyServerProcess(self._data, port=_free_port(), environment=_ENVIRONMENT, mutant=self._mutant) as server,
+        ):
+            try:
+                self._run(server, recorder, schedule, began + seconds)
+            except (AssertionError, OSError, RuntimeError, StoreBrokenError, httpx.HTTPError) as error:
+                report.anomalies.append(f"the run broke off: {error!r}\n{server.log[-2000:]}")
+                if server.process.poll() is None:
+                    server.kill()
+        events = read_history(self.history)
+        report.anomalies += [str(anomaly) for anomaly in check(events)]
+        self._count(events)
+        report.seconds = time.monotonic() - began
+        return report
+
+    def _run(self, server: FaultyServerProcess, recorder: Recorder, schedule: Iterable[Fault], until: float) -> None:
+        load = self._load
+        recorder.tell("nemesis", "start")
+        for topic in load.topics:
+            create_topic(server.url, topic, recorder)
+        jobs = JobLoop(self._data, self.history, load.jobs, pause_s=load.job_pause_s) if load.jobs else None
+        observer = DeltaObserver(self._data, self.history) if load.observed else None
+        neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer) if neighbour]
+        nemesis = Nemesis(server, recorder, load.topics, neighbours, jobs)
+        workload = Workload(
+            server.url,
+            recorder,
+            [topic for topic in load.topics if not topic.by_hand],
+            seed=self._seed,
+            producers=load.producers,
+            readers=load.readers,
+            pause_s=load.pause_s,
+            large=load.large,
+            deletes=load.deletes,
+        )
+        try:
+            for neighbour in neighbours:
+                neighbour.start()
+            with workload:
+                for fault in schedule:
+                    if time.monotonic() > until:
+                        break
+                    time.sleep(fault.quiet)
+                    nemesis.strike(fault)
+                self._wait_for_jobs(jobs)
+                nemesis.write_by_hand()
+                if stuck := workload.wait_for_progress(seconds=READY_S):
+                    raise StoreBrokenError(f"healed, the store takes or gives nothing: {stuck}")
+            self._roll_all(server)
+            if jobs:
+                jobs.end()
+                # Upon which the store looks at its tables; else it does so every few seconds.
+                self._roll_all(server)
+            if observer:
+                observer.end()
+            self._read_over_http(server, recorder, workload.groups)
+            if code := server.stop():
+                self.report.anomalies.append(f"SIGTERM ended the healed server with {code}")
+            self._read_tables(recorder, workload.groups)
+        finally:
+            for neighbour in neighbours:
+                Neighbour.kill(neighbour)
+            self.report.acknowledged = workload.acknowledged.total()
+            self.report.faults, self.report.injected = nemesis.faults, nemesis.injected
+            self.report.anomalies += nemesis.broken
+            self.report.job_commits = jobs.commits if jobs else Counter()
+
+    def _wait_for_jobs(self, jobs: JobLoop | None) -> None:
+        deadline = time.monotonic() + _JOBS_S
+        while jobs and (idle := [wanted for wanted in self._load.commits if not jobs.commits[wanted]]):
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"never committed: {idle}\n{jobs.log[-2000:]}")
+            time.sleep(0.2)
+
+    def _roll_all(self, server: FaultyServerProcess) -> None:
+        for topic in self._load.topics:
+            httpx.post(f"{server.url}/topics/{topic.name}/roll", timeout=READY_S).raise_for_status()
+
+    def _read_over_http(self, server: FaultyServerProcess, recorder: Recorder, groups: Sequence[str]) -> None:
+        client = Client(server.url, "final", recorder)
+        for topic in self._load.topics:
+            for partition in range(topic.partitions):
+                told = read_partition(client, topic.name, partition)
+                recorder.tell("final", "final", topic=topic.name, partition=partition, **told)
+            for group in groups:
+                answer, told = client.committed(group, topic.name)
+                if not answer.ok:
+                    raise RuntimeError(f"offsets of {group}: {answer.reason}")
+                recorder.tell("final", "final_commits", group=group, topic=topic.name, **told)
+        client.close()
+
+    def _read_tables(self, recorder: Recorder, groups: Sequence[str]) -> None:
+        for topic in self._load.topics:
+            for reader in READERS:
+                told = read_version(
+                    self._data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions
+                )
+                recorder.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
+        offsets = self._data / "topics" / OFFSETS_TOPIC
+        committed = committed_offsets(offsets) if offsets.is_dir() else {}
+        for group, topic in itertools.product(groups, self._load.topics):
+            of_topic = committed.get((group, topic.name), {})
+            recorder.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=of_topic)
+
+    def _count(self, events: Sequence[AnyEvent]) -> None:
+        for event in events:
+            if event.phase != "invoke" and isinstance(event, _CALLS):
+                self.report.calls[f"{type(event).__struct_config__.tag} {event.phase}"] += 1
+            if isinstance(event, Delta) and event.phase != "ok":
+                self.report.anomalies.append(
+                    f"no Delta reader can read version {event.version} of {event.topic}: {event.error}"
+                )
+            if isinstance(event, Job) and event.phase == "info" and event.process == "final-jobs":
+                self.report.anomalies.append(f"a job fails though nothing is wrong any more: {event}")
+
+
+def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
+    cluster = httpx.get(f"{url}/v3/clusters").json()["data"][0]["cluster_id"]
+    body = {
+        "topic_name": topic.name,
+        "partitions_count": topic.partitions,
+        "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
+    }
+    httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()
+    recorder.tell("bench", "topic", topic=topic.name, partitions=topic.partitions, configs=dict(topic.configs))
+
+
+def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]:
+    """All that there is, from the log start on, in pages."""
+    path = f"/topics/{topic}/partitions/{partition}/offsets"
+    at = start = client.get(path)["beginning_offset"]
+    rows: list[Any] = []
+    while True:
+        answer, told = client.fetch(topic, partition, at, form="arrow", max_bytes=8 << 20, max_wait_ms=0)
+        if not answer.ok:
+            raise RuntimeError(f"reading {topic}-{partition} at {at}: {answer.reason}")
+        rows += told["records"]
+        at = told["next_offset"]
+        if at >= told["high_watermark"]:
+            return {"log_start": start, "high_watermark": told["high_watermark"], "rows": rows}
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])

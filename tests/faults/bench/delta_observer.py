@@ -1,0 +1,181 @@
+"""A reader of the Delta tables that is not ours: delta-rs and Polars by turns, and the hash of every log entry.
+
+``python -m tests.faults.bench.delta_observer DATA HISTORY`` follows all topics below DATA, one version after the other,
+until its standard input is closed and it has seen them all, in a process that shares nothing with the store but the
+files. It trusts the Delta protocol alone: what is sealed and where the log starts, it takes from the table's
+transactions.
+"""
+
+import argparse
+import functools
+import hashlib
+import select
+import sys
+from collections.abc import Mapping
+from operator import or_
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.records import rows_of_table
+
+READERS = ("delta-rs", "polars")
+_PAUSE_S = 0.1
+#: Every so many versions all rows are told, else those that came since the last look.
+_WHOLE_EVERY = 8
+_ATTEMPTS = 20
+_COLUMNS = ["partition", "offset", "timestamp", "headers", "key", "value"]
+
+
+def read_version(
+    table_path: Path, version: int | None, *, reader: str, partitions: int, since: Mapping[int, int] | None = None
+) -> dict[str, Any]:
+    """What a plain reader sees of one version (None: the newest): rows from ``since`` on, by partition and offset."""
+    table = DeltaTable(table_path, version=version)
+    rows = _with_polars(table, since) if reader == "polars" else _with_delta_rs(table, since)
+    rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
+    told: dict[str, Any] = {
+        "version": table.version(),
+        "sealed": _fact(table, "sealed", partitions),
+        "log_start": _fact(table, "start", partitions),
+        "cleaned": _fact(table, "cleaned", partitions),
+    }
+    if since is not None:
+        told["from"] = {str(partition): offset for partition, offset in since.items()}
+    return {**told, "rows": rows_of_table(rows)}
+
+
+def _with_delta_rs(table: DeltaTable, since: Mapping[int, int] | None) -> pa.Table:
+    wanted = [(pc.field("partition") == p) & (pc.field("offset") >= offset) for p, offset in (since or {}).items()]
+    return table.to_pyarrow_dataset().to_table(_COLUMNS, filter=functools.reduce(or_, wanted) if wanted else None)
+
+
+def _with_polars(table: DeltaTable, since: Mapping[int, int] | None) -> pa.Table:
+    wanted = [(pl.col("partition") == p) & (pl.col("offset") >= offset) for p, offset in (since or {}).items()]
+    frame = pl.scan_delta(table)
+    rows = (frame.filter(functools.reduce(or_, wanted)) if wanted else frame).select(_COLUMNS).collect().to_arrow()
+    # As pyarrow reads them: Polars has large and view types.
+    binary = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    types = [pa.int32(), pa.int64(), rows["timestamp"].type, pa.list_(binary), pa.binary(), pa.binary()]
+    return rows.cast(pa.schema(zip(_COLUMNS, types, strict=True)))
+
+
+def committed_offsets(table_path: Path) -> dict[tuple[str, str], dict[str, int]]:
+    """By group and topic, what readers of storage alone see in the table of group offsets: the latest row counts."""
+    rows = DeltaTable(table_path).to_pyarrow_dataset().to_table().to_pylist()
+    latest = {}
+    for row in sorted(rows, key=lambda row: row["offset"]):
+        latest[row["group"], row["topic"], row["topic_partition"]] = row["committed_offset"]
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for (group, topic, partition), offset in latest.items():
+        if offset is not None:
+            found.setdefault((group, topic), {})[str(partition)] = offset
+    return found
+
+
+def _fact(table: DeltaTable, name: str, partitions: int) -> dict[str, int]:
+    return {str(p): table.transaction_version(f"logstore/{p}/{name}") or 0 for p in range(partitions)}
+
+
+def partitions_of(table_path: Path) -> int:
+    return int(DeltaTable(table_path).metadata().configuration["logstore.partitions"])
+
+
+class TableObserver:
+    """One table: looks at each version once, and at each log entry whenever it is another file than before."""
+
+    def __init__(self, path: Path, recorder: Recorder) -> None:
+        self.path = path
+        self._log = path / "_delta_log"
+        self._recorder = recorder
+        self._next_version = 0
+        self._failures = 0
+        self._seen: dict[int, tuple[int, int, int]] = {}
+        self._hashes: dict[int, str] = {}
+        self._ends: dict[int, int] = {}
+
+    def look(self) -> bool:
+        """Whether there is something new."""
+        versions = self._look_at_entries()
+        if not versions or max(versions) < self._next_version:
+            return False
+        version = self._next_version = max(self._next_version, min(versions))
+        reader = READERS[version % len(READERS)]
+        before = self._stamps(version)
+        try:
+            partitions = partitions_of(self.path)
+            since = None
+            if version % _WHOLE_EVERY:
+                since = {partition: self._ends.get(partition, 0) for partition in range(partitions)}
+            told = read_version(self.path, version, reader=reader, partitions=partitions, since=since)
+        except Exception as error:  # noqa: BLE001 - delta-rs and Polars raise what they like, Rust's panics too
+            # A power cut leaves entries behind that only a start of the store sets right.
+            self._failures += 1
+            if self._failures >= _ATTEMPTS:
+                self._tell("delta", "info", version=version, error=f"{reader}: {error!r}"[:500])
+                self._next_version, self._failures = version + 1, 0
+            return True
+        if self._stamps(version) != before:
+            # Delta readers look at the log more than once: what came of an overwritten entry would be of two tables.
+            return True
+        self._tell("delta", "ok", **told)
+        self._ends = {int(p): max(end, self._ends.get(int(p), 0)) for p, end in told["sealed"].items()}
+        self._next_version, self._failures = version + 1, 0
+        return True
+
+    def _stamps(self, version: int) -> list[tuple[str, int, int]]:
+        """What changes when a log entry up to ``version`` is overwritten."""
+        found = [(path.name, path.stat()) for path in sorted(self._log.glob("*.json")) if path.stem.isdigit()]
+        return [(name, s.st_ino, s.st_mtime_ns) for name, s in found if int(name.split(".")[0]) <= version]
+
+    def _look_at_entries(self) -> list[int]:
+        found = []
+        # The newest first: an older one is then seen as the newest one's writer left it, or later.
+        for path in sorted(self._log.glob("*.json"), reverse=True):
+            if not path.stem.isdigit():
+                continue
+            version = int(path.stem)
+            try:
+                status = path.stat()
+                key = (status.st_ino, status.st_size, status.st_mtime_ns)
+                if self._seen.get(version) != key:
+                    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+                    self._seen[version] = key
+                    if self._hashes.get(version) != sha256:
+                        if version in self._hashes:
+                            # Others overwrote it: what was seen before may be missing now.
+                            self._ends.clear()
+                        self._hashes[version] = sha256
+                        self._tell("entry", "ok", version=version, sha256=sha256)
+            except FileNotFoundError:
+                continue
+            found.append(version)
+        return found
+
+    def _tell(self, op: str, phase: str, **fields: Any) -> None:
+        self._recorder.tell("delta-observer", op, phase, topic=self.path.name, **fields)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("data", type=Path)
+    parser.add_argument("history", type=Path)
+    given = parser.parse_args()
+    observers: dict[str, TableObserver] = {}
+    with Recorder(given.history) as recorder:
+        news, ending = True, False
+        while news or not ending:
+            ending = bool(select.select([sys.stdin], [], [], _PAUSE_S)[0])
+            for path in (given.data / "topics").glob("[!_]*"):
+                if path.name not in observers and (path / "_delta_log").is_dir():
+                    observers[path.name] = TableObserver(path, recorder)
+            news = sum(observer.look() for observer in observers.values()) > 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,277 @@
+"""Servers that are broken on purpose: each function, by its name in ``LOGSTORE_MUTANT``, breaks the process it runs in.
+
+Invariant: each breaks one rule and nothing else. A checker that is silent about one of these would be silent about a
+defect. What exposes it is in ``EXPOSED_BY``, as the faults of a run.
+"""
+
+import asyncio
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+from tests.faults.bench.schedule import HOUR_MS, Fault
+
+_LATE_S = 5.0
+
+#: Until there is something acknowledged, read and committed to lose.
+_UNDER_LOAD: Final = {"after": ("journal.synced", 30)}
+STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, **_UNDER_LOAD})
+#: Where every acknowledgement takes its time: soon after some, when readers have come to the end again.
+SOON_POWER_CUT: Final = Fault(
+    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", 4), "and_then": 1.5}
+)
+#: Journal files were freed: what they held is in Delta alone.
+STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
+    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.file_freed", 2)}
+)
+KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
+#: The process dies when the journal has let go of a file.
+KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
+CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 10),), **_UNDER_LOAD})
+OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
+FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
+
+#: All of it, for a server that is whole.
+SCRIPT: Final = (
+    STRICT_POWER_CUT,
+    CLOCK_SET_BACK,
+    OVERWRITE,
+    KILL,
+    FSYNC_ERROR,
+    STRICT_POWER_CUT_OF_HISTORY,
+    KILL_WHEN_FREED,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """The faults that expose a mutant, how an anomaly must begin (a pattern), and what else that takes.
+
+    ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
+    whether a Delta reader has to look at every version.
+    """
+
+    faults: tuple[Fault, ...]
+    told: str
+    readers: int = 1
+    rolled: bool = True
+    observed: bool = False
+
+
+# ---- durability -----------------------------------------------------------------------------------------------------
+
+
+def ack_before_fsync() -> None:
+    """An append is acknowledged when it is written; its fsync comes later."""
+    _defer_syncs()
+
+
+def hw_is_leo() -> None:
+    """Producers' acknowledgements are true, but readers are shown what is written and not yet durable."""
+    from logstore.broker.broker import Broker
+
+    syncs = _defer_syncs()
+    produce = Broker.produce
+
+    async def produce_and_wait(self: Broker, *args: Any, **kwargs: Any) -> Any:
+        result = await produce(self, *args, **kwargs)
+        wanted = syncs.begun
+        # Commits of offsets do not wait: a reader that does reads nothing meanwhile.
+        while syncs.done < wanted and not kwargs.get("internal"):  # noqa: ASYNC110 - a thread counts them
+            await asyncio.sleep(0.01)
+        return result
+
+    Broker.produce = produce_and_wait  # type: ignore[method-assign]
+
+
+def fsync_again() -> None:
+    """A failed fsync is tried again, and believed."""
+    filesystem = _filesystem()
+    sync = filesystem.fdatasync
+
+    def twice(fd: int) -> None:
+        try:
+            sync(fd)
+        except OSError:
+            sync(fd)
+
+    filesystem.fdatasync = twice
+
+
+def no_directory_sync() -> None:
+    """Names of new journal files are never made durable."""
+    filesystem = _filesystem()
+    sync = filesystem.sync_directory
+    filesystem.sync_directory = lambda path, fd=None: None if _is_journal(path) else sync(path, fd)
+
+
+def no_segment_sync() -> None:
+    """A segment is committed, and its journal range freed, without its bytes on the disk."""
+    filesystem = _filesystem()
+    sync, sync_file = filesystem.fdatasync, filesystem.sync_file
+
+    def of_others(fd: int) -> None:
+        if not _is_segment(_path_of(fd)):
+            sync(fd)
+
+    def file_of_others(path: Path) -> None:
+        if not _is_segment(path):
+            sync_file(path)
+
+    filesystem.fdatasync, filesystem.sync_file = of_others, file_of_others
+
+
+def free_journal_before_commit() -> None:
+    """The journal lets go of a range when its roll begins."""
+    from logstore.log import roller
+
+    write_new = roller.Roller._write_new
+
+    async def freed_first(self: Any, topic: Any, partitions: Any) -> Any:
+        spans = [
+            roller._plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.last_stable_offset
+        ]
+        locations = [frame.location for span in spans for piece in span.pieces for frame in piece.frames]
+        kept = dict(zip(locations, self._journal.read_many(locations), strict=True))
+        for span in spans:
+            self._journal.release(topic.topic_id, span.partition, span.end_offset)
+        await asyncio.sleep(0.3)
+        reader = SimpleNamespace(read_many=lambda wanted: [kept[location] for location in wanted])
+        blind = copy.copy(self)
+        blind._journal = reader
+        return await write_new(blind, topic, partitions)
+
+    roller.Roller._write_new = freed_first  # type: ignore[method-assign]
+
+
+# ---- the log --------------------------------------------------------------------------------------------------------
+
+
+def reuse_offsets_after_restart() -> None:
+    """A start goes on from what is in Delta, whatever the journal holds beyond."""
+    from logstore.log.partition_log import PartitionLog
+
+    def forget_the_tail(self: PartitionLog) -> None:
+        self.index.settle_recovered(self.sealed_offset)
+        self.index.drop_below(max(self.sealed_offset, self.index.end_offset or 0))
+        self.next_offset = self.high_watermark = self.log_end_offset = self.sealed_offset
+
+    PartitionLog.finish_recovery = forget_the_tail  # type: ignore[method-assign]
+
+
+def append_time_goes_back() -> None:
+    """LogAppendTime is whatever the wall clock says."""
+    from logstore.log.partition_log import PartitionLog
+
+    next_frame = PartitionLog.next_frame
+
+    def forgetful(self: PartitionLog, *args: Any, **kwargs: Any) -> Any:
+        self._last_append_time_ms = 0
+        return next_frame(self, *args, **kwargs)
+
+    PartitionLog.next_frame = forgetful  # type: ignore[method-assign]
+
+
+def forget_commits_at_start() -> None:
+    """Committed offsets are in memory alone."""
+    from consumer_offsets.offset_log import OffsetLog
+
+    async def nothing(self: OffsetLog) -> None:
+        pass
+
+    OffsetLog.load = nothing  # type: ignore[method-assign]
+
+
+# ---- the table ------------------------------------------------------------------------------------------------------
+
+
+def skip_seal_check() -> None:
+    """A roll is committed whatever the table is sealed up to."""
+    from logstore.delta import topic_table
+    from logstore.errors import CommitRefusedError
+
+    is_rolled = topic_table.is_rolled
+
+    def unchecked(*args: Any) -> bool:
+        try:
+            return is_rolled(*args)
+        except CommitRefusedError:
+            return False
+
+    topic_table.is_rolled = unchecked
+
+
+EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
+    ack_before_fsync: Exposure((STRICT_POWER_CUT,), "(A1|B1) ", rolled=False),
+    hw_is_leo: Exposure((SOON_POWER_CUT,), "D1 read record is lost", readers=3, rolled=False),
+    no_directory_sync: Exposure((STRICT_POWER_CUT,), "(A1|B1) ", rolled=False),
+    fsync_again: Exposure((FSYNC_ERROR,), "a failed fsync of the journal did not make the store refuse"),
+    no_segment_sync: Exposure(
+        (STRICT_POWER_CUT_OF_HISTORY,), "the run broke off: .*cannot start: .*parquet is damaged"
+    ),
+    # Commits of offsets hold the journal, too, and roll only every few seconds.
+    free_journal_before_commit: Exposure(
+        (KILL_WHEN_FREED,), "(A1|B1) |the run broke off: .*cannot start: .*offset", readers=0
+    ),
+    reuse_offsets_after_restart: Exposure((KILL,), "(A1|B1) ", rolled=False),
+    forget_commits_at_start: Exposure((KILL,), "G3 commit is lost"),
+    append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
+    # Now and then the store looks at its table between the overwriting and the next roll.
+    skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
+}
+
+
+# ---- how ------------------------------------------------------------------------------------------------------------
+
+
+def _filesystem() -> Any:
+    from logstore.filesystem import local_filesystem
+
+    return local_filesystem()
+
+
+def _path_of(fd: int) -> Path | None:
+    path: Path | None = _filesystem()._paths.get(fd)
+    return path
+
+
+def _is_segment(path: Path | None) -> bool:
+    return path is not None and path.suffix == ".parquet"
+
+
+def _is_journal(path: Path | None) -> bool:
+    return path is not None and "journal" in path.parts
+
+
+def _defer_syncs() -> SimpleNamespace:
+    """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done."""
+    filesystem = _filesystem()
+    sync = filesystem.fdatasync
+    syncs = SimpleNamespace(begun=0, done=0)
+    waiting: set[int] = set()
+
+    def all_together() -> None:
+        done = syncs.begun
+        for fd in list(waiting):
+            waiting.discard(fd)
+            # A file may be gone by then.
+            with contextlib.suppress(OSError):
+                sync(fd)
+        syncs.done = done
+
+    def begin(fd: int) -> None:
+        if not _is_journal(_path_of(fd)):
+            sync(fd)
+            return
+        if not waiting:
+            threading.Timer(_LATE_S, all_together).start()
+        waiting.add(fd)
+        syncs.begun += 1
+
+    filesystem.fdatasync = begin
+    return syncs

@@ -1,0 +1,329 @@
+"""Carries out the faults of a schedule on a server, its disk, its tables and the jobs beside it, and heals them.
+
+Every fault and every start is a line of the history before it can have an effect. Invariants: when ``strike`` returns,
+the server takes appends and nothing is ordered any more; a fault that the store must survive by itself is not helped
+by a restart. What a fault must lead to besides what the checker sees (exit code 0, no acknowledgement after a failed
+fsync, recovery without a restart) is looked at here; contradictions are in ``broken``.
+"""
+
+import contextlib
+import itertools
+import json
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.records import Record
+from tests.faults.bench.schedule import Fault
+from tests.faults.bench.workload import Client, TopicSpec
+from tests.support.server_process import FaultyServerProcess
+
+#: A store that is healed or started takes appends again within this time, however busy the machine.
+READY_S = 45.0
+#: A store has noticed an error of its disk within this time.
+_NOTICED_S = 5.0
+_POLL_S = 0.02
+
+
+class Neighbour(Protocol):
+    """A process beside the server that dies with the machine."""
+
+    def kill(self) -> None: ...
+    def start(self) -> None: ...
+
+
+class StoreBrokenError(Exception):
+    """The run cannot go on: the store did not start, or did not take appends again."""
+
+
+class Nemesis:
+    def __init__(
+        self,
+        server: FaultyServerProcess,
+        recorder: Recorder,
+        topics: Sequence[TopicSpec],
+        neighbours: list[Neighbour],
+        jobs: Neighbour | None,
+    ) -> None:
+        self.faults: Counter[str] = Counter()
+        self.injected: Counter[str] = Counter()
+        self.broken: list[str] = []
+        self._server = server
+        self._recorder = recorder
+        self._topics = [topic.name for topic in topics if not topic.by_hand]
+        self._by_hand = [topic for topic in topics if topic.by_hand]
+        self._neighbours = neighbours
+        self._jobs = jobs
+        self._log_read = 0
+        self._numbers = itertools.count()
+
+    def strike(self, fault: Fault) -> None:
+        """One fault with what is inside it, and the way back. StoreBrokenError."""
+        if "after" in fault.settings:
+            self._wait_for_hits(*fault.settings["after"])
+            time.sleep(fault.settings.get("and_then", 0))
+        getattr(self, f"_{fault.kind}")(fault)
+        self._heal()
+        self._require_ready(f"after {fault.kind}")
+        self._recorder.tell("nemesis", "heal")
+
+    # ---- processes --------------------------------------------------------------------------------------------------
+
+    def _kill(self, fault: Fault) -> None:
+        self._told(fault)
+        self._count_injected()
+        self._server.kill()
+        self.start()
+
+    def _kill_at(self, fault: Fault) -> None:
+        """It dies where a protocol is in the middle of something."""
+        self._told(fault)
+        self._server.control(f"point {fault.settings['point']} kill")
+        if not self._wait_until(lambda: self._server.process.poll() is not None, READY_S):
+            raise StoreBrokenError(f"the load does not lead to {fault.settings['point']}")
+        self._server.kill()
+        self.start()
+
+    def _terminate(self, fault: Fault) -> None:
+        self._told(fault)
+        self._count_injected()
+        code = self._server.stop()
+        if code:
+            self.broken.append(f"SIGTERM ended the server with {code}")
+        self.start()
+
+    def _pause(self, fault: Fault) -> None:
+        self._told(fault)
+        self._server.process.send_signal(signal.SIGSTOP)
+        time.sleep(fault.seconds)
+        self._server.process.send_signal(signal.SIGCONT)
+
+    def _job_kill(self, fault: Fault) -> None:
+        if self._jobs:
+            self._told(fault)
+            self._jobs.kill()
+            self._jobs.start()
+
+    def _block(self, fault: Fault) -> None:
+        self._told(fault)
+        self._server.control(f"block {fault.seconds}")
+        self._last(fault)
+
+    def _descriptors(self, fault: Fault) -> None:
+        """EMFILE: no file or connection can be opened beyond a few."""
+        self._told(fault)
+        pid = self._server.process.pid
+        before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        now = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (now + fault.settings["spare"], before[1]))
+        self._last(fault)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(self._server.process.pid, resource.RLIMIT_NOFILE, before)
+
+    # ---- the disk ---------------------------------------------------------------------------------------------------
+
+    def _power_cut(self, fault: Fault) -> None:
+        """The machine is gone, with all that runs on it."""
+        self._told(fault)
+        self._count_injected()
+        for neighbour in self._neighbours:
+            neighbour.kill()
+        before = self._entries()
+        self._server.power_cut(fault.settings["seed"], strict=fault.settings["strict"])
+        for (topic, version), content in self._changed(before):
+            # The newest entries were not synced yet: nobody was told of them, and others may take their places.
+            self._tell("overwrite", topic=topic, version=version, by="power cut", left=content)
+        self.start()
+        for neighbour in self._neighbours:
+            neighbour.start()
+
+    def _entries(self) -> dict[tuple[str, int], bytes]:
+        found = {}
+        for topic in (*self._topics, *(topic.name for topic in self._by_hand)):
+            for path in (self._server.data / "topics" / topic / "_delta_log").glob("*.json"):
+                if path.stem.isdigit():
+                    found[topic, int(path.stem)] = path.read_bytes()
+        return found
+
+    def _changed(self, before: dict[tuple[str, int], bytes]) -> list[tuple[tuple[str, int], str]]:
+        after = self._entries()
+        return [
+            (place, "nothing" if place not in after else f"{len(after[place])} of {len(content)} bytes")
+            for place, content in sorted(before.items())
+            if after.get(place) != content
+        ]
+
+    def _fsync_error(self, fault: Fault) -> None:
+        """EIO once on the journal's fsync: from then on nothing may be acknowledged until a restart."""
+        self._told(fault)
+        self._server.control(f"fail journal.fdatasync EIO nth={fault.settings['nth']}")
+        if not self._wait_until(lambda: any("fdatasync" in said for said in self._server.control("faults")), READY_S):
+            raise StoreBrokenError("the load leads to no fsync of the journal")
+        if self._wait_until(lambda: not self._is_ready(), _NOTICED_S):
+            self._tell("fsync_failed")
+            time.sleep(fault.seconds)
+        else:
+            self.broken.append("a failed fsync of the journal did not make the store refuse appends")
+        match fault.settings["restart"]:
+            case "power_cut":
+                how = {"seed": fault.settings["nth"], "strict": fault.settings.get("strict", False)}
+                self._power_cut(Fault("power_cut", 0, 0, how))
+            case "terminate":
+                self._count_injected()
+                self._server.stop()
+                self.start()
+            case _:
+                self._kill(Fault("kill", 0, 0))
+
+    def _call_error(self, fault: Fault) -> None:
+        self._told(fault)
+        settings = fault.settings
+        self._server.control(
+            f"fail {settings['call']} {settings['error']} nth={settings['nth']} times={settings['times']} "
+            f"written={settings['written']}"
+        )
+        self._last(fault)
+        self._heal()
+        if not self._is_ready():
+            # A failed write or fsync is final: only a restart reads what is there.
+            self._kill(Fault("kill", 0, 0))
+
+    def _disk_full(self, fault: Fault) -> None:
+        self._told(fault)
+        self._server.control(f"fill {fault.settings['free_bytes']}")
+        self._last(fault)
+
+    def _slow_fsync(self, fault: Fault) -> None:
+        self._told(fault)
+        self._server.control(f"slow fdatasync {fault.settings['seconds']}")
+        self._last(fault)
+
+    def _clock(self, fault: Fault) -> None:
+        self._told(fault)
+        self._server.control(f"clock {fault.settings['offset_ms']}")
+        self._last(fault)
+
+    # ---- others' commits --------------------------------------------------------------------------------------------
+
+    def _overwrite(self, fault: Fault) -> None:
+        """What delta-spark does when it has looked before a commit of ours and renames after it."""
+        topic = self._topics[int(fault.settings["which"] * len(self._topics))]
+        log = self._server.data / "topics" / topic / "_delta_log"
+
+        def newest() -> int:
+            return max(int(path.stem) for path in log.glob("*.json") if path.stem.isdigit())
+
+        # The first one makes the table, and no Delta writer takes another's table away.
+        if not self._wait_until(lambda: newest() > 0, READY_S):
+            raise StoreBrokenError(f"{topic} is never rolled")
+        version = newest()
+        self._told(fault, topic=topic, version=version)
+        overwrite_entry(log / f"{version:020}.json")
+
+    def _overwrite_quietly(self, fault: Fault) -> None:
+        """As ``overwrite``, of a topic that rolls on request only, and then the next roll."""
+        (topic,) = self._by_hand
+        client = Client(self._server.url, "by-hand", self._recorder)
+        self._produce(client, topic)
+        version = self._roll(topic.name)
+        self._produce(client, topic)
+        self._told(fault, kind="overwrite", topic=topic.name, version=version, quiet=True)
+        overwrite_entry(self._server.data / "topics" / topic.name / "_delta_log" / f"{version:020}.json")
+        if not self._wait_until(lambda: self._roll(topic.name) > version, READY_S):
+            self.broken.append(f"no roll of {topic.name} succeeds after an entry of its table was overwritten")
+        client.close()
+
+    def write_by_hand(self) -> None:
+        """And read, the topics that the load leaves alone."""
+        client = Client(self._server.url, "by-hand", self._recorder)
+        for topic in self._by_hand:
+            self._produce(client, topic)
+            client.fetch(topic.name, 0, 0, form="json", max_bytes=1 << 20, max_wait_ms=0)
+        client.close()
+
+    def _produce(self, client: Client, topic: TopicSpec) -> None:
+        prefix = f"{topic.name}-{next(self._numbers)}"
+        records = [Record(f"{prefix}-{n}", None, f"v-{prefix}-{n}", None) for n in range(3)]
+        client.produce(topic, 0, records, acks="all", form="json")
+
+    def _roll(self, topic: str) -> int:
+        """The version that a roll on request led to; -1 if it was refused."""
+        answer = httpx.post(f"{self._server.url}/topics/{topic}/roll", timeout=READY_S)
+        return int(answer.json()["version"]) if answer.is_success else -1
+
+    # ---- the way back -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        try:
+            self._server.start()
+        except RuntimeError as error:
+            raise StoreBrokenError(str(error)) from error
+        self._log_read = 0
+        self._recorder.tell("nemesis", "start", seconds=round(self._server.seconds_to_start, 2))
+
+    def _last(self, fault: Fault) -> None:
+        for point, times in fault.settings.get("for", ()):
+            self._wait_for_hits(point, times)
+        time.sleep(fault.seconds / 2)
+        if fault.inside:
+            getattr(self, f"_{fault.inside.kind}")(fault.inside)
+        time.sleep(fault.seconds / 2)
+
+    def _heal(self) -> None:
+        if self._server.process.poll() is not None:
+            raise StoreBrokenError(f"the server ended by itself with {self._server.process.returncode}")
+        self._count_injected()
+        self._server.control("heal", seconds=READY_S)
+
+    def _require_ready(self, when: str) -> None:
+        if not self._wait_until(self._is_ready, READY_S):
+            raise StoreBrokenError(f"the store takes no appends {when}")
+
+    def _is_ready(self) -> bool:
+        with contextlib.suppress(httpx.HTTPError):
+            return httpx.get(f"{self._server.url}/health/ready", timeout=5).is_success
+        return False
+
+    @staticmethod
+    def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL_S)
+        return True
+
+    def _wait_for_hits(self, point: str, times: int) -> None:
+        """Until the seam has seen so many more of them, as long as the load brings them about."""
+        before = self._server.control("hits").get(point, 0)
+        if not self._wait_until(lambda: self._server.control("hits").get(point, 0) >= before + times, READY_S):
+            raise StoreBrokenError(f"the load does not lead to {times} times {point}")
+
+    def _count_injected(self) -> None:
+        """What the seam has done in this process so far, read before the process goes or is healed."""
+        with contextlib.suppress(OSError, RuntimeError):
+            injected = self._server.control("faults")
+            self.injected.update(" ".join(text.split()[:2]) for text in injected[self._log_read :])
+            self._log_read = len(injected)
+
+    def _told(self, fault: Fault, **more: object) -> None:
+        self.faults[fault.kind] += 1
+        self._tell(**{"kind": fault.kind, **fault.settings, **more})
+
+    def _tell(self, kind: str, **fields: object) -> None:
+        self._recorder.tell("nemesis", "fault", kind=kind, **fields)
+
+
+def overwrite_entry(entry: Path) -> None:
+    """Version N is now another's: a commit that changes nothing, renamed over ours."""
+    info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
+    foreign = entry.with_name(".foreign.tmp")
+    foreign.write_text(json.dumps(info) + "\n")
+    foreign.rename(entry)

@@ -1,0 +1,97 @@
+"""Which faults come when: made from a seed alone, before anything runs, so that a seed is a schedule.
+
+Invariants: the kinds asked for come in rounds, each once a round, in an order of the round's own; a quarter of the time
+is free of faults, more if a restart takes long.
+"""
+
+import random
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+#: Over in a moment; the first ones may also strike in the middle of one that lasts.
+ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
+LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
+KINDS: Final = (*ABRUPT, *LASTING)
+
+HOUR_MS: Final = 3_600_000
+_IN_THE_MIDDLE: Final = ("kill", "power_cut", "pause", "overwrite")
+_IN_THE_MIDDLE_ODDS: Final = 0.25
+#: Calls through the seam by kind of file, and what may become of them.
+_CALLS: Final = (
+    "journal.write_at",
+    "journal.fdatasync",
+    "journal.fsync",
+    "journal.allocate",
+    "journal.create",
+    "journal.unlink",
+    "journal.truncate",
+    "journal.sync_directory",
+    "journal.read_at",
+    "segment.create",
+    "segment.write_at",
+    "segment.fdatasync",
+    "segment.sync_directory",
+    "segment.unlink",
+    "delta.sync_file",
+    "delta.sync_directory",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """It comes after ``quiet`` seconds without one and lasts ``seconds``; ``inside`` strikes in the middle of that."""
+
+    kind: str
+    seconds: float
+    quiet: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    inside: "Fault | None" = None
+
+
+def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> Iterator[Fault]:
+    """Without an end; at a ``pace`` below 1 they are shorter and come faster."""
+    chance = random.Random(f"schedule {seed}")
+    known = [kind for kind in KINDS if kind in kinds]
+    while known:
+        for kind in chance.sample(known, len(known)):
+            inside = None
+            if kind in LASTING and kind != "fsync_error" and chance.random() < _IN_THE_MIDDLE_ODDS:
+                among = [k for k in _IN_THE_MIDDLE if k in known]
+                inside = _fault(chance, chance.choice(among), pace) if among else None
+            yield _fault(chance, kind, pace, inside)
+
+
+def _fault(chance: random.Random, kind: str, pace: float, inside: Fault | None = None) -> Fault:
+    seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind == "pause" else 0.0
+    # A restart takes about a second.
+    quiet = pace * chance.uniform(0.5, 1.5) + seconds / 3
+    return Fault(kind, round(seconds, 2), round(quiet, 2), _settings(chance, kind), inside)
+
+
+def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
+    match kind:
+        case "power_cut":
+            return {"seed": chance.randrange(2**31), "strict": chance.random() < 0.4}
+        case "fsync_error":
+            return {"nth": chance.randint(1, 20), "restart": chance.choice(["kill", "terminate", "power_cut"])}
+        case "call_error":
+            return {
+                "call": chance.choice(_CALLS),
+                "error": chance.choice(["EIO", "ENOSPC"]),
+                "nth": chance.randint(1, 3),
+                "times": chance.randint(1, 3),
+                "written": chance.choice([0, 0, 7, 700]),
+            }
+        case "disk_full":
+            return {"free_bytes": chance.choice([0, 1_000, 100_000, 1_000_000])}
+        case "slow_fsync":
+            return {"seconds": round(chance.uniform(0.1, 1.0), 2)}
+        case "clock":
+            return {"offset_ms": chance.choice([-HOUR_MS, HOUR_MS])}
+        case "descriptors":
+            return {"spare": chance.randint(0, 3)}
+        case "overwrite":
+            return {"which": chance.random()}
+        case _:
+            return {}

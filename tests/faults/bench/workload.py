@@ -1,0 +1,411 @@
+"""What clients do to a store that may die under them, and what they are told: producers, group readers, final reads.
+
+Every call is two lines of the history. What a client does depends on its seed and on the answers alone. Invariants: a
+client has one request at a time; after an answer that leaves the outcome open it goes on under a new name, because
+what it sent may still take effect after its next request.
+"""
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from logstore.records.partitioner import murmur2
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.records import (
+    ARROW,
+    JSON,
+    Record,
+    arrow_body,
+    json_body,
+    make_value,
+    rows_of_arrow,
+    rows_of_json,
+    stored,
+)
+from tests.support.background_load import BackgroundLoad
+
+KEYS = 30
+TOMBSTONES = 0.1
+_TIMEOUT_S = 15.0
+_DOWN_S = 0.2
+_READ_BYTES = (2_000, 20_000, 200_000)
+_FORMATS = {"json": JSON, "arrow": ARROW}
+#: What says that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
+_REFUSED = {429, 503}
+_NO_SUCH_GROUP = 40405
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSpec:
+    name: str
+    partitions: int
+    configs: Mapping[str, str] = field(default_factory=dict)
+    #: Nobody writes to it but a fault that has to know when it is rolled.
+    by_hand: bool = False
+
+    @property
+    def compacted(self) -> bool:
+        return "compact" in self.configs.get("cleanup.policy", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``phase`` as in the history; ``http`` is None if there was no answer."""
+
+    phase: str
+    http: httpx.Response | None
+    reason: str
+
+    @property
+    def ok(self) -> bool:
+        return self.phase == "ok"
+
+
+class Client:
+    """One caller with one request at a time, whose calls are in the history."""
+
+    def __init__(self, url: str, name: str, recorder: Recorder, *, timeout_s: float = _TIMEOUT_S) -> None:
+        self._url = url
+        self._name = name
+        self._recorder = recorder
+        self._lives = itertools.count(1)
+        self.process = name
+        self._http = httpx.Client(timeout=timeout_s)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def call(
+        self,
+        op: str,
+        method: str,
+        path: str,
+        result: Callable[[httpx.Response], Mapping[str, Any]],
+        asked: Mapping[str, Any],
+        *,
+        also_good: Callable[[httpx.Response], bool] = lambda _: False,
+        **request: Any,
+    ) -> tuple[Answer, Mapping[str, Any]]:
+        """Send a request and wait for its outcome; what ``result`` takes from a good answer stands in the history."""
+        number = self._recorder.invoke(self.process, op, **asked)
+        answer = self._send(method, path, **request)
+        if answer.http is not None and also_good(answer.http):
+            answer = Answer("ok", answer.http, "")
+        told: Mapping[str, Any] = {"reason": answer.reason}
+        if answer.ok:
+            assert answer.http is not None
+            told = result(answer.http)
+        self._recorder.complete(number, self.process, op, answer.phase, **told)
+        if answer.phase == "info":
+            self.begin_anew()
+        return answer, told
+
+    def begin_anew(self) -> None:
+        """What comes now is another client's."""
+        self.process = f"{self._name}.{next(self._lives)}"
+
+    def get(self, path: str, **params: Any) -> Any:
+        """A question that is not part of the history."""
+        return self._http.get(self._url + path, params=params).raise_for_status().json()
+
+    def _send(self, method: str, path: str, **request: Any) -> Answer:
+        try:
+            http = self._http.request(method, self._url + path, **request)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            return Answer("fail", None, repr(error))
+        except httpx.HTTPError as error:
+            return Answer("info", None, repr(error))
+        if http.is_success:
+            return Answer("ok", http, "")
+        known = http.status_code in _REFUSED or (http.status_code < 500 and http.status_code != 408)
+        return Answer("fail" if known else "info", http, f"{http.status_code} {http.text[:300]}")
+
+    # ---- the calls --------------------------------------------------------------------------------------------------
+
+    def produce(
+        self, topic: TopicSpec, partition: int | None, records: Sequence[Record], *, acks: str, form: str
+    ) -> tuple[Answer, Mapping[str, Any]]:
+        asked = {
+            "topic": topic.name,
+            "partition": partition,
+            "acks": acks,
+            "format": form,
+            "records": [record.in_history() for record in records],
+        }
+
+        def places(http: httpx.Response) -> Mapping[str, Any]:
+            if acks == "0":
+                return {}
+            found = http.json()
+            if form == "json":
+                return {"places": [[row["partition"], row["offset"]] for row in found["offsets"]]}
+            return {"places": _places(found["ranges"], topic, partition, records)}
+
+        path = f"/topics/{topic.name}" if partition is None else f"/topics/{topic.name}/partitions/{partition}"
+        body = json_body(records) if form == "json" else arrow_body(records)
+        headers = {"Content-Type": _FORMATS[form]}
+        return self.call("produce", "POST", path, places, asked, params={"acks": acks}, content=body, headers=headers)
+
+    def fetch(
+        self, topic: str, partition: int, offset: int, *, form: str, max_bytes: int, max_wait_ms: int
+    ) -> tuple[Answer, Mapping[str, Any]]:
+        def result(http: httpx.Response) -> Mapping[str, Any]:
+            return {
+                "records": rows_of_json(http.content) if form == "json" else rows_of_arrow(http.content),
+                "next_offset": int(http.headers["Logstore-Next-Offset"]),
+                "high_watermark": int(http.headers["Logstore-High-Watermark"]),
+                "log_start": int(http.headers["Logstore-Log-Start-Offset"]),
+            }
+
+        return self.call(
+            "fetch",
+            "GET",
+            f"/topics/{topic}/partitions/{partition}/records",
+            result,
+            {"topic": topic, "partition": partition, "offset": offset},
+            params={"offset": offset, "max_bytes": max_bytes, "max_wait_ms": max_wait_ms},
+            headers={"Accept": _FORMATS[form]},
+        )
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> Answer:
+        entries = [{"topic": topic, "partition": p, "offset": offset} for p, offset in offsets.items()]
+        asked = {"group": group, "topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}}
+        path = f"/groups/{group}/offsets"
+        return self.call("commit", "POST", path, lambda _: {}, asked, json={"offsets": entries})[0]
+
+    def committed(self, group: str, topic: str) -> tuple[Answer, Mapping[str, Any]]:
+        def offsets(http: httpx.Response) -> Mapping[str, Any]:
+            rows = [] if http.status_code == 404 else http.json()["offsets"]
+            return {"offsets": {str(row["partition"]): row["offset"] for row in rows}}
+
+        def no_such_group(http: httpx.Response) -> bool:
+            """Which is an answer: it has committed nothing."""
+            return http.status_code == 404 and http.json()["error_code"] == _NO_SUCH_GROUP
+
+        return self.call(
+            "committed",
+            "GET",
+            f"/groups/{group}/offsets",
+            offsets,
+            {"group": group, "topic": topic},
+            also_good=no_such_group,
+            params={"topic": topic},
+        )
+
+    def offset_for_time(self, topic: str, partition: int, timestamp: int) -> None:
+        asked = {"topic": topic, "partition": partition, "timestamp": timestamp}
+        path = f"/topics/{topic}/partitions/{partition}/offsets"
+
+        def offset(http: httpx.Response) -> Mapping[str, Any]:
+            return {"offset": http.json()["offset"]}
+
+        self.call("offset_for_time", "GET", path, offset, asked, params={"timestamp": timestamp})
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        asked = {"topic": topic, "partition": partition, "before_offset": before_offset}
+        path = f"/topics/{topic}/partitions/{partition}/delete-records"
+
+        def start(http: httpx.Response) -> Mapping[str, Any]:
+            return {"log_start": http.json()["log_start_offset"]}
+
+        self.call("delete_records", "POST", path, start, asked, json={"before_offset": before_offset})
+
+
+def _places(
+    ranges: Sequence[Mapping[str, int]], topic: TopicSpec, partition: int | None, records: Sequence[Record]
+) -> list[list[int]]:
+    """The place of each record of a request whose answer tells ranges: in each partition in the request's order."""
+    offsets = {r["partition"]: iter(range(r["base_offset"], r["base_offset"] + r["count"])) for r in ranges}
+    places = []
+    for record in records:
+        chosen = partition
+        if chosen is None and record.key is not None:
+            chosen = (murmur2(stored(record.key) or b"") & 0x7FFFFFFF) % topic.partitions
+        elif chosen is None:
+            # Without keys the whole request went to one partition.
+            (chosen,) = offsets
+        offset = next(offsets.get(chosen, iter(())), -1)
+        places.append([chosen, offset])
+    return places
+
+
+class Workload(BackgroundLoad):
+    """Producers and group readers, each in a thread, on topics that exist; runs as long as its block.
+
+    ``acknowledged`` counts records, ``fetches`` answers, by topic and partition. A client that fails on an answer that
+    it cannot read ends the block with that.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        recorder: Recorder,
+        topics: Sequence[TopicSpec],
+        *,
+        seed: int,
+        producers: int,
+        readers: int,
+        pause_s: float,
+        large: float,
+        deletes: Sequence[str] = (),
+    ) -> None:
+        self.acknowledged: Counter[tuple[str, int]] = Counter()
+        self.fetches: Counter[tuple[str, int]] = Counter()
+        self.groups = [f"group-{n}" for n in range(readers)]
+        self._url = url
+        self._recorder = recorder
+        self._topics = topics
+        self._seed = seed
+        self._pause_s = pause_s
+        self._large = large
+        self._deletes = deletes
+        self._counting = threading.Lock()
+        targets: list[Callable[[], None]] = []
+        targets += [_bound(self._produce, number) for number in range(producers)]
+        targets += [_bound(self._read, number) for number in range(readers)]
+        super().__init__(targets)
+
+    def wait_for_progress(self, *, seconds: float) -> list[tuple[str, int]]:
+        """Until each log has taken a record more, and given an answer to a fetch; those that have not in time."""
+        with self._counting:
+            before = [(counter, Counter(counter)) for counter in (self.acknowledged, self.fetches)]
+        waiting = [(topic.name, partition) for topic in self._topics for partition in range(topic.partitions)]
+        deadline = time.monotonic() + seconds
+        while waiting and time.monotonic() < deadline and not self.errors:
+            self._stop.wait(0.02)
+            waiting = [log for log in waiting if any(counter[log] == then[log] for counter, then in before)]
+        return waiting
+
+    # ---- producers --------------------------------------------------------------------------------------------------
+
+    def _produce(self, number: int) -> None:
+        chance = random.Random(f"{self._seed} producer {number}")
+        client = Client(self._url, f"producer-{number}", self._recorder)
+        try:
+            for sequence in itertools.count():
+                if self._stop.wait(self._pause_s * 2 * chance.random()):
+                    return
+                topic = chance.choice(self._topics)
+                named = chance.choice([True, True, False])
+                keyed = topic.compacted or not named or chance.random() < 0.5
+                records = list(_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance))
+                if not named and not topic.compacted and chance.random() < 0.3:
+                    records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
+                answer, told = client.produce(
+                    topic,
+                    chance.randrange(topic.partitions) if named else None,
+                    records,
+                    acks=chance.choice(["all", "all", "1", "0"]),
+                    form=chance.choice(["json", "arrow"]),
+                )
+                if answer.ok:
+                    with self._counting:
+                        self.acknowledged.update((topic.name, place[0]) for place in told.get("places", ()))
+                else:
+                    # A topic whose making was answered is there.
+                    assert answer.http is None or answer.http.status_code != 404, answer.reason
+                    self._stop.wait(_DOWN_S)
+        finally:
+            client.close()
+
+    # ---- group readers ----------------------------------------------------------------------------------------------
+
+    def _read(self, number: int) -> None:
+        chance = random.Random(f"{self._seed} reader {number}")
+        client = Client(self._url, f"reader-{number}", self._recorder)
+        group = self.groups[number]
+        form = "arrow" if number % 2 else "json"
+        at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in self._topics}
+        reached = dict.fromkeys(at, True)
+        try:
+            while not self._stop.wait(self._pause_s):
+                topic = chance.choice(self._topics)
+                positions = at[topic.name]
+                if not reached[topic.name] and self._resume(client, group, topic, positions):
+                    reached[topic.name] = True
+                for partition in chance.sample(range(topic.partitions), topic.partitions):
+                    reached[topic.name] &= self._read_on(client, topic.name, partition, positions, form, chance)
+                if not reached[topic.name]:
+                    self._stop.wait(_DOWN_S)
+                    continue
+                if topic.name in self._deletes and chance.random() < 0.05:
+                    partition = chance.randrange(topic.partitions)
+                    client.delete_records(topic.name, partition, positions[partition] // 2)
+                if not client.commit(group, topic.name, positions).ok:
+                    continue
+                if chance.random() < 0.2:
+                    client.committed(group, topic.name)
+                if chance.random() < 0.1:
+                    self._resume(client, group, topic, positions)
+        finally:
+            client.close()
+
+    @staticmethod
+    def _resume(client: Client, group: str, topic: TopicSpec, positions: dict[int, int]) -> bool:
+        """As a consumer that was started anew: from what its group has committed. Whether the store told that."""
+        answer, told = client.committed(group, topic.name)
+        if answer.ok:
+            client.begin_anew()
+            positions.update(dict.fromkeys(range(topic.partitions), 0))
+            positions.update({int(p): offset for p, offset in told["offsets"].items()})
+        return answer.ok
+
+    def _read_on(
+        self,
+        client: Client,
+        topic: str,
+        partition: int,
+        positions: dict[int, int],
+        form: str,
+        chance: random.Random,
+    ) -> bool:
+        """Fetch once and move on; whether the store could be reached."""
+        answer, told = client.fetch(
+            topic,
+            partition,
+            positions[partition],
+            form=form,
+            max_bytes=chance.choice(_READ_BYTES),
+            max_wait_ms=chance.choice([0, 0, 20]),
+        )
+        if answer.ok:
+            with self._counting:
+                self.fetches[topic, partition] += 1
+            positions[partition] = told["next_offset"]
+            if told["records"] and chance.random() < 0.05:
+                client.offset_for_time(topic, partition, chance.choice(told["records"])[1])
+            return True
+        if answer.http is not None and answer.http.status_code == 416:
+            # Retention was faster; an end below what was read is found in the history.
+            start = int(answer.http.headers["Logstore-Log-Start-Offset"])
+            end = int(answer.http.headers["Logstore-High-Watermark"])
+            positions[partition] = start if positions[partition] < start else end
+            return True
+        return False
+
+
+def _records(prefix: str, topic: TopicSpec, *, keyed: bool, large: float, chance: random.Random) -> Iterator[Record]:
+    """A request's records; with the odds of ``large`` they are few, of 2 to 20 KB."""
+    is_large = chance.random() < large
+    timed = chance.random() < 0.3
+    for n in range(chance.randint(1, 4) if is_large else chance.randint(1, 12)):
+        record_id = f"{prefix}-{n}"
+        size = chance.randint(2_000, 20_000) if is_large else 0
+        tombstone = topic.compacted and chance.random() < TOMBSTONES
+        yield Record(
+            record_id,
+            f"k{chance.randrange(KEYS)}" if keyed else None,
+            None if tombstone else make_value(record_id, size, chance),
+            time.time_ns() // 1_000_000 - chance.randrange(5_000) if timed else None,
+        )
+
+
+def _bound(work: Callable[[int], None], number: int) -> Callable[[], None]:
+    return lambda: work(number)

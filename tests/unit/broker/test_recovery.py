@@ -1,0 +1,57 @@
+"""What a start makes of segments: where the journal tells nothing of a partition, the newest one does."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import CorruptionError
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import produce, read_all, records, run, running_broker
+
+NOW_MS = 1_700_000_000_000
+FAR_MS = 4_102_444_800_000
+
+
+def test_a_missing_segment_keeps_no_other_topic_from_being_served(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            for name in ("whole", "broken"):
+                topic = await broker.create_topic(name)
+                assert topic
+                await produce(broker, topic, [b"a", b"b"])
+        shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
+        (segment,) = (tmp_path / "topics" / "broken").glob("*/*.parquet")
+        segment.unlink()
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("whole")) == [(0, b"a"), (1, b"b")]
+            with pytest.raises(CorruptionError, match=segment.name):
+                await read_all(broker, broker.topic("broken"))
+            assert await produce(broker, broker.topic("broken"), [b"c"]) == 2
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("journal_lost", [True, False])
+def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
+    tmp_path: Path, journal_lost: bool
+) -> None:
+    async def scenario() -> None:
+        clock = ManualClock(NOW_MS)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic("t")
+            assert topic
+            await broker.produce(topic, records([b"early"], timestamp=FAR_MS), partition=0)
+            await broker.alter_configs("t", {"message.timestamp.type": "LogAppendTime"})
+        if journal_lost:
+            shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
+        clock.step_wall(-3_600_000)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = broker.topic("t")
+            await produce(broker, topic, [b"late"])
+            fetched = await broker.fetch(topic, 0, 0, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            if fetched.records.num_rows == 1:
+                fetched = await broker.fetch(topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            assert fetched.records["timestamp"].cast("int64").to_pylist()[-1] == NOW_MS
+
+    run(scenario())
