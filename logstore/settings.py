@@ -85,8 +85,8 @@ class Settings(BaseSettings):
     response_timeout_ms: int = Field(
         60_000,
         ge=1,
-        description="In every interval of this length a client must take 1 KiB of its answer for each second, or all "
-        "that is left; else the connection is cut.",
+        description="In two intervals of this length a client must take what 1 KiB a second makes in one of them, or "
+        "all that is left of its answer; else the connection is cut.",
     )
     auto_create_topics_enable: bool = Field(
         default=False,
