@@ -20,9 +20,7 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Of several processes one gets a whole file, with the servers that its tests share, and one all of Spark."""
-    for item in items:
-        group = "spark" if SPARK_TESTS in item.path.parents else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    group = "spark" if SPARK_TESTS in item.path.parents else item.path.name
+    item.add_marker(pytest.mark.xdist_group(group))

@@ -64,6 +64,8 @@ class Load:
     #: Job and topic: the load goes on until each has committed.
     commits: Sequence[tuple[str, str]] = ()
     observed: bool = True
+    #: How long a healed store may take until every log takes and gives records.
+    patience_s: float = READY_S
 
 
 @dataclass(slots=True)
@@ -159,7 +161,7 @@ class Bench:
                     nemesis.strike(fault)
                 self._wait_for_jobs(jobs)
                 nemesis.write_by_hand()
-                if stuck := workload.wait_for_progress(seconds=READY_S):
+                if stuck := workload.wait_for_progress(seconds=load.patience_s):
                     raise StoreBrokenError(f"healed, the store takes or gives nothing: {stuck}")
             self._roll_all(server)
             if jobs:
