@@ -16,7 +16,7 @@ demo: setup ## From nothing to the result: 336,776 real flights over HTTP into D
 	@$(RUN) logstore.demo
 
 test: lint ## Lint, types and tests
-	@$(RUN) pytest --numprocesses 3 --dist loadgroup
+	@$(RUN) pytest --numprocesses 3
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow

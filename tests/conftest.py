@@ -2,12 +2,11 @@
 
 import logging
 import os
-from pathlib import Path
 
 import pytest
 import structlog
-
-SPARK_TESTS = Path(__file__).parent / "spark"
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # What the store logs is only of interest where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -20,7 +19,12 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+class Scheduling(LoadFileScheduling):
     """Of several processes one gets a whole file, with the servers that its tests share, and one all of Spark."""
-    group = "spark" if SPARK_TESTS in item.path.parents else item.path.name
-    item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    return Scheduling(config, log)

@@ -25,7 +25,14 @@ from logstore.clock import Clock
 from logstore.delta.schema import TOMBSTONE_RETENTION_PROPERTY, TOMBSTONES_KEPT_MS
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RollPart
-from logstore.errors import CorruptionError, LogStoreError, StorageError, UnknownTopicError, storage_error
+from logstore.errors import (
+    CommitConflictError,
+    CorruptionError,
+    LogStoreError,
+    StorageError,
+    UnknownTopicError,
+    storage_error,
+)
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.journal import Journal
@@ -173,22 +180,33 @@ class Roller:
         uncommitted |= {part.partition: part for part in parts}
         commit = await self._in_thread(lambda: topic.table.commit_roll(parts))
         await self._follow(topic)
+        refused = dict(commit.refused)
         for part in parts:
-            if part.partition in commit.committed:
-                self._seal(topic.partitions[part.partition], part.end_offset)
-                del uncommitted[part.partition]
-        ROLLS.labels(topic.name, "committed" if commit.committed else "refused").inc()
+            partition = part.partition
+            if partition in refused:
+                continue
+            if topic.snapshot.partitions[partition].sealed < part.end_offset:
+                # Sealed here and not in the table, readers would pass over it as over a gap.
+                refused[partition] = CommitConflictError(
+                    f"Version {commit.version} of topic {topic.name!r} was overwritten by a foreign commit at once: "
+                    "the roll is committed again with the next one"
+                )
+                continue
+            self._seal(topic.partitions[partition], part.end_offset)
+            del uncommitted[partition]
+        sealed = [partition for partition in commit.committed if partition not in refused]
+        ROLLS.labels(topic.name, "committed" if sealed else "refused").inc()
         ROLL_SECONDS.observe(time.perf_counter() - began)
         log.info(
             "roll.committed",
             topic=topic.name,
             version=commit.version,
-            sealed={p: topic.partitions[p].sealed_offset for p in commit.committed},
+            sealed={p: topic.partitions[p].sealed_offset for p in sealed},
             seconds=round(time.perf_counter() - began, 3),
         )
-        for partition, error in commit.refused.items():
+        for partition, error in refused.items():
             log.error("roll.refused", topic=topic.name, partition=partition, error=str(error))
-        return dict(commit.refused)
+        return refused
 
     def _seal(self, partition_log: PartitionLog, offset: int) -> None:
         partition_log.seal(offset)

@@ -10,12 +10,13 @@ from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import CorruptionError
+from logstore.errors import CommitConflictError, CorruptionError
 from logstore.log.topic import Topic
 from logstore.segments.reader import read_row_group
 from logstore.segments.writer import SegmentWriter
 from logstore.settings import Settings
 from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.topics import HookedFileSystem
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -69,6 +70,28 @@ def test_a_roll_that_comes_before_the_refresh_does_not_build_on_the_hole(tmp_pat
             with pytest.raises(Exception, match="sealed up to 0"):
                 await broker.roll(topic)
             await broker.roll(topic)
+        assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
+
+    run(scenario())
+
+
+def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path: Path) -> None:
+    filesystem = HookedFileSystem()
+    values = list(enumerate([b"a", b"b", b"c"]))
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=filesystem) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic
+            await produce(broker, topic, [b"a", b"b"])
+            # Durable, and gone before the broker looks at the table again.
+            filesystem.at("delta.synced", lambda: overwrite(topic.table.path, topic.version + 1))
+            with pytest.raises(CommitConflictError, match="overwritten by a foreign commit"):
+                await broker.roll(topic)
+            await produce(broker, topic, [b"c"])
+            assert await read_all(broker, topic) == values
+            await broker.roll(topic)
+            assert await read_all(broker, topic) == values
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
     run(scenario())
