@@ -83,5 +83,5 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
 def test_the_commands_of_the_first_screen_are_targets():
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
     named = set(re.findall(r"^    make (\w+)", readme, re.MULTILINE))
-    assert named == {"demo", "test", "run", "help"}
+    assert named == {"demo", "test", "torture", "run", "help"}
     assert all(re.search(rf"^{target}:", makefile, re.MULTILINE) for target in named)

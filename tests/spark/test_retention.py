@@ -53,7 +53,7 @@ def test_a_file_that_cannot_be_read_stops_it_in_one_line(spark, tmp_path):
     (topic.table.path / file.path).write_bytes(b"PAR1 nothing PAR1")
     version = topic.table.snapshot().version
     report = retained(topic)
-    assert f"{file.path} is not a readable Parquet file" in report.error
+    assert f"{file.path} is damaged" in report.error
     assert "\n" not in report.error
     assert topic.table.snapshot().version == version
     (topic.table.path / file.path).unlink()

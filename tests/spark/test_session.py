@@ -37,9 +37,11 @@ def test_a_setting_that_is_no_text_is_refused_by_name():
         session(config={"spark.jars": ["a"]})
 
 
-def test_spark_connect_without_its_libraries_says_what_to_install():
+def test_spark_connect_without_its_libraries_says_what_to_install(monkeypatch):
     if importlib.util.find_spec("grpc"):
         pytest.skip("the libraries are installed here")
+    # Spark takes a main module without a file, as that of a test process, for its own doctests, and exits.
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     with pytest.raises(SparkStartError, match=r"sc://localhost:1; it needs: pip install 'pyspark\[connect\]'"):
         session(master="sc://localhost:1")
 
