@@ -3,7 +3,7 @@
 Invariant: every answer with a body has a Content-Length.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from ingest_api.backpressure import Reservation
 from ingest_api.content_types import JSON
 from logstore.broker.broker import ProduceResult
+from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
 
@@ -27,19 +28,40 @@ def json_response(
 
 
 class RecordsResponse(Response):
-    """A large body, sent as fast as the client takes it (``protocol`` cuts one that does not); reserved until then."""
+    """A large body, sent as fast as the client takes it (``protocol`` cuts one that does not); reserved until then.
 
-    def __init__(self, body: bytes, reservation: Reservation, *, media_type: str, headers: Mapping[str, str]) -> None:
-        super().__init__(body, 200, headers, media_type)
+    The pieces of ``body`` are sent as they are, small ones together and large ones bit by bit.
+    """
+
+    def __init__(
+        self, body: Sequence[Buffer], reservation: Reservation, *, media_type: str, headers: Mapping[str, str]
+    ) -> None:
+        length = {"Content-Length": str(sum(map(len, body)))}
+        super().__init__(None, 200, {**headers, **length}, media_type)
+        self._pieces = body
         self._reservation = reservation
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - ASGI
         with self._reservation:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for start in range(0, max(1, len(self.body)), _PIECE_BYTES):
-                end = start + _PIECE_BYTES
-                piece = {"type": "http.response.body", "body": self.body[start:end], "more_body": end < len(self.body)}
-                await send(piece)
+            gathered: list[Buffer] = []
+            size = 0
+            for piece in self._pieces:
+                if size + len(piece) > _PIECE_BYTES:
+                    await _send_more(send, b"".join(gathered))
+                    gathered, size = [], 0
+                view = memoryview(piece)
+                while len(view) > _PIECE_BYTES:
+                    await _send_more(send, view[:_PIECE_BYTES])
+                    view = view[_PIECE_BYTES:]
+                gathered.append(view)
+                size += len(view)
+            await send({"type": "http.response.body", "body": b"".join(gathered)})
+
+
+async def _send_more(send: Send, piece: Buffer) -> None:
+    if piece:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
 def produced_offsets(result: ProduceResult) -> bytes:

@@ -22,6 +22,7 @@ from ingest_api.content_types import (
     KAFKA_JSON_V2,
     METADATA_TYPES,
     NDJSON,
+    STORED_BATCHES,
 )
 from ingest_api.parameters import (
     ACKS,
@@ -215,6 +216,7 @@ FETCH = _operation(
                 ARROW_STREAM: {
                     "schema": {**_BINARY, "description": "Columns offset, timestamp (ms, UTC), key, value, headers."}
                 },
+                STORED_BATCHES: {"schema": {**_BINARY, "description": "Batches as they are stored."}},
             },
             {**_RANGE_HEADERS, "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."}},
         )

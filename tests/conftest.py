@@ -19,6 +19,17 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(variable)
 
 
+# What takes longest begins first; the many short ones fill what is left of the processes' time.
+_FIRST = ("tests/spark/", "tests/faults/", "tests/concurrency/", "tests/stateful/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def turn(item: pytest.Item) -> int:
+        return next((at for at, folder in enumerate(_FIRST) if item.nodeid.startswith(folder)), len(_FIRST))
+
+    items.sort(key=turn)
+
+
 class Scheduling(LoadFileScheduling):
     """Of several processes one gets a whole file, with the servers that its tests share, and one all of Spark."""
 
@@ -27,4 +38,5 @@ class Scheduling(LoadFileScheduling):
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
+    config.option.loadscopereorder = False  # by number of tests, which says little of their time
     return Scheduling(config, log)

@@ -30,7 +30,7 @@ from ingest_api.parameters import ACKS, TIMEOUT_MS, partition_in_path, read_quer
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.errors import UnknownTopicError
-from logstore.records.batch import DecodedRecords
+from logstore.records.batch import DecodedRecords, Records
 from logstore.records.decode import decode_arrow, decode_binary, decode_json, decode_ndjson, inflated_bytes
 from logstore.topic_config import TopicConfig
 
@@ -49,7 +49,7 @@ class _Format:
     ``size(body, max_request_size)`` is what decoding takes in memory, known beforehand.
     """
 
-    decode: Callable[[bytes, int, int], DecodedRecords]
+    decode: Callable[[bytes, int, int], Records]
     encode: Callable[[ProduceResult], bytes]
     size: Callable[[bytes, int], int] = lambda body, _: len(body)
 
@@ -58,7 +58,7 @@ def _in_bytes(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, in
     return lambda body, max_message_bytes, _: decode(body, max_message_bytes=max_message_bytes)
 
 
-def _decode_arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> DecodedRecords:
+def _decode_arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> Records:
     return decode_arrow(body, max_message_bytes=max_message_bytes, max_request_size=max_request_size)
 
 
@@ -112,17 +112,17 @@ async def _produce(request: Request, partition: int | None) -> Response:
 
 async def _receive_records(
     request: Request, reservation: Reservation, coding: str | None, form: _Format, max_message_bytes: int
-) -> DecodedRecords:
+) -> Records:
     state = api_state(request)
     max_bytes = state.settings.max_request_size
     body = await receive_body(request, reservation, max_bytes=max_bytes)
 
-    def decode(plain: bytes, size: int) -> DecodedRecords:
+    def decode(plain: bytes, size: int) -> Records:
         # Few bytes of Arrow may stand for many: its buffers may be compressed.
         reservation.grow(size - len(plain))
         return form.decode(plain, max_message_bytes, max_bytes)
 
-    def inflate_and_decode() -> DecodedRecords:
+    def inflate_and_decode() -> Records:
         plain = inflate(body, coding, reservation, max_bytes=max_bytes)
         return decode(plain, form.size(plain, max_bytes))
 

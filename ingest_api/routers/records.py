@@ -1,7 +1,9 @@
 """Read one partition: records from an offset, offsets by time, and deletion of a prefix."""
 
 import asyncio
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pyarrow as pa
 from fastapi import APIRouter
@@ -17,6 +19,7 @@ from ingest_api.content_types import (
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
     METADATA_TYPES,
+    STORED_BATCHES,
     answer_media_type,
 )
 from ingest_api.errors import ClientDisconnectedError
@@ -34,10 +37,13 @@ from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import ApiState, api_state
 from logstore.broker.broker import FetchResult, Topic
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
+from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 # ruff: noqa: FAST003 - what a path names is read, strictly, off the request
 
 router = APIRouter(tags=["records"])
+
+_Result = FetchResult[pa.RecordBatch] | FetchResult[list[StoredBatch]]
 
 
 def _encode_arrow(records: pa.RecordBatch, _topic: str, _partition: int) -> bytes:
@@ -59,35 +65,28 @@ async def fetch(request: Request) -> Response:
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
     topic = state.broker.topic(request.path_params["topic"])
     partition_log = topic.partition(partition_in_path(request))
-    media_type = answer_media_type(request.headers, tuple(_ENCODERS))
+    media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
     offset = query[OFFSET.name]
-    result = await _fetch(
-        request,
+    max_bytes = required(query[MAX_BYTES.name])
+    broker, partition = state.broker, partition_log.partition
+    read = functools.partial(
+        broker.fetch_stored if media_type == STORED_BATCHES else broker.fetch,
         topic,
-        partition_log.partition,
+        partition,
         partition_log.log_start_offset if offset is None else offset,
-        max_bytes=required(query[MAX_BYTES.name]),
-        min_bytes=required(query[MIN_BYTES.name]),
-        max_wait_ms=required(query[MAX_WAIT_MS.name]),
+        max_bytes=max_bytes,
+        min_bytes=min(required(query[MIN_BYTES.name]), max_bytes),
     )
-    return await _answer(state, topic, partition_log.partition, result, media_type)
+    result = await _fetch(request, read, required(query[MAX_WAIT_MS.name]))
+    return await _answer(state, topic, partition, result, media_type)
 
 
-async def _fetch(
-    request: Request, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
-) -> FetchResult:
-    """``Broker.fetch`` that ends early when the client leaves or the server begins to stop."""
+async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Result]], max_wait_ms: int) -> _Result:
+    """``read`` that ends early when the client leaves or the server begins to stop."""
     state = api_state(request)
-
-    def begin(wait_ms: int) -> "asyncio.Task[FetchResult]":
-        fetch = state.broker.fetch(
-            topic, partition, offset, max_bytes=max_bytes, min_bytes=min(min_bytes, max_bytes), max_wait_ms=wait_ms
-        )
-        return asyncio.create_task(fetch)
-
     if not max_wait_ms or state.stopping.is_set():
-        return await begin(0)
-    fetching = begin(max_wait_ms)
+        return await read(max_wait_ms=0)
+    fetching = asyncio.create_task(read(max_wait_ms=max_wait_ms))
     leaving = asyncio.create_task(_client_left(request))
     stopping = asyncio.create_task(state.stopping.wait())
     tasks = (fetching, leaving, stopping)
@@ -101,7 +100,7 @@ async def _fetch(
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return await begin(0)
+    return await read(max_wait_ms=0)
 
 
 async def _client_left(request: Request) -> None:
@@ -109,12 +108,22 @@ async def _client_left(request: Request) -> None:
         pass
 
 
-async def _answer(state: ApiState, topic: Topic, partition: int, result: FetchResult, media_type: str) -> Response:
-    encode = _ENCODERS[media_type]
-    reservation = state.answers.reserve(result.records.nbytes)
+async def _answer(
+    state: ApiState,
+    topic: Topic,
+    partition: int,
+    result: _Result,
+    media_type: str,
+) -> Response:
+    records = result.records
+    reservation = state.answers.reserve(result.num_bytes)
     try:
-        body = await state.work(result.records.nbytes, lambda: encode(result.records, topic.name, partition))
-        reservation.grow(len(body) - reservation.size)
+        if isinstance(records, list):
+            body = encode_blocks(records)
+        else:
+            encode = _ENCODERS[media_type]
+            body = [await state.work(records.nbytes, lambda: encode(records, topic.name, partition))]
+        reservation.grow(sum(map(len, body)) - reservation.size)
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
             "Logstore-High-Watermark": str(result.high_watermark),

@@ -21,7 +21,7 @@ import structlog
 
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.recovery import recover_partitions
-from logstore.broker.rolling import RollSchedule
+from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
 from logstore.clock import Clock, SystemClock
 from logstore.delta.snapshot import TopicSnapshot
@@ -57,9 +57,10 @@ from logstore.observability import (
     THROTTLED,
     forget_topic,
 )
-from logstore.records.batch import DecodedRecords, PartitionBatch, split_by_partition
+from logstore.records.batch import DecodedRecords, PartitionBatch, Records, SplitRecords, split_by_partition
 from logstore.records.partitioner import choose_partitions
 from logstore.records.payload import encode_payload
+from logstore.records.stored_batch import StoredBatch
 from logstore.settings import Settings
 from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
@@ -67,9 +68,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
-
-# After a removal that could not be finished the next attempt waits this long, and twice as long after each further one.
-_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
 
 T = TypeVar("T")
 
@@ -383,10 +381,10 @@ class Broker:
 
     async def _finish_removals(self) -> None:
         """Try again what ``_delete_topic`` could not finish, until nothing is left."""
-        pause = _RETRY_S
+        pause = RETRY_S
         while self._removals:
             await asyncio.sleep(pause)
-            pause = min(_RETRY_MAX_S, 2 * pause)
+            pause = min(RETRY_MAX_S, 2 * pause)
             async with self._catalog_lock:
                 for topic in list(self._removals):
                     try:
@@ -464,7 +462,7 @@ class Broker:
     async def produce(
         self,
         topic: Topic,
-        records: DecodedRecords,
+        records: Records,
         *,
         partition: int | None = None,
         acks: int = -1,
@@ -498,19 +496,19 @@ class Broker:
                 )
             durable.result()
             self._filesystem.reached("produce.durable")
-        PRODUCED_RECORDS.labels(topic.name).inc(records.batch.num_rows)
-        PRODUCED_BYTES.labels(topic.name).inc(records.batch.nbytes)
-        return ProduceResult(ranges, records.batch.num_rows)
+        PRODUCED_RECORDS.labels(topic.name).inc(records.num_rows)
+        PRODUCED_BYTES.labels(topic.name).inc(records.nbytes)
+        return ProduceResult(ranges, records.num_rows)
 
     async def _encode(
-        self, topic: Topic, records: DecodedRecords, partition: int | None
+        self, topic: Topic, records: Records, partition: int | None
     ) -> tuple[list[PartitionBatch], list[pa.Buffer]]:
         def encode() -> tuple[list[PartitionBatch], list[pa.Buffer]]:
             parts = _split(topic, records, partition, sticky)
             return parts, [encode_payload(p.batch) if p.verbatim is None else p.verbatim for p in parts]
 
         sticky = next(self._sticky)
-        if records.batch.nbytes > _ENCODE_IN_THREAD_BYTES:
+        if isinstance(records, DecodedRecords) and records.nbytes > _ENCODE_IN_THREAD_BYTES:
             return await asyncio.to_thread(encode)
         return encode()
 
@@ -519,9 +517,16 @@ class Broker:
     ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
         # No await in here: the order of offsets is the order of frames in the journal.
         frames: list[Frame] = []
+        last: dict[int, Frame] = {}
         for part, payload in zip(parts, payloads, strict=True):
-            partition_log = topic.partition(part.partition)
-            frames.append(partition_log.next_frame(part.batch, payload, log_append_time=topic.config.log_append_time))
+            frame = topic.partition(part.partition).next_frame(
+                part.batch,
+                payload,
+                log_append_time=topic.config.log_append_time,
+                after=last.get(part.partition),
+            )
+            last[part.partition] = frame
+            frames.append(frame)
         durable = self._journal.append(frames)
         for at, (part, frame) in enumerate(zip(parts, frames, strict=True)):
             topic.partitions[part.partition].track(frame, durable, at)
@@ -552,14 +557,25 @@ class Broker:
 
     async def fetch(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
-    ) -> FetchResult:
+    ) -> FetchResult[pa.RecordBatch]:
         """Records from ``offset`` on; see ``LogReader.fetch``."""
-        result = await self._reader.fetch(
-            topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
+        return _counted(
+            topic,
+            await self._reader.fetch(
+                topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
+            ),
         )
-        FETCHED_RECORDS.labels(topic.name).inc(result.records.num_rows)
-        FETCHED_BYTES.labels(topic.name).inc(result.records.nbytes)
-        return result
+
+    async def fetch_stored(
+        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
+    ) -> FetchResult[list[StoredBatch]]:
+        """Records from ``offset`` on, as they are stored; see ``LogReader.fetch_stored``."""
+        return _counted(
+            topic,
+            await self._reader.fetch_stored(
+                topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
+            ),
+        )
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one."""
@@ -597,6 +613,12 @@ class Broker:
         return await self._roller.roll(topic)
 
 
+def _counted(topic: Topic, result: FetchResult[T]) -> FetchResult[T]:
+    FETCHED_RECORDS.labels(topic.name).inc(result.count)
+    FETCHED_BYTES.labels(topic.name).inc(result.num_bytes)
+    return result
+
+
 def _require_users_topic(topic: Topic) -> None:
     if topic.is_internal:
         raise InvalidTopicError(
@@ -609,16 +631,31 @@ def _check_partitions(count: int) -> None:
         raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
 
 
-def _check_keys(topic: Topic, records: DecodedRecords) -> None:
-    keys = records.batch.column("key")
-    if topic.config.compacted and keys.null_count:
-        first = int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InvalidRecordError(
-            f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
-        )
+def _check_keys(topic: Topic, records: Records) -> None:
+    if not topic.config.compacted:
+        return
+    row = 0
+    for batch in [part.batch for part in records.parts] if isinstance(records, SplitRecords) else [records.batch]:
+        keys = batch.column("key")
+        if keys.null_count:
+            first = row + int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
+            raise InvalidRecordError(
+                f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): "
+                "send a key."
+            )
+        row += batch.num_rows
 
 
-def _split(topic: Topic, records: DecodedRecords, partition: int | None, sticky: int) -> list[PartitionBatch]:
+def _split(topic: Topic, records: Records, partition: int | None, sticky: int) -> list[PartitionBatch]:
+    if isinstance(records, SplitRecords):
+        for part in records.parts:
+            topic.partition(part.partition)
+            if partition is not None and part.partition != partition:
+                raise InvalidRequestError(
+                    f"An Arrow batch names partition {part.partition} in its metadata, but the path names {partition}: "
+                    "leave it out of the metadata, or post to the topic."
+                )
+        return list(records.parts)
     if partition is None:
         chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
         return split_by_partition(records, chosen)

@@ -9,9 +9,9 @@ import uuid
 from pathlib import Path
 from typing import Protocol
 
+from logstore.crc32c import crc32c
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
-from logstore.journal.frame import crc32c
 
 #: Layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 1

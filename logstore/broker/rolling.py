@@ -21,8 +21,8 @@ _REFRESH_S = 5.0
 # A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
 _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
-# After a failure the next attempt waits this long, and twice as long after each further one.
-_RETRY_S, _RETRY_MAX_S = 1.0, 60.0
+#: After a failure in the background the next attempt waits the first, then twice as long each time, up to the second.
+RETRY_S, RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
 # it, the copies would fill files as fast as they free them.
 _JOURNAL_FILES = 4
@@ -94,7 +94,7 @@ class RollSchedule:
             # The journal keeps the records; the next attempt begins on a fresh snapshot.
             ROLLS.labels(topic.name, "failed").inc()
             log.error("roll.failed", topic=topic.name, error=str(error))
-            delay = min(_RETRY_MAX_S, 2 * self._delay_s.get(topic, _RETRY_S / 2))
+            delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
         finally:
             del self._rolling[topic]

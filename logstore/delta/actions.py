@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from logstore.segments.checksums import crc32c
+from logstore.crc32c import crc32c
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -23,9 +23,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.crc32c import crc32c
 from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, entry_digest, stored_digest
 from logstore.errors import CorruptionError
-from logstore.segments.checksums import crc32c
 
 LOG_DIRECTORY = "_delta_log"
 #: Of the file beside a checkpoint of ours with the CRC-32C of its parts. No Delta reader or clean-up knows the name.

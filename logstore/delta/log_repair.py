@@ -52,7 +52,7 @@ class _Hint(msgspec.Struct):
 def repair_log(table_path: Path, filesystem: FileSystem) -> None:
     """For the one who owns the table, before anybody reads it. OSError."""
     _check_checkpoints(table_path, filesystem)
-    _drop_stale_checksums(table_path, filesystem)
+    drop_stale_checksums(table_path, filesystem)
     _set_aside_torn_entries(table_path, filesystem)
     _drop_checksums_ahead(table_path, filesystem)
     drop_bad_hint(table_path, filesystem)
@@ -86,7 +86,8 @@ def _set_aside_torn_entries(table_path: Path, filesystem: FileSystem) -> None:
 
 def _check_checkpoints(table_path: Path, filesystem: FileSystem) -> None:
     files = list_log(table_path)
-    base = max((version for version, parts in files.checkpoints.items() if _is_vouched_for(parts)), default=-1)
+    newest_first = sorted(files.checkpoints, reverse=True)
+    base = next((version for version in newest_first if _is_vouched_for(files.checkpoints[version])), -1)
     for version in sorted(v for v in files.checkpoints if v > base):
         parts = files.checkpoints[version]
         covering = _covering(table_path, files, base, version)
@@ -192,7 +193,7 @@ def _set_checkpoint_aside(
     return False
 
 
-def _drop_stale_checksums(table_path: Path, filesystem: FileSystem) -> None:
+def drop_stale_checksums(table_path: Path, filesystem: FileSystem) -> None:
     """Of checkpoints that are not there: ours and Spark's would condemn the next checkpoint of that version."""
     checkpoints = list_log(table_path).checkpoints
     log_directory = table_path / LOG_DIRECTORY

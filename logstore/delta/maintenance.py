@@ -12,7 +12,6 @@ import msgspec
 import structlog
 
 from logstore.delta.log_entries import (
-    CHECKSUM_SUFFIX,
     LOG_DIRECTORY,
     checksum_path,
     checksums,
@@ -21,7 +20,7 @@ from logstore.delta.log_entries import (
     read_checkpoint_part,
     read_entry,
 )
-from logstore.delta.log_repair import LAST_CHECKPOINT
+from logstore.delta.log_repair import LAST_CHECKPOINT, drop_stale_checksums
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem
@@ -52,7 +51,7 @@ def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, files
         filesystem.reached("delta.vouched")
         table.cleanup_metadata()
         filesystem.reached("delta.cleaned")
-        _remove_stale_checksums(path, filesystem)
+        drop_stale_checksums(path, filesystem)
         filesystem.sync_directory(path / LOG_DIRECTORY)
     except (DeltaError, OSError) as error:
         raise StorageError(f"Checkpoint or log clean-up of {path} failed at {snapshot.version}: {error}") from error
@@ -76,10 +75,3 @@ def _verify_and_sync(path: Path, snapshot: TopicSnapshot, filesystem: FileSystem
         filesystem.sync_file(file)
     vouching = checksum_path(path, snapshot.version)
     filesystem.write_atomically(vouching, msgspec.json.encode(checksums(parts)))
-
-
-def _remove_stale_checksums(path: Path, filesystem: FileSystem) -> None:
-    checkpoints = list_log(path).checkpoints
-    for file in (path / LOG_DIRECTORY).glob("*" + CHECKSUM_SUFFIX):
-        if int(file.name[:20]) not in checkpoints:
-            filesystem.unlink(file)

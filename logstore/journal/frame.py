@@ -13,9 +13,9 @@ from enum import IntEnum, IntFlag
 from typing import Final, NamedTuple
 from uuid import UUID
 
-import google_crc32c
 import msgspec
 
+from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import Buffer
 
@@ -105,21 +105,8 @@ class FileHeader(NamedTuple):
     created_ms: int
 
 
-def crc32c(data: Buffer) -> int:
-    """CRC-32C (Castagnoli). Takes a ``pyarrow.Buffer`` without a copy, too."""
-    if isinstance(data, memoryview | bytearray):
-        data = bytes(data)
-    crc: int = google_crc32c.value(data)
-    return crc
-
-
-def crc32c_extend(crc: int, data: bytes) -> int:
-    extended: int = google_crc32c.extend(crc, data)
-    return extended
-
-
 def _with_prefix(magic: bytes, body: bytes) -> bytes:
-    return _PREFIX.pack(magic, google_crc32c.value(body)) + body
+    return _PREFIX.pack(magic, crc32c(body)) + body
 
 
 def encode_file_header(header: FileHeader) -> bytes:
@@ -135,7 +122,7 @@ def decode_file_header(data: bytes, start: int) -> FileHeader | None:
         return None
     magic, crc = _PREFIX.unpack_from(data)
     body = data[_PREFIX.size : HEADER_BYTES]
-    if magic != FILE_MAGIC or google_crc32c.value(body) != crc:
+    if magic != FILE_MAGIC or crc32c(body) != crc:
         return None
     version, file_id, stored_start, created_ms = _FILE.unpack(body)
     if version != FORMAT_VERSION:
@@ -171,7 +158,7 @@ def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_i
         header.producer_epoch,
         header.inflated_bytes,
     )
-    return _PREFIX.pack(FRAME_MAGIC, google_crc32c.value(body)) + body
+    return _PREFIX.pack(FRAME_MAGIC, crc32c(body)) + body
 
 
 _TYPES: Final = {int(t): t for t in FrameType}
@@ -213,7 +200,7 @@ def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None
     ) = _STORED_FRAME.unpack_from(data, at)
     if magic != FRAME_MAGIC or stored_position != position or (file_id is not None and stored_file_id != file_id):
         return None
-    if google_crc32c.value(data[at + 8 : at + HEADER_BYTES]) != crc:
+    if crc32c(data[at + 8 : at + HEADER_BYTES]) != crc:
         return None
     if version != FORMAT_VERSION:
         raise _unknown_version(version)

@@ -25,6 +25,7 @@ from uuid import UUID
 import structlog
 
 from logstore.clock import Clock
+from logstore.crc32c import crc32c
 from logstore.errors import BrokerNotReadyError, LogStoreError, StorageError, StorageFullError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError, JournalRangeFreedError
@@ -36,7 +37,6 @@ from logstore.journal.frame import (
     FrameHeader,
     FrameLocation,
     FrameType,
-    crc32c,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from logstore.crc32c import crc32c
 from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError
@@ -25,8 +26,6 @@ from logstore.journal.frame import (
     FrameLocation,
     FrameType,
     StoredHeader,
-    crc32c,
-    crc32c_extend,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, list_files
@@ -66,7 +65,7 @@ def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> b
         chunk = file.read(position, min(WINDOW_BYTES, end - position))
         if not chunk:
             return False
-        crc = crc32c_extend(crc, chunk)
+        crc = crc32c(chunk, crc)
         position += len(chunk)
     return crc == stored.payload_crc
 

@@ -3,6 +3,7 @@
 ``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads.
 A journal range that is freed, or a segment that is replaced, while a read is under way makes that step start again on
 the newer state. What was decoded is kept in a cache bounded in bytes, because consumers come back for the next slice.
+Readers that decode for themselves get the tail as it is stored.
 """
 
 import asyncio
@@ -11,8 +12,9 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +23,7 @@ from cachetools import LRUCache
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import CorruptionError, OffsetOutOfRangeError, StorageError
 from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import FrameFlags
 from logstore.journal.journal import Journal
 from logstore.limits import RECORD_OVERHEAD_BYTES, ROW_GROUP_CACHE_BYTES
 from logstore.log.frame_index import IndexedFrame
@@ -29,6 +32,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch
 from logstore.segments.reader import RowGroup, read_row_group, row_groups
 
 T = TypeVar("T")
@@ -38,19 +42,31 @@ _ENTRY_BYTES = 2048  # what a cached batch costs beside its buffers
 EMPTY = pa.RecordBatch.from_pylist([], schema=LOG_SCHEMA)
 
 
-@dataclass(frozen=True, slots=True)
-class FetchResult:
-    """``records`` (LOG_SCHEMA, offsets rising) and where to go on; ``next_offset`` passes over gaps."""
+C = TypeVar("C")
 
-    records: pa.RecordBatch
+
+@dataclass(frozen=True, slots=True)
+class FetchResult(Generic[C]):
+    """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
+
+    Records are a batch of LOG_SCHEMA, or stored batches, of which the first may begin below what was asked for.
+    """
+
+    records: C
+    count: int
+    num_bytes: int
     next_offset: int
     log_start_offset: int
     high_watermark: int
 
 
 @dataclass(frozen=True, slots=True)
-class _Slice:
-    records: pa.RecordBatch
+class _Slice(Generic[C]):
+    """``records`` out of one place: ``count`` of them, which take ``num_bytes`` of what was asked for."""
+
+    records: C
+    count: int
+    num_bytes: int
     next_offset: int
 
 
@@ -67,23 +83,54 @@ class LogReader:
 
     async def fetch(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
-    ) -> FetchResult:
+    ) -> FetchResult[pa.RecordBatch]:
         """Records from ``offset`` on: at least one if there is any, else up to ``max_bytes`` of them.
 
         Waits up to ``max_wait_s`` for ``min_bytes``. Raises OffsetOutOfRangeError outside [log start, high watermark],
         UnknownPartitionError, UnknownTopicError if the topic is deleted while waiting.
         """
         log = topic.partition(partition)
+
+        async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
+            return await self._next_slice(topic, log, at, max_bytes, may_be_empty=may_be_empty)
+
+        return await self._fetch(log, offset, decoded, _combine, max_bytes, min_bytes, max_wait_s)
+
+    async def fetch_stored(
+        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
+    ) -> FetchResult[list[StoredBatch]]:
+        """As ``fetch``; batches of the tail as they lie in the journal, whole, at least one if there is any."""
+        log = topic.partition(partition)
+
+        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[list[StoredBatch]]:
+            return await self._next_stored(topic, log, at, max_bytes, may_be_empty=may_be_empty)
+
+        def combine(pieces: list[list[StoredBatch]]) -> list[StoredBatch]:
+            return list(chain.from_iterable(pieces))
+
+        return await self._fetch(log, offset, stored, combine, max_bytes, min_bytes, max_wait_s)
+
+    async def _fetch(
+        self,
+        log: PartitionLog,
+        offset: int,
+        next_slice: Callable[..., Awaitable[_Slice[C]]],
+        combine: Callable[[list[C]], C],
+        max_bytes: int,
+        min_bytes: int,
+        max_wait_s: float,
+    ) -> FetchResult[C]:
         _check_range(log, offset)
         deadline = asyncio.get_running_loop().time() + max_wait_s
-        taken: list[pa.RecordBatch] = []
-        num_bytes = 0
+        taken: list[C] = []
+        count = num_bytes = 0
         at = offset
         while True:
-            piece = await self._next_slice(topic, log, at, max_bytes - num_bytes, may_be_empty=bool(taken))
-            if piece.records.num_rows:
+            piece = await next_slice(at, max_bytes - num_bytes, may_be_empty=bool(taken))
+            if piece.count:
                 taken.append(piece.records)
-                num_bytes += int(_sizes(piece.records).sum())
+                count += piece.count
+                num_bytes += piece.num_bytes
             elif piece.next_offset == at and at < log.last_stable_offset:
                 if taken:
                     break  # the next record does not fit
@@ -96,7 +143,7 @@ class LogReader:
             left = deadline - asyncio.get_running_loop().time()
             if num_bytes >= max(min_bytes, 1) or left <= 0 or not await log.wait_beyond(at, left):
                 break
-        return FetchResult(_combine(taken), at, log.log_start_offset, log.high_watermark)
+        return FetchResult(combine(taken), count, num_bytes, at, log.log_start_offset, log.high_watermark)
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """The smallest offset whose record has a timestamp of at least ``timestamp_ms``, and that timestamp."""
@@ -116,29 +163,57 @@ class LogReader:
 
     async def _next_slice(
         self, topic: Topic, log: PartitionLog, offset: int, max_bytes: int, *, may_be_empty: bool
-    ) -> _Slice:
+    ) -> _Slice[pa.RecordBatch]:
         """Records from ``offset`` out of one place: a row group, or frames of the tail."""
 
-        async def read() -> _Slice:
-            if offset < log.log_start_offset:
-                _check_range(log, offset)
-            sealed, end = log.sealed_offset, log.last_stable_offset
-            if offset >= end:
-                return _Slice(EMPTY, offset)
-            if offset >= sealed:
-                frames = log.index.frames_by_bytes(offset, end, max_bytes)
-                batch = await self._in_thread(lambda: self._read_frames(frames))
-                return _cut(batch, offset, end, max_bytes, frames[-1].end_offset, may_be_empty=may_be_empty)
-            segments = log.segments
-            at = bisect_left(segments, offset, key=lambda s: s.max_offset)
-            if at == len(segments) or segments[at].min_offset >= sealed:
-                return _Slice(EMPTY, sealed)  # compaction left nothing between offset and the tail
-            segment = segments[at]
-            following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
-            batch, scanned_to = await self._in_thread(lambda: self._read_history(topic, segment, offset, following))
-            return _cut(batch, offset, min(sealed, end), max_bytes, scanned_to, may_be_empty=may_be_empty)
+        async def read() -> _Slice[pa.RecordBatch]:
+            end = _readable_end(log, offset)
+            if not log.sealed_offset <= offset < end:
+                return await self._history_slice(topic, log, offset, end, max_bytes, may_be_empty=may_be_empty)
+            frames = log.index.frames_by_bytes(offset, end, max_bytes)
+            batch = await self._in_thread(lambda: self._read_frames(frames))
+            return _cut(batch, offset, end, max_bytes, frames[-1].end_offset, may_be_empty=may_be_empty)
 
         return await self._again_if_moved(topic, read)
+
+    async def _next_stored(
+        self, topic: Topic, log: PartitionLog, offset: int, max_bytes: int, *, may_be_empty: bool
+    ) -> _Slice[list[StoredBatch]]:
+        """As ``_next_slice``, frames as they are stored."""
+
+        async def read() -> _Slice[list[StoredBatch]]:
+            end = _readable_end(log, offset)
+            if not log.sealed_offset <= offset < end:
+                rows = await self._history_slice(topic, log, offset, end, max_bytes, may_be_empty=may_be_empty)
+                batches = [await self._in_thread(lambda: _to_stored(rows.records))] if rows.count else []
+                return _Slice(batches, rows.count, rows.num_bytes, rows.next_offset)
+            frames = log.index.frames_by_bytes(offset, end, max_bytes)
+            num_bytes = sum(frame.inflated_bytes for frame in frames)
+            if num_bytes > max_bytes and (may_be_empty or len(frames) > 1):
+                num_bytes -= frames.pop().inflated_bytes
+            if not frames:
+                return _Slice([], 0, 0, offset)
+            batches = await self._in_thread(lambda: self._read_stored(frames))
+            count = frames[-1].end_offset - max(offset, frames[0].base_offset)
+            return _Slice(batches, count, num_bytes, frames[-1].end_offset)
+
+        return await self._again_if_moved(topic, read)
+
+    async def _history_slice(
+        self, topic: Topic, log: PartitionLog, offset: int, end: int, max_bytes: int, *, may_be_empty: bool
+    ) -> _Slice[pa.RecordBatch]:
+        """Records from ``offset`` out of one row group; none from the end of the history on."""
+        if offset >= end:
+            return _Slice(EMPTY, 0, 0, offset)
+        sealed = log.sealed_offset
+        segments = log.segments
+        at = bisect_left(segments, offset, key=lambda s: s.max_offset)
+        if at == len(segments) or segments[at].min_offset >= sealed:
+            return _Slice(EMPTY, 0, 0, sealed)  # compaction left nothing between offset and the tail
+        segment = segments[at]
+        following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
+        batch, scanned_to = await self._in_thread(lambda: self._read_history(topic, segment, offset, following))
+        return _cut(batch, offset, min(sealed, end), max_bytes, scanned_to, may_be_empty=may_be_empty)
 
     async def _again_if_moved(self, topic: Topic, read: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(_ATTEMPTS):
@@ -170,6 +245,18 @@ class LogReader:
             self._remember(("frame", frame.location.position), batch)
             batches[frame.base_offset] = batch
         return _combine([batch for batch in batches.values() if batch is not None])
+
+    def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[StoredBatch]:
+        return [
+            StoredBatch(
+                header.base_offset,
+                header.append_time_ms,
+                header.record_count,
+                LOG_APPEND_TIME if FrameFlags.LOG_APPEND_TIME in header.flags else 0,
+                payload,
+            )
+            for header, payload in self._journal.read_many([frame.location for frame in frames])
+        ]
 
     def _read_history(
         self, topic: Topic, segment: SegmentFile, offset: int, following: int
@@ -235,6 +322,13 @@ class LogReader:
                 self._cache[key] = batch
 
 
+def _readable_end(log: PartitionLog, offset: int) -> int:
+    """Where readers stop. OffsetOutOfRangeError if ``offset`` has meanwhile been deleted."""
+    if offset < log.log_start_offset:
+        _check_range(log, offset)
+    return log.last_stable_offset
+
+
 def _check_range(log: PartitionLog, offset: int) -> None:
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
@@ -255,24 +349,28 @@ def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentF
         )
 
 
-def _sizes(batch: pa.RecordBatch) -> np.ndarray:
-    return record_sizes(batch) + RECORD_OVERHEAD_BYTES
-
-
-def _cut(batch: pa.RecordBatch, start: int, end: int, max_bytes: int, scanned_to: int, *, may_be_empty: bool) -> _Slice:
+def _cut(
+    batch: pa.RecordBatch, start: int, end: int, max_bytes: int, scanned_to: int, *, may_be_empty: bool
+) -> _Slice[pa.RecordBatch]:
     """Rows of [start, end) that fit ``max_bytes``; ``scanned_to`` is the offset up to which ``batch`` is complete."""
     offsets = batch.column("offset").to_numpy()
     first, last = np.searchsorted(offsets, (start, end))
     rows = batch.slice(first, last - first)
     if not rows.num_rows:
-        return _Slice(EMPTY, max(start, min(scanned_to, end)))
-    fitting = int(np.searchsorted(np.cumsum(_sizes(rows)), max_bytes, side="right"))
+        return _Slice(EMPTY, 0, 0, max(start, min(scanned_to, end)))
+    ends = np.cumsum(record_sizes(rows) + RECORD_OVERHEAD_BYTES)
+    fitting = int(np.searchsorted(ends, max_bytes, side="right"))
     if fitting == 0 and may_be_empty:
-        return _Slice(EMPTY, start)
+        return _Slice(EMPTY, 0, 0, start)
     fitting = max(1, fitting)
+    num_bytes = int(ends[fitting - 1])
     if fitting < rows.num_rows:
-        return _Slice(rows.slice(0, fitting), int(offsets[first + fitting]))
-    return _Slice(rows, min(scanned_to, end))
+        return _Slice(rows.slice(0, fitting), fitting, num_bytes, int(offsets[first + fitting]))
+    return _Slice(rows, fitting, num_bytes, min(scanned_to, end))
+
+
+def _to_stored(rows: pa.RecordBatch) -> StoredBatch:
+    return StoredBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
 
 
 def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:

@@ -103,9 +103,12 @@ class PartitionLog:
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
-    def next_frame(self, batch: pa.RecordBatch, payload: pa.Buffer, *, log_append_time: bool) -> Frame:
+    def next_frame(
+        self, batch: pa.RecordBatch, payload: pa.Buffer, *, log_append_time: bool, after: Frame | None = None
+    ) -> Frame:
         """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
 
+        ``after`` is the one before it in the same append, if that has several of this partition.
         Between this call and ``track`` nothing may await: the order of frames in the journal is the order of offsets.
         """
         if self._closed:
@@ -118,7 +121,7 @@ class PartitionLog:
             flags=FrameFlags.LOG_APPEND_TIME if log_append_time else FrameFlags(0),
             topic_id=self.topic_id,
             partition=self.partition,
-            base_offset=self.next_offset,
+            base_offset=self.next_offset if after is None else after.header.end_offset,
             record_count=batch.num_rows,
             leader_epoch=self.leader_epoch,
             append_time_ms=append_time,

@@ -18,7 +18,14 @@ import pyarrow.compute as pc
 from logstore.errors import InvalidRecordError, InvalidRequestError, NoRecordsError, RequestTooLargeError
 from logstore.limits import KIB, TIMESTAMP_MS_MAX
 from logstore.records.arrow_messages import StreamLayout, read_layout
-from logstore.records.batch import DecodedRecords, check_record_count, check_records
+from logstore.records.batch import (
+    DecodedRecords,
+    PartitionBatch,
+    Records,
+    SplitRecords,
+    check_record_count,
+    check_records,
+)
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
 
 _TIMESTAMP_TYPE = WIRE_SCHEMA.field("timestamp").type
@@ -30,8 +37,10 @@ _VIEW_WORDS = 4
 _PARTITION_MAX = np.iinfo(np.int32).max
 
 
-def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) -> DecodedRecords:
+def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) -> Records:
     """``application/vnd.apache.arrow.stream``: the batches of the stream as one.
+
+    Unless each batch says in its metadata (``partition``) where all its records go: then they stay as they are.
 
     ``max_request_size`` bounds what all its buffers inflate to. Raises InvalidRequestError, InvalidRecordError,
     RecordTooLargeError, RequestTooLargeError.
@@ -52,27 +61,52 @@ def inflated_bytes(body: bytes, max_request_size: int) -> int:
     return max(len(body), read_layout(memoryview(body), max_request_size).inflated_bytes)
 
 
-def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_request_size: int) -> DecodedRecords:
+def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_request_size: int) -> Records:
     schema = pa.ipc.read_schema(body.slice(0, layout.schema_end))
     _check_schema(schema)
-    batches = []
-    partitions = []
+    if not layout.batches:
+        raise NoRecordsError("records may not be empty: the Arrow stream has no batch")
+    is_wire = schema.equals(WIRE_SCHEMA)
+    batches: list[pa.RecordBatch] = []
+    partitions: list[np.ndarray] = []
+    verbatim: list[pa.Buffer | None] = []
     for message in layout.batches:
-        batch = pa.ipc.read_record_batch(body.slice(message.start, message.end - message.start), schema)
+        stored = body.slice(message.start, message.end - message.start)
+        batch = pa.ipc.read_record_batch(stored, schema)
         batch.validate(full=True)
         batches.append(_to_wire(batch, max_request_size))
         partitions.append(_partitions(batch))
-    if not batches:
-        raise NoRecordsError("records may not be empty: the Arrow stream has no batch")
-    combined = pa.concat_batches(batches)
+        verbatim.append(stored if is_wire and message.metadata_bytes <= _VERBATIM_METADATA_BYTES_MAX else None)
+    if any(message.partition is not None for message in layout.batches):
+        return _split(layout, schema, batches, verbatim, max_message_bytes)
+    combined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     check_records(combined, max_message_bytes)
     named = np.concatenate(partitions)
-    verbatim = None
-    if len(batches) == 1 and schema.equals(WIRE_SCHEMA):
-        (message,) = layout.batches
-        if message.metadata_bytes <= _VERBATIM_METADATA_BYTES_MAX:
-            verbatim = body.slice(message.start, message.end - message.start)
-    return DecodedRecords(combined, named if (named >= 0).any() else None, verbatim)
+    return DecodedRecords(combined, named if (named >= 0).any() else None, verbatim[0] if len(verbatim) == 1 else None)
+
+
+def _split(
+    layout: StreamLayout,
+    schema: pa.Schema,
+    batches: list[pa.RecordBatch],
+    verbatim: list[pa.Buffer | None],
+    max_message_bytes: int,
+) -> SplitRecords:
+    if "partition" in schema.names:
+        raise InvalidRequestError("The Arrow stream names partitions in a column and in its batches' metadata")
+    parts: list[PartitionBatch] = []
+    row = 0
+    for message, batch, stored in zip(layout.batches, batches, verbatim, strict=True):
+        name = message.partition
+        if name is None or not name.isdigit() or len(name) > len(str(_PARTITION_MAX)) or int(name) > _PARTITION_MAX:
+            raise InvalidRequestError(
+                f"The Arrow batch at byte {message.start} names partition {name!r} in its metadata: every batch of a "
+                "stream names one, or none does"
+            )
+        check_records(batch, max_message_bytes, row)
+        parts.append(PartitionBatch(int(name), batch, np.arange(row, row + batch.num_rows), stored))
+        row += batch.num_rows
+    return SplitRecords(tuple(parts))
 
 
 def _check_schema(schema: pa.Schema) -> None:

@@ -25,12 +25,16 @@ _PREFIX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """Where a record batch message lies in the stream, prefix and body included, and what it declares."""
+    """Where a record batch message lies in the stream, prefix and body included, and what it declares.
+
+    ``partition`` is the value of that key in the message's own metadata.
+    """
 
     start: int
     end: int
     num_rows: int
     metadata_bytes: int
+    partition: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,8 @@ def _read_layout(stream: memoryview, max_bytes: int) -> StreamLayout:
                 raise InvalidRequestError(
                     f"The Arrow stream has more than {ARROW_BATCHES_PER_REQUEST_MAX} batches: combine them"
                 )
-            batches.append(BatchMessage(start, end, num_rows, body_start - start))
+            partition = message.key_value(4, b"partition")
+            batches.append(BatchMessage(start, end, num_rows, body_start - start, partition))
     if not schema_end:
         raise InvalidRequestError("The body is empty: send an Arrow IPC stream with at least one record")
     return StreamLayout(schema_end, tuple(batches), inflated)
@@ -198,6 +203,28 @@ class _Table:
         if position + size > len(self._data):
             raise _OutOfBoundsError
         return list(struct.iter_unpack(layout, self._data[position : position + size]))
+
+    def key_value(self, field: int, wanted: bytes) -> bytes | None:
+        """The value of a key in a vector of KeyValue tables; the last one if it is there more than once."""
+        found = None
+        position = self._field(field)
+        if position is not None:
+            position += self._unpack("I", position)
+            for entry in range(position + 4, position + 4 + 4 * self._unpack("I", position), 4):
+                pair = _Table(self._data, entry + self._unpack("I", entry))
+                if pair._text(0) == wanted:
+                    found = pair._text(1)
+        return found
+
+    def _text(self, field: int) -> bytes:
+        position = self._field(field)
+        if position is None:
+            return b""
+        position += self._unpack("I", position)
+        end = position + 4 + self._unpack("I", position)
+        if end > len(self._data):
+            raise _OutOfBoundsError
+        return bytes(self._data[position + 4 : end])
 
     def _field(self, field: int) -> int | None:
         entry = 4 + 2 * field

@@ -32,6 +32,14 @@ class DecodedRecords:
     partitions: np.ndarray | None
     verbatim: pa.Buffer | None = None
 
+    @property
+    def num_rows(self) -> int:
+        return int(self.batch.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.batch.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionBatch:
@@ -44,6 +52,27 @@ class PartitionBatch:
     batch: pa.RecordBatch
     rows: np.ndarray | None
     verbatim: pa.Buffer | None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitRecords:
+    """The records of a request whose producer has put them into batches of one partition each, validated.
+
+    Several of ``parts`` may be for one partition, then in their order.
+    """
+
+    parts: tuple[PartitionBatch, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return sum(part.batch.num_rows for part in self.parts)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.batch.nbytes for part in self.parts)
+
+
+Records = DecodedRecords | SplitRecords
 
 
 def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
@@ -59,31 +88,33 @@ def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
     return sizes
 
 
-def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int) -> None:
+def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, first_row: int = 0) -> None:
     """RecordTooLargeError naming the first record over ``max_message_bytes``."""
     sizes = record_sizes(batch)
     if len(sizes) and sizes.max() > max_message_bytes:
         row = int(np.argmax(sizes > max_message_bytes))
         raise RecordTooLargeError(
-            f"Record {row} of the request has {sizes[row]} bytes (key, value and headers), "
+            f"Record {first_row + row} of the request has {sizes[row]} bytes (key, value and headers), "
             f"max.message.bytes allows {max_message_bytes}: send smaller records or raise the topic's max.message.bytes"
         )
 
 
-def check_records(batch: pa.RecordBatch, max_message_bytes: int) -> None:
+def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int = 0) -> None:
     """What every request must keep to: 1 to REQUEST_RECORDS_MAX records, each within its limits.
 
-    Raises InvalidRequestError, RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
+    ``first_row`` is the position in the request of the batch's first record. Raises InvalidRequestError,
+    RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
     """
     if not batch.num_rows:
         raise NoRecordsError("records may not be empty: send at least one record")
     check_record_count(batch.num_rows)
-    check_record_sizes(batch, max_message_bytes)
+    check_record_sizes(batch, max_message_bytes, first_row)
     counts = pc.fill_null(pc.list_value_length(batch.column("headers")), 0).to_numpy()
     if counts.max() > HEADERS_PER_RECORD_MAX:
         row = int(np.argmax(counts > HEADERS_PER_RECORD_MAX))
         raise InvalidRecordError(
-            f"Record {row} of the request has {counts[row]} headers, at most {HEADERS_PER_RECORD_MAX} are allowed"
+            f"Record {first_row + row} of the request has {counts[row]} headers, "
+            f"at most {HEADERS_PER_RECORD_MAX} are allowed"
         )
 
 

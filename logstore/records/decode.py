@@ -5,8 +5,16 @@ out, with what to change; memory stays within a small multiple of the body and t
 """
 
 from logstore.records.arrow_decoder import decode_arrow, inflated_bytes
-from logstore.records.batch import DecodedRecords
+from logstore.records.batch import DecodedRecords, Records
 from logstore.records.json_decoder import decode_binary, decode_json
 from logstore.records.ndjson_decoder import decode_ndjson
 
-__all__ = ["DecodedRecords", "decode_arrow", "decode_binary", "decode_json", "decode_ndjson", "inflated_bytes"]
+__all__ = [
+    "DecodedRecords",
+    "Records",
+    "decode_arrow",
+    "decode_binary",
+    "decode_json",
+    "decode_ndjson",
+    "inflated_bytes",
+]

@@ -13,9 +13,9 @@ footers with one flipped bit: a footer that has a chain is parsed only after it 
 import re
 from collections.abc import Iterator, Sequence
 
-import google_crc32c
-import pyarrow as pa
 import pyarrow.parquet as pq
+
+from logstore.crc32c import crc32c
 
 KEY = "logstore.crc32c"
 MAGIC = b"PAR1"
@@ -26,13 +26,6 @@ _DIGITS = 8
 # The key and its value as Thrift's compact protocol writes them: a field of type binary is 0x18, a length, the bytes.
 # No text of a user looks like it: what is JSON has no control characters.
 _ENTRY = re.compile(rb"logstore\.crc32c\x18[\x80-\xff]*[\x00-\x7f]((?:[0-9a-f]{8}){2,})\x00")
-
-
-def crc32c(data: bytes | memoryview, crc: int = 0) -> int:
-    """CRC-32C of ``data``, or of what ``crc`` is of and then ``data``."""
-    # A memoryview itself is not taken.
-    extended: int = google_crc32c.extend(crc, pa.py_buffer(data))
-    return extended
 
 
 def places(metadata: pq.FileMetaData, footer_at: int) -> list[int]:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError
 from logstore.segments import checksums
 from logstore.segments.footer import CHECKSUM_FORMAT, SegmentFooter, decode_footer, format_of
@@ -83,7 +84,7 @@ class ParquetFile:
                 if self._column(leaf).split(".")[0] in columns:
                     (begin, before), (end, after) = self.chain[row_group * leaves + leaf :][:2]
                     data = image[begin:end].data
-                    if os.preadv(source.fileno(), [data], begin) < len(data) or checksums.crc32c(data, before) != after:
+                    if os.preadv(source.fileno(), [data], begin) < len(data) or crc32c(data, before) != after:
                         raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
         return pa.py_buffer(image)
 
@@ -127,7 +128,7 @@ def _open_checked(path: Path) -> ParquetFile | None:
         (data_end, before), (_, after) = chain[-2:]
         if os.pread(fd, len(checksums.MAGIC), 0) != checksums.MAGIC:
             raise ValueError("its begin is not that of a Parquet file")
-        if checksums.crc32c(os.pread(fd, footer_at - data_end, data_end), before) != after:
+        if crc32c(os.pread(fd, footer_at - data_end, data_end), before) != after:
             raise ValueError("the checksum of the page index does not match")
     return ParquetFile(path, metadata, chain)
 

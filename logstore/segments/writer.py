@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from logstore.crc32c import crc32c
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.schema import LOG_SCHEMA
@@ -74,7 +75,7 @@ class _Sink(io.RawIOBase):
             return len(view)
         written = self._filesystem.write_at(self._fd, [view], self._position)
         self._position += written
-        self._crc = self._crc_at[self._position] = checksums.crc32c(view, self._crc)
+        self._crc = self._crc_at[self._position] = crc32c(view, self._crc)
         if self._tail is not None:
             self._tail += view
         return written
@@ -90,7 +91,7 @@ class _Sink(io.RawIOBase):
         data_end = self._position - len(tail)
         footer_at = self._position - checksums.TRAILER_BYTES - int.from_bytes(tail[-8:-4], "little")
         page_index, footer = tail[: footer_at - data_end], tail[footer_at - data_end :]
-        self._crc_at[footer_at] = checksums.crc32c(page_index, self._crc_at[data_end])
+        self._crc_at[footer_at] = crc32c(page_index, self._crc_at[data_end])
         places = checksums.places(pq.read_metadata(pa.BufferReader(footer)), footer_at)
         crcs = [self._crc_at[place] for place in places]
         at, value = checksums.chain(crcs[1:], footer)

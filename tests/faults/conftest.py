@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.served_topic import create_topic, delete_topic, free_port
-from tests.support.server_process import FaultyServerProcess
+from tests.support.served_topic import create_topic, delete_topic
+from tests.support.server_process import FaultyServerProcess, free_port
 
 QUEUED_BYTES_MAX = 8 << 20
 

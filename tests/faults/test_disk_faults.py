@@ -30,12 +30,11 @@ from tests.support.served_topic import (
     alter_topic,
     check_everywhere,
     create_topic,
-    free_port,
     read_over_http,
     roll,
     segment_files,
 )
-from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess
+from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess, free_port
 from tests.support.torture import TORTURE
 
 MIB = 1 << 20

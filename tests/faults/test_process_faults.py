@@ -22,12 +22,11 @@ from tests.support.served_topic import (
     alter_topic,
     check_everywhere,
     create_topic,
-    free_port,
     partitions_of,
     read_over_http,
     roll,
 )
-from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess
+from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess, free_port
 from tests.support.torture import TORTURE
 
 # ingest_api.server.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.

@@ -11,8 +11,8 @@ import pytest
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.writer import SegmentWriter
-from tests.spark.store import EPOCH_MS, Store, free_port
-from tests.support.server_process import ServerProcess
+from tests.spark.store import EPOCH_MS, Store
+from tests.support.server_process import ServerProcess, free_port
 
 #: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}

@@ -1,7 +1,6 @@
 """What tests ask of a running store, over HTTP."""
 
 import base64
-import socket
 
 import httpx
 
@@ -10,12 +9,6 @@ from tests.support.server_process import ServerProcess
 #: 2023-11-14T22:13:20Z: the timestamp of offset 0 in the topics here.
 EPOCH_MS = 1_700_000_000_000
 BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 class Store:

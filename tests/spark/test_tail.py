@@ -15,9 +15,9 @@ from logstore.errors import (
 )
 from logstore.spark import read_offsets, tail_reader
 from tests.spark.conftest import EPOCH_MS, files_opened, offsets
-from tests.spark.store import Store, free_port
+from tests.spark.store import Store
 from tests.support.produce_load import ProduceLoad
-from tests.support.server_process import ServerProcess
+from tests.support.server_process import ServerProcess, free_port
 
 
 def rows_of(frame):

@@ -4,7 +4,6 @@ Rows are (partition, offset, value).
 """
 
 import json
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,6 @@ from tests.support.server_process import ServerProcess
 PARTITIONS = 3
 
 Row = tuple[int, int, str]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def create_topic(url: str, partitions: int = PARTITIONS, **configs: str) -> None:

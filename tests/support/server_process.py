@@ -26,6 +26,13 @@ class NotStartedError(RuntimeError):
         self.lines = text.splitlines()
 
 
+def free_port() -> int:
+    """For a server that comes back at the same address."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
 class ServerProcess:
     """``with ServerProcess(data) as server: server.url``. Ends the process when the block ends."""
 

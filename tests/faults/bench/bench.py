@@ -8,7 +8,6 @@ could read every version.
 
 import itertools
 import math
-import socket
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +25,7 @@ from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour
 from tests.faults.bench.nemesis import READY_S, Nemesis, StoreBrokenError
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec, Workload
-from tests.support.server_process import FaultyServerProcess
+from tests.support.server_process import FaultyServerProcess, free_port
 
 _COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"}
 TOPICS = (
@@ -116,7 +115,7 @@ class Bench:
         report = self.report
         with (
             Recorder(self.history) as recorder,
-            FaultyServerProcess(self._data, port=_free_port(), environment=_ENVIRONMENT, mutant=self._mutant) as server,
+            FaultyServerProcess(self._data, port=free_port(), environment=_ENVIRONMENT, mutant=self._mutant) as server,
         ):
             try:
                 self._run(server, recorder, schedule, began + seconds)
@@ -255,9 +254,3 @@ def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]
         at = told["next_offset"]
         if at >= told["high_watermark"]:
             return {"log_start": start, "high_watermark": told["high_watermark"], "rows": rows}
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.journal.frame import (
     HEADER_BYTES,
@@ -15,7 +16,6 @@ from logstore.journal.frame import (
     FrameHeader,
     FrameType,
     PartitionSnapshot,
-    crc32c,
     decode_file_header,
     decode_frame_header,
     encode_file_header,

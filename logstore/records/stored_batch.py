@@ -1,0 +1,47 @@
+"""Records as they are stored, on their way to a reader that decodes them itself: ``application/vnd.logstore.frames``.
+
+A body is a sequence of blocks, each a header of 32 bytes and a payload, little-endian. The payload is one encapsulated
+Arrow IPC record batch message, its buffers compressed or not as its producer sent them, padded with zeros to a multiple
+of 8 bytes (the header tells its length without them). It has WIRE_SCHEMA, its record i the offset ``base_offset`` + i,
+a null timestamp standing for ``append_time_ms``; or, from sealed history, LOG_SCHEMA with all of that filled in.
+"""
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from logstore.filesystem import Buffer
+
+#: base offset, append time (ms), number of records, flags, bytes of the payload
+BLOCK_HEADER: Final = struct.Struct("<qqiiq")
+#: Every record's timestamp is the append time.
+LOG_APPEND_TIME: Final = 1
+#: The payload has LOG_SCHEMA.
+HAS_OFFSETS: Final = 2
+ALIGNMENT: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    base_offset: int
+    append_time_ms: int
+    record_count: int
+    flags: int
+    payload: Buffer | pa.Buffer
+
+
+def encode_blocks(batches: Sequence[StoredBatch]) -> list[Buffer]:
+    """The body in pieces; payloads are not copied."""
+    pieces: list[Buffer] = []
+    for batch in batches:
+        length = len(batch.payload) if not isinstance(batch.payload, pa.Buffer) else batch.payload.size
+        pieces.append(
+            BLOCK_HEADER.pack(batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, length)
+        )
+        pieces.append(memoryview(batch.payload))
+        if padding := -length % ALIGNMENT:
+            pieces.append(bytes(padding))
+    return pieces
