@@ -37,21 +37,25 @@ format: setup ## Format the code and repair what lint can repair
 	@$(RUN) ruff check --fix
 	@$(RUN) ruff format
 
-bench: setup ## Measure appends over HTTP on this machine
-	@$(RUN) benchmarks.produce
+bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all
+	@conf/bootstrap.sh bench || true
+	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code
 	@$(RUN) logstore.configuration_page docs/configuration.md
 
-lock: ## Resolve both requirements.lock anew (needs uv)
+lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
 	@uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 		--output-file airflow_dags/requirements.lock
+	@uv pip compile benchmarks/requirements.in --universal --python-version 3.11 --generate-hashes \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+		--output-file benchmarks/requirements.txt
 
 clean: ## Remove what was made here, except ./data
-	@rm -rf .venv .venv-airflow .cache build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .venv-airflow .venv-bench .cache build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 # The script itself knows whether anything has changed since it last installed.
 setup:

@@ -5,17 +5,18 @@
 #   conf/bootstrap.sh           check and install (when something has changed)
 #   conf/bootstrap.sh check     only check
 #   conf/bootstrap.sh airflow   the same for Airflow: .venv-airflow with airflow_dags/requirements.lock, nothing of logstore
+#   conf/bootstrap.sh bench     the same for the benchmarks' rival client: .venv-bench with benchmarks/requirements.txt
 #
 # PYTHON chooses the interpreter of the environment; without it the first of python3, python3.11, python3.12, python3.13 that will do.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 readonly PYTHON_MIN=3.11 JAVA_MIN=17
-if [ "${1:-install}" = airflow ]; then
-    readonly VENV=.venv-airflow LOCK=airflow_dags/requirements.lock
-else
-    readonly VENV=.venv LOCK=requirements.lock
-fi
+case "${1:-install}" in
+airflow) readonly VENV=.venv-airflow LOCK=airflow_dags/requirements.lock ;;
+bench) readonly VENV=.venv-bench LOCK=benchmarks/requirements.txt ;;
+*) readonly VENV=.venv LOCK=requirements.lock ;;
+esac
 readonly LOG=$VENV/install.log
 
 fail() {

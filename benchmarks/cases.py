@@ -1,0 +1,255 @@
+"""What is compared with what, and what is to come out.
+
+``DEFAULT`` takes about 20 minutes. ``MATRIX`` goes from the first two and their like along one axis at a time: payload,
+partitions, connections, records a request; an hour more. A case's first contender is ours.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from fnmatch import fnmatch
+
+from benchmarks.measure import Target
+from benchmarks.operations import (
+    BrokerColdStart,
+    BrokerRecovery,
+    ColdStart,
+    IdlePolls,
+    LatencyWhileRolling,
+    Recovery,
+    Roll,
+)
+from benchmarks.ours import ClientConsume, ClientProduce, HttpFetch, HttpLatency, HttpProduce, WrkProduce
+from benchmarks.rivals import Confluent, JavaConsume, JavaProduce
+from benchmarks.run import Case
+from benchmarks.server import BenchmarkError
+from benchmarks.workload import Form, Payload, Workload
+
+SMALL = Workload(value_bytes=100)
+LARGE = Workload(value_bytes=1_000)
+SINGLE = Workload(value_bytes=100, batch=1, connections=32)
+FSYNC = "kafka fsync"
+
+#: The broker serves all of Kafka's contenders of a case.
+MEMORY = Target("peak_mb", "kafka", at_most=1 / 3)
+
+
+def rate(against: str, at_least: float | None = None, of: str = "ours") -> Target:
+    return Target("records_s", against, of, at_least=at_least)
+
+
+def megabytes(against: str, at_least: float, of: str = "ours") -> Target:
+    return Target("mb_s", against, of, at_least=at_least)
+
+
+def produce_json(name: str, workload: Workload, kafka: float, kafka_fsync: float) -> Case:
+    size = "100 B" if workload.value_bytes == 100 else "1 KB"
+    return Case(
+        name,
+        f"JSON over HTTP, {size} values with keys, 1,000 a request",
+        (HttpProduce(workload), JavaProduce(workload), JavaProduce(workload, fsync=True, name=FSYNC)),
+        (rate("kafka", kafka), rate(FSYNC, kafka_fsync), MEMORY),
+    )
+
+
+def produce_arrow(name: str, workload: Workload, kafka: float) -> Case:
+    size = "100 B" if workload.value_bytes == 100 else "1 KB"
+    return Case(
+        name,
+        f"Arrow over HTTP, {size} values with keys, 10,000 a request",
+        (HttpProduce(replace(workload, batch=10_000), "arrow"), JavaProduce(workload), Confluent(workload)),
+        (rate("kafka", kafka), rate("confluent", 1.0), MEMORY),
+    )
+
+
+def client_batch(name: str, workload: Workload, kafka: float) -> Case:
+    size = "100 B" if workload.value_bytes == 100 else "1 KB"
+    return Case(
+        name,
+        f"Producer.send_batch, {size} values with keys, 10,000 a call",
+        (ClientProduce(replace(workload, batch=10_000)), JavaProduce(workload), Confluent(workload)),
+        (rate("kafka", kafka), rate("confluent", 1.0), MEMORY),
+    )
+
+
+def fetch(name: str, workload: Workload, records: int, *, sealed: bool) -> Case:
+    where = "sealed history" if sealed else "the tail"
+    unkeyed = replace(workload, keyed=False)
+    return Case(
+        name,
+        f"{where} as Arrow, over HTTP and with Consumer.poll_arrow, {workload.value_bytes:,} B values",
+        (
+            HttpFetch(unkeyed, records, sealed),
+            ClientConsume(unkeyed, records, sealed, name="poll_arrow"),
+            JavaConsume(unkeyed, records),
+            Confluent(unkeyed, "consume", records=records),
+        ),
+        (megabytes("kafka", 1.5), megabytes("kafka", 1.5, of="poll_arrow"), rate("confluent")),
+    )
+
+
+def poll_objects(name: str, workload: Workload, records: int) -> Case:
+    unkeyed = replace(workload, keyed=False)
+    return Case(
+        name,
+        f"Consumer.poll, an object a record, {workload.value_bytes:,} B values, from the tail",
+        (
+            ClientConsume(unkeyed, records, sealed=False, call="poll"),
+            Confluent(unkeyed, "consume", records=records),
+        ),
+        (rate("confluent", 1.0),),
+    )
+
+
+def recovery(megabytes_in_journal: int) -> Case:
+    records = megabytes_in_journal * 1_000_000 // LARGE.record_bytes
+    return Case(
+        f"recovery-{megabytes_in_journal}",
+        f"start after kill -9 with {megabytes_in_journal:,} MB of records in the journal",
+        (Recovery(LARGE, records), BrokerRecovery(replace(LARGE, keyed=False), records)),
+        (Target("ready_s", at_most=5.0), Target("ready_s", "kafka")),
+    )
+
+
+def many_partitions(name: str, title: str, workload: Workload, form: Form) -> Case:
+    few = "ours, 4 partitions"
+    return Case(
+        name,
+        title,
+        (
+            HttpProduce(workload, form),
+            HttpProduce(replace(workload, partitions=4), form, name=few),
+            JavaProduce(workload, fsync=True, name=FSYNC),
+        ),
+        (rate(few, 0.9), rate(FSYNC), Target("peak_mb", FSYNC, at_most=1 / 3)),
+    )
+
+
+DEFAULT: tuple[Case, ...] = (
+    produce_json("produce-json-100", SMALL, 1.0, 1.5),
+    produce_json("produce-json-1k", LARGE, 0.8, 1.5),
+    produce_arrow("produce-arrow-100", SMALL, 2.0),
+    produce_arrow("produce-arrow-1k", LARGE, 1.2),
+    Case(
+        "produce-lz4-100",
+        "Arrow with lz4 over HTTP, 100 B values with keys, 10,000 a request",
+        (
+            HttpProduce(replace(SMALL, batch=10_000), "arrow lz4"),
+            JavaProduce(SMALL, compression="lz4"),
+            Confluent(SMALL, compression="lz4"),
+        ),
+        (rate("kafka"), rate("confluent"), MEMORY),
+    ),
+    client_batch("client-batch-100", SMALL, 2.0),
+    client_batch("client-batch-1k", LARGE, 1.2),
+    Case(
+        "client-send-100",
+        "Producer.send, 100 B values with keys, one a call",
+        (ClientProduce(SMALL, "send"), Confluent(SMALL)),
+        (rate("confluent", 0.7),),
+    ),
+    Case(
+        "single-json",
+        "JSON over HTTP, one record a request, 32 connections (wrk)",
+        (WrkProduce(SINGLE),),
+        (Target("records_s", at_least=8_000),),
+    ),
+    Case(
+        "latency-1000",
+        "1,000 records/s, one a request, from the time they are due; librdkafka with linger 0",
+        (
+            HttpLatency(replace(SINGLE, connections=8)),
+            Confluent(SMALL, "latency", fsync=True, name=FSYNC),
+            Confluent(SMALL, "latency", name="kafka"),
+        ),
+        (
+            Target("p50_ms", FSYNC, at_most=1.5),
+            Target("p99_ms", FSYNC, at_most=3.0),
+            Target("p50_ms", "kafka"),
+            Target("p99_ms", "kafka"),
+        ),
+    ),
+    many_partitions(
+        "partitions-1000",
+        "JSON over HTTP, 1,000 a request, each request to one of 1,000 partitions in turn",
+        replace(SMALL, partitions=1_000, spread=False),
+        "json",
+    ),
+    many_partitions(
+        "partitions-1000-keyed",
+        "Arrow over HTTP, 10,000 a request, each request to all of 1,000 partitions by key",
+        replace(SMALL, partitions=1_000, batch=10_000),
+        "arrow",
+    ),
+    fetch("fetch-tail-100", SMALL, 3_000_000, sealed=False),
+    fetch("fetch-tail-1k", LARGE, 500_000, sealed=False),
+    fetch("fetch-sealed-100", SMALL, 3_000_000, sealed=True),
+    fetch("fetch-sealed-1k", LARGE, 500_000, sealed=True),
+    poll_objects("poll-100", SMALL, 3_000_000),
+    poll_objects("poll-1k", LARGE, 500_000),
+    Case(
+        "roll-stall",
+        "1,000 records/s, one a request, while 128 MB of another topic roll",
+        (
+            LatencyWhileRolling(
+                replace(SINGLE, connections=8), replace(LARGE, partitions=1), 128_000_000 // LARGE.record_bytes
+            ),
+            HttpLatency(replace(SINGLE, connections=8), name="ours, no roll"),
+        ),
+        (Target("p99_ms", "ours, no roll", at_most=3.0),),
+    ),
+    Case("roll", "a roll of 4 x 128 MB, 1 KB values", (Roll(LARGE, 512_000_000 // LARGE.record_bytes),), rounds=2),
+    Case(
+        "cold-start",
+        "the start on an empty directory",
+        (ColdStart(), BrokerColdStart()),
+        (Target("ready_s", "kafka"),),
+    ),
+    recovery(64),
+    recovery(256),
+    recovery(1_000),
+    Case(
+        "idle-polls",
+        "1,000 long polls that wait, and 1 GB of records in the journal",
+        (IdlePolls(replace(LARGE, partitions=1), 1_000_000_000 // LARGE.record_bytes),),
+        (Target("resident_mb", at_most=400),),
+        rounds=1,
+    ),
+)
+
+
+def _matrix() -> Iterator[Case]:
+    forms: tuple[tuple[str, Form], ...] = (("json", "json"), ("ndjson", "ndjson"), ("arrow", "arrow"))
+    payloads: tuple[Payload, ...] = ("random",)
+    for form_name, form in forms:
+        for size, workload in (("100", SMALL), ("1k", LARGE)):
+            base = replace(workload, keyed=form != "ndjson")
+            variants = {"": base}
+            variants |= {f"-{payload}": replace(base, payload=payload) for payload in payloads}
+            variants |= {f"-p{count}": replace(base, partitions=count) for count in (1, 1_000)}
+            variants |= {f"-c{count}": replace(base, connections=count) for count in (1, 32)}
+            variants |= {f"-b{count}": replace(base, batch=count) for count in (1, 100, 10_000)}
+            for suffix, varied in variants.items():
+                ours = HttpProduce(varied, form) if varied.batch > 1 else WrkProduce(varied, form)
+                yield Case(
+                    f"matrix-{form_name}-{size}{suffix}",
+                    f"{form_name} over HTTP: {varied}",
+                    (ours, JavaProduce(varied), JavaProduce(varied, fsync=True, name=FSYNC)),
+                    (rate("kafka"), rate(FSYNC), MEMORY),
+                )
+
+
+MATRIX: tuple[Case, ...] = tuple(_matrix())
+
+
+def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:
+    """Cases by name (``fetch-*`` is a pattern), in their order; without patterns the default ones, or all.
+
+    Raises BenchmarkError for a pattern that no case has.
+    """
+    everything = (*DEFAULT, *MATRIX)
+    if not patterns:
+        return list(everything if full else DEFAULT)
+    for pattern in patterns:
+        if not any(fnmatch(case.name, pattern) for case in everything):
+            raise BenchmarkError(f"no case is called {pattern!r}: `make bench LIST=1` names them")
+    return [case for case in everything if any(fnmatch(case.name, pattern) for pattern in patterns)]

@@ -1,0 +1,139 @@
+"""A real Apache Kafka from Maven artifacts: its jars, one broker on loopback, and its own tools.
+
+The jars are fetched once into ``.cache/kafka-peer`` (``KAFKA_PEER_HOME`` names another place, which may have them in
+``libs/`` already). The broker's ports are free ones, its data a directory of its own.
+"""
+
+import base64
+import os
+import shutil
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.server import ROOT, BenchmarkError, Server, run_command
+
+_PEER = ROOT / "benchmarks/kafka-peer"
+_START_SECONDS = 120
+# As Kafka's own scripts start it.
+_BROKER_OPTIONS = [
+    *("-Xms1G", "-Xmx1G", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true"),
+    *("-Dpeer.level=info", "-Dpeer.target=SYSTEM_OUT"),
+]
+_TOOL_OPTIONS = ["-Xms512M", "-Xmx512M", "-XX:+UseG1GC"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kafka:
+    """Java and Kafka's jars."""
+
+    java: str
+    libs: Path
+
+    @property
+    def version(self) -> str:
+        found = sorted(path.stem for path in self.libs.glob("kafka-clients-*.jar"))
+        return found[0].removeprefix("kafka-clients-") if found else "unknown"
+
+    def command(self, options: list[str], main_class: str, *arguments: str) -> list[str]:
+        log4j = f"-Dlog4j2.configurationFile={_PEER / 'log4j2.properties'}"
+        return [self.java, *options, log4j, "-cp", f"{self.libs}/*", main_class, *arguments]
+
+    def tool(self, main_class: str, *arguments: str, timeout: float = 120) -> str:
+        """What one of Kafka's own tools prints."""
+        return run_command(self.command(_TOOL_OPTIONS, main_class, *arguments), timeout=timeout)
+
+
+def find_kafka() -> Kafka | str:
+    """Kafka, fetched if need be; or what is missing, as a sentence."""
+    java_home = os.environ.get("JAVA_HOME")
+    java = f"{java_home}/bin/java" if java_home else shutil.which("java")
+    if not java:
+        return "Java is missing (sudo apt-get install default-jre-headless)"
+    home = Path(os.environ.get("KAFKA_PEER_HOME") or ROOT / ".cache/kafka-peer").absolute()
+    libs = home / "libs"
+    if not libs.is_dir():
+        maven = shutil.which("mvn")
+        if not maven:
+            return "Maven is missing, which fetches Kafka's jars (sudo apt-get install maven)"
+        home.mkdir(parents=True, exist_ok=True)
+        arriving = home / "libs.arriving"
+        goal = ["dependency:copy-dependencies", f"-DoutputDirectory={arriving}"]
+        try:
+            run_command([maven, "-q", "-B", "-f", str(_PEER / "pom.xml"), *goal], timeout=900)
+        except BenchmarkError as error:
+            return f"Maven could not fetch Kafka's jars: {str(error).strip().splitlines()[-1]}"
+        arriving.rename(libs)
+    return Kafka(java, libs)
+
+
+class Broker(Server):
+    """One node in KRaft mode on an empty ``directory``.
+
+    It stands still while others have their turn, which must not pass for a failure: hence its session's length. For the
+    same reason it would wait as long for the end of its former session, were it killed and started again.
+    """
+
+    def __init__(self, kafka: Kafka, directory: Path, *, session_timeout_ms: int = 3_600_000) -> None:
+        self.kafka = kafka
+        self._directory = directory
+        directory.mkdir(parents=True)
+        port, controller_port = _free_ports(2)
+        self.address = f"127.0.0.1:{port}"
+        self._properties = directory / "server.properties"
+        template = (_PEER / "server.properties").read_text(encoding="utf-8")
+        filled = template.format(
+            port=port,
+            controller_port=controller_port,
+            data=directory / "data",
+            session_timeout_ms=session_timeout_ms,
+        )
+        self._properties.write_text(filled, encoding="utf-8")
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+        # An id may not begin with a dash: the tool takes it for an option.
+        kafka.tool("kafka.tools.StorageTool", "format", "-t", f"L{cluster_id[1:]}", "-c", str(self._properties))
+        self.start()
+
+    def start(self) -> None:
+        """Until it says that it has started; ``ready_s`` is how long that took."""
+        log = self._directory / "broker.log"
+        command = self.kafka.command(_BROKER_OPTIONS, "kafka.Kafka", str(self._properties))
+        began = time.monotonic()
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=self._directory
+            )
+        while b"Kafka Server started" not in log.read_bytes():
+            if self.process.poll() is not None or time.monotonic() > began + _START_SECONDS:
+                self.kill()
+                raise BenchmarkError(f"Kafka did not start:\n{log.read_text(errors='replace')[-2000:]}")
+            time.sleep(0.02)
+        self.ready_s = time.monotonic() - began
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        options = [text for name, value in (configs or {}).items() for text in ("--config", f"{name}={value}")]
+        with self.awake():
+            self.kafka.tool(
+                "org.apache.kafka.tools.TopicCommand",
+                "--bootstrap-server",
+                self.address,
+                "--create",
+                "--topic",
+                topic,
+                "--partitions",
+                str(partitions),
+                *options,
+            )
+
+
+def _free_ports(count: int) -> list[int]:
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [listener.getsockname()[1] for listener in listeners]
+    for listener in listeners:
+        listener.close()
+    return ports

@@ -1,0 +1,128 @@
+"""What is measured, what is to be reached, and what a run found: plain values and arithmetic, no processes.
+
+A ratio is always ours over theirs within one round, when both ran one after the other; a machine that was slower for a
+while slowed both down. What is told of a ratio is the median over the rounds, with the lowest and the highest.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One turn of one contender. None: not measured there. A MB is a million bytes.
+
+    ``mb_s`` counts keys and values alone. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record.
+    ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
+    has at the end of the turn. ``ready_s``: from the start of the process until it answers. ``throttled``: answers 429.
+    """
+
+    records_s: float | None = None
+    mb_s: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    p999_ms: float | None = None
+    ready_s: float | None = None
+    peak_mb: float | None = None
+    resident_mb: float | None = None
+    server_cpu_us: float | None = None
+    client_cpu_us: float | None = None
+    throttled: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    title: str
+    digits: int
+
+    def format(self, value: float | None) -> str:
+        return "" if value is None else f"{value:,.{self.digits}f}"
+
+
+METRICS: dict[str, Metric] = {
+    "records_s": Metric("records/s", 0),
+    "mb_s": Metric("MB/s", 1),
+    "p50_ms": Metric("p50 ms", 2),
+    "p99_ms": Metric("p99 ms", 2),
+    "p999_ms": Metric("p99.9 ms", 2),
+    "ready_s": Metric("ready s", 2),
+    "peak_mb": Metric("peak MB", 0),
+    "resident_mb": Metric("resident MB", 0),
+    "server_cpu_us": Metric("server us/record", 2),
+    "client_cpu_us": Metric("client us/record", 2),
+    "throttled": Metric("429", 0),
+}
+assert list(METRICS) == [field.name for field in fields(Sample)]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """``of`` / ``against`` in ``metric`` (without ``against``: the figure of ``of``) is to be at least or at most
+    so much; without a bound it is only told. Both are names of contenders.
+    """
+
+    metric: str
+    against: str | None = None
+    of: str = "ours"
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def bound(self) -> str:
+        if self.at_least is not None:
+            return f">= {self.at_least:,.4g}"
+        return f"<= {self.at_most:,.4g}" if self.at_most is not None else ""
+
+    def reached(self, value: float) -> bool | None:
+        """None: there is nothing to reach."""
+        if self.at_least is not None:
+            return value >= self.at_least
+        return value <= self.at_most if self.at_most is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A target, and the value of every round that had one."""
+
+    target: Target
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    @property
+    def verdict(self) -> str:
+        reached = self.target.reached(self.median)
+        return "" if reached is None else "reached" if reached else "short"
+
+    @property
+    def text(self) -> str:
+        """``1.23 (1.10-1.31)``: the median, the lowest and the highest."""
+        numbers = [_short(value) for value in (self.median, min(self.values), max(self.values))]
+        return f"{numbers[0]} ({numbers[1]}-{numbers[2]})"
+
+
+def find(target: Target, samples: Mapping[str, Sequence[Sample]]) -> Finding | None:
+    """Round for round, ``samples`` by contender; None when not one round has both values."""
+    own = [getattr(sample, target.metric) for sample in samples.get(target.of, ())]
+    if target.against is None:
+        values = [value for value in own if value is not None]
+    else:
+        other = [getattr(sample, target.metric) for sample in samples.get(target.against, ())]
+        values = [a / b for a, b in zip(own, other, strict=False) if a is not None and b]
+    return Finding(target, tuple(values)) if values else None
+
+
+def median_sample(samples: Sequence[Sample]) -> Sample:
+    """Each figure's median over the turns."""
+    middle = {}
+    for name in METRICS:
+        values = [value for sample in samples if (value := getattr(sample, name)) is not None]
+        middle[name] = statistics.median(values) if values else None
+    return Sample(**middle)
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

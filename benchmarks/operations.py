@@ -1,0 +1,238 @@
+"""What a store does beside answering: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
+
+import resource
+import socket
+import time
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from benchmarks.kafka import Broker
+from benchmarks.load.result import percentiles_ms
+from benchmarks.measure import Sample
+from benchmarks.ours import NO_ROLL, TOPIC, fill, filled_store, http_specification
+from benchmarks.rivals import filled_topic
+from benchmarks.run import Stage
+from benchmarks.server import BenchmarkError, Turn, run_load
+from benchmarks.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyWhileRolling:
+    """Single-record requests at a fixed rate, of which only those count that were due while another topic rolled."""
+
+    workload: Workload
+    rolled: Workload
+    rolled_records: int
+    rate: int = 1_000
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions, NO_ROLL)
+        store.create_topic("rolled", self.rolled.partitions, NO_ROLL)
+        store.pause()
+        kept = stage.directory / "latencies"
+        specification = {
+            **http_specification(stage, store, self.workload, "json"),
+            "rate": self.rate,
+            "keep": str(kept),
+        }
+
+        def turn(seconds: float) -> Sample:
+            with store.awake(), ThreadPoolExecutor(1) as loading:
+                fill(stage, store, self.rolled, self.rolled_records, "rolled")
+                load = loading.submit(run_load, "http_latency", {**specification, "seconds": max(4.0, seconds)})
+                time.sleep(1.5)
+                began = time.monotonic()
+                store.roll("rolled")
+                ended = time.monotonic()
+                load.result()
+            pairs = array("d", kept.read_bytes())
+            during = [took for due, took in zip(pairs[::2], pairs[1::2], strict=True) if began <= due < ended]
+            if not during:
+                raise BenchmarkError("no request was due while the roll ran: let it run for more seconds")
+            return Sample(records_s=self.rate, **percentiles_ms(during))
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """How fast un-sealed records become a Delta table's: from the request to roll until its answer."""
+
+    workload: Workload
+    records: int
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions, NO_ROLL)
+        store.pause()
+
+        def turn(_seconds: float) -> Sample:
+            with store.awake():
+                fill(stage, store, self.workload, self.records)
+                began, cpu_s = time.monotonic(), store.cpu_s
+                store.roll(TOPIC)
+                seconds, cpu_s = time.monotonic() - began, store.cpu_s - cpu_s
+                rate = self.records / seconds
+                return Sample(
+                    records_s=rate,
+                    mb_s=rate * self.workload.record_bytes / 1e6,
+                    server_cpu_us=1e6 * cpu_s / self.records,
+                    peak_mb=store.peak_mb,
+                    resident_mb=store.resident_mb,
+                )
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """A process on an empty directory, until it answers."""
+
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        def turn(_seconds: float) -> Sample:
+            with stage.store(f"{self.name}-{time.monotonic_ns()}") as store:
+                return Sample(ready_s=store.ready_s, resident_mb=store.resident_mb)
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerColdStart:
+    """The same for a broker; formatting its directory does not count."""
+
+    name: str = "kafka"
+    needs: tuple[str, ...] = ("kafka",)
+
+    def start(self, stage: Stage) -> Turn:
+        kafka = stage.peers.kafka
+        assert kafka is not None
+
+        def turn(_seconds: float) -> Sample:
+            with Broker(kafka, stage.directory / f"kafka-{time.monotonic_ns()}") as broker:
+                return Sample(ready_s=broker.ready_s, resident_mb=broker.resident_mb)
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """The start after kill -9 with so many records in the journal alone, until it answers; then all must be there."""
+
+    workload: Workload
+    records: int
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = filled_store(stage, self.name, self.workload, self.records, sealed=False)
+        stored = self.records
+
+        def turn(_seconds: float) -> Sample:
+            nonlocal stored
+            store.kill()
+            store.start()
+            found = store.stored(TOPIC)
+            if found < stored:
+                raise BenchmarkError(f"{stored:,} records were acknowledged, {found:,} are there after a kill -9")
+            stored = found
+            sample = Sample(ready_s=store.ready_s, peak_mb=store.peak_mb, resident_mb=store.resident_mb)
+            store.pause()
+            return sample
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRecovery:
+    """The same for a broker: a killed one reads the last segment of every partition again, and waits until its former
+    session is over (broker.session.timeout.ms, 9 s as it ships).
+    """
+
+    workload: Workload
+    records: int
+    name: str = "kafka"
+    needs: tuple[str, ...] = ("kafka",)
+
+    def start(self, stage: Stage) -> Turn:
+        kafka = stage.peers.kafka
+        assert kafka is not None
+        broker = stage.stack.enter_context(Broker(kafka, stage.directory / "kafka", session_timeout_ms=9_000))
+        filled_topic(stage, broker, self.workload, self.records)
+
+        def turn(_seconds: float) -> Sample:
+            broker.kill()
+            broker.start()
+            sample = Sample(ready_s=broker.ready_s, peak_mb=broker.peak_mb, resident_mb=broker.resident_mb)
+            broker.pause()
+            return sample
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class IdlePolls:
+    """What a store has resident with so many long polls waiting at the end of a topic that is in the journal alone."""
+
+    workload: Workload
+    records: int
+    polls: int = 1_000
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        _allow_open_files(2 * self.polls + 200)
+        store = filled_store(stage, self.name, self.workload, self.records, sealed=False)
+        host, port = store.address["host"], store.address["port"]
+        with store.awake():
+            end = store.stored(TOPIC)
+        if self.workload.partitions != 1:
+            raise BenchmarkError("the polls wait at the end of one partition")
+        request = (
+            f"GET /topics/{TOPIC}/partitions/0/records?offset={end}&max_wait_ms=60000 HTTP/1.1\r\n"
+            f"Host: {host}:{port}\r\nAccept: application/vnd.apache.arrow.stream\r\n\r\n"
+        ).encode()
+
+        def turn(seconds: float) -> Sample:
+            with store.awake():
+                polls = [socket.create_connection((host, port)) for _ in range(self.polls)]
+                try:
+                    for poll in polls:
+                        poll.sendall(request)
+                    time.sleep(min(seconds, 10))
+                    sample = Sample(resident_mb=store.resident_mb, peak_mb=store.peak_mb)
+                    for poll in polls:
+                        poll.setblocking(False)
+                    if answered := sum(_has_answer(poll) for poll in polls):
+                        raise BenchmarkError(f"{answered} of {self.polls} polls were answered, though nothing came")
+                finally:
+                    for poll in polls:
+                        poll.close()
+            return sample
+
+        return turn
+
+
+def _has_answer(connection: socket.socket) -> bool:
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _allow_open_files(count: int) -> None:
+    """For this process and those that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < count:
+        raise BenchmarkError(f"{count} open files are needed, `ulimit -Hn` allows {hard}")
+    if soft < count:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else count, hard))

@@ -1,0 +1,216 @@
+"""Our side of the comparisons: what loads a store over HTTP and through the Python client."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from benchmarks.run import Stage
+from benchmarks.server import BenchmarkError, Result, Store, Turn, result_of, run_command, run_load, turn_of
+from benchmarks.workload import CONTENT_TYPES, Form, Workload, write_bodies
+
+TOPIC = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class HttpProduce:
+    """Bodies made beforehand, posted as fast as answers come; every answer after its fsync."""
+
+    workload: Workload
+    form: Form = "json"
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+    configs: Mapping[str, str] = field(default_factory=dict)
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions, self.configs)
+        store.pause()
+        specification = http_specification(stage, store, self.workload, self.form)
+        acknowledged = 0
+
+        def load(seconds: float) -> Result:
+            nonlocal acknowledged
+            result = run_load("http_produce", {**specification, "seconds": seconds})
+            acknowledged += result.records
+            check_stored(store, acknowledged)
+            return result
+
+        return turn_of(store, self.workload.record_bytes, load)
+
+
+@dataclass(frozen=True, slots=True)
+class WrkProduce:
+    """wrk, one thread: the leanest client for small requests."""
+
+    workload: Workload
+    form: Form = "json"
+    name: str = "ours"
+    needs: tuple[str, ...] = ("wrk",)
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions)
+        store.pause()
+        bodies = write_bodies(stage.directory, self.workload, self.form)
+        wrk = stage.peers.wrk or shutil.which("wrk") or "wrk"
+
+        def load(seconds: float) -> Result:
+            options = ["-t1", f"-c{self.workload.connections}", f"-d{max(1, round(seconds))}s", "--timeout", "30s"]
+            url = f"{store.url}{self.workload.paths(TOPIC)[0]}"
+            script = ["-s", "benchmarks/load/wrk.lua", url, "--", CONTENT_TYPES[self.form], *bodies]
+            output = run_command([wrk, *options, *script], timeout=3 * seconds + 60)
+            found = json.loads(output.strip().splitlines()[-1])
+            if found["refused"] or found["broken"]:
+                raise BenchmarkError(f"wrk saw requests fail: {found}")
+            return result_of({**found, "records": found["requests"] * self.workload.batch})
+
+        return turn_of(store, self.workload.record_bytes, load)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLatency:
+    """Single-record requests at a fixed rate, an open loop."""
+
+    workload: Workload
+    rate: int = 1_000
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions)
+        store.pause()
+        specification = http_specification(stage, store, self.workload, "json")
+
+        def load(seconds: float) -> Result:
+            return run_load("http_latency", {**specification, "rate": self.rate, "seconds": seconds, "keep": None})
+
+        return turn_of(store, self.workload.record_bytes, load)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientProduce:
+    """``logstore.Producer``: columns in (``send_batch``), or one record a call (``send``)."""
+
+    workload: Workload
+    call: str = "send_batch"
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, self.workload.partitions)
+        store.pause()
+        bodies = write_bodies(stage.directory, self.workload, "arrow")
+        specification = {"url": store.url, "topic": TOPIC, "bodies": bodies, "call": self.call}
+        acknowledged = 0
+
+        def load(seconds: float) -> Result:
+            nonlocal acknowledged
+            result = run_load("logstore_client", {**specification, "seconds": seconds})
+            acknowledged += result.records
+            check_stored(store, acknowledged)
+            return result
+
+        return turn_of(store, self.workload.record_bytes, load)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpFetch:
+    """The whole topic from its beginning, Arrow answers: from the journal (``sealed`` False) or from Parquet."""
+
+    workload: Workload
+    records: int
+    sealed: bool
+    max_bytes: int = 4 * 1024 * 1024
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = filled_store(stage, self.name, self.workload, self.records, sealed=self.sealed)
+        specification = {
+            **store.address,
+            "topic": TOPIC,
+            "partitions": self.workload.partitions,
+            "max_bytes": self.max_bytes,
+        }
+        return turn_of(
+            store,
+            self.workload.record_bytes,
+            lambda seconds: run_load("http_fetch", {**specification, "seconds": seconds}),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ClientConsume:
+    """``logstore.Consumer`` over the whole topic: columns (``poll_arrow``) or one object a record (``poll``)."""
+
+    workload: Workload
+    records: int
+    sealed: bool
+    call: str = "poll_arrow"
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = filled_store(stage, self.name, self.workload, self.records, sealed=self.sealed)
+        specification = {"url": store.url, "topic": TOPIC, "call": self.call, "records": self.records}
+        return turn_of(
+            store,
+            self.workload.record_bytes,
+            lambda seconds: run_load("logstore_client", {**specification, "seconds": seconds}),
+        )
+
+
+def http_specification(
+    stage: Stage, store: Store, workload: Workload, form: Form, topic: str = TOPIC
+) -> dict[str, object]:
+    """What the HTTP load programs want to know, but for the time."""
+    return {
+        **store.address,
+        "paths": workload.paths(topic),
+        "content_type": CONTENT_TYPES[form],
+        "bodies": write_bodies(stage.directory, workload, form),
+        "connections": workload.connections,
+        "records": workload.batch,
+        "limit": 0,
+    }
+
+
+#: A topic that rolls only when it is told to.
+NO_ROLL = {"segment.bytes": str(2**31 - 1), "segment.ms": str(86_400_000)}
+
+
+def fill(stage: Stage, store: Store, workload: Workload, records: int, topic: str = TOPIC) -> None:
+    """Post ``records`` records in Arrow, and check that they are there."""
+    before = store.stored(topic)
+    specification = http_specification(stage, store, workload, "arrow", topic)
+    run_load("http_produce", {**specification, "limit": records, "seconds": 300})
+    if (stored := store.stored(topic) - before) < records:
+        raise BenchmarkError(f"{records:,} records were sent to fill a topic, {stored:,} are there")
+
+
+def filled_store(
+    stage: Stage,
+    name: str,
+    workload: Workload,
+    records: int,
+    *,
+    sealed: bool,
+    settings: Mapping[str, str] | None = None,
+) -> Store:
+    """A store, standing still, with so many records: all in the journal, or all in Parquet."""
+    store = stage.store(name, settings)
+    store.create_topic(TOPIC, workload.partitions, NO_ROLL)
+    fill(stage, store, workload, records)
+    if sealed:
+        store.roll(TOPIC)
+    store.pause()
+    return store
+
+
+def check_stored(store: Store, acknowledged: int) -> None:
+    """Every record that was acknowledged is one that readers see."""
+    if (stored := store.stored(TOPIC)) < acknowledged:
+        raise BenchmarkError(f"{acknowledged:,} records were acknowledged, {stored:,} are there")

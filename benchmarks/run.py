@@ -1,0 +1,123 @@
+"""How a case runs: every contender in turn, round after round, each alone on the machine while it is its turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from benchmarks.kafka import Broker, Kafka
+from benchmarks.measure import Finding, Sample, Target, find
+from benchmarks.server import BenchmarkError, Store, Turn
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """What this machine has beside the store: None where it is missing. ``confluent`` and ``wrk`` are paths."""
+
+    kafka: Kafka | None = None
+    confluent: str | None = None
+    wrk: str | None = None
+
+
+class Contender(Protocol):
+    """One of those that are compared. ``needs`` names fields of Peers."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+
+    def start(self, stage: "Stage") -> Turn:
+        """Start servers, make topics and bodies; what it gives is called once for every turn."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """``contenders``: ours first. ``targets``: what is to come out, also the ratios that are only told.
+
+    ``rounds``: at most so many, for what needs no more.
+    """
+
+    name: str
+    title: str
+    contenders: tuple[Contender, ...]
+    targets: tuple[Target, ...] = ()
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """``samples``: by contender, one for each round. ``absent``: contenders that were left out, and what they lack."""
+
+    case: Case
+    samples: Mapping[str, Sequence[Sample]]
+    absent: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def findings(self) -> list[Finding]:
+        found = (find(target, self.samples) for target in self.case.targets)
+        return [finding for finding in found if finding is not None]
+
+
+@dataclass
+class Stage:
+    """What the contenders of one case share: a directory, and one broker if any of them asks for it."""
+
+    directory: Path
+    peers: Peers
+    stack: ExitStack
+    _broker: Broker | None = None
+
+    def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
+        """A store of its own; it ends with the case."""
+        store = Store(self.directory / name.replace(" ", "-").replace(",", ""), settings)
+        self.stack.enter_context(store)
+        return store
+
+    def broker(self) -> Broker:
+        """The broker, standing still."""
+        if self._broker is None:
+            assert self.peers.kafka is not None
+            self._broker = Broker(self.peers.kafka, self.directory / "kafka")
+            self.stack.enter_context(self._broker)
+            self._broker.pause()
+        return self._broker
+
+
+def run_case(
+    case: Case, directory: Path, peers: Peers, *, rounds: int, seconds: float, tell: Callable[[str], None]
+) -> CaseResult:
+    """``rounds`` rounds after one to warm up, which does not count. Raises BenchmarkError."""
+    lacking = {
+        contender.name: ", ".join(need for need in contender.needs if getattr(peers, need) is None)
+        for contender in case.contenders
+    }
+    absent = {name: needs for name, needs in lacking.items() if needs}
+    if case.contenders[0].name in absent:
+        return CaseResult(case, {}, absent)
+    samples: dict[str, list[Sample]] = {}
+    with ExitStack() as stack:
+        stage = Stage(directory, peers, stack)
+        turns = {c.name: c.start(stage) for c in case.contenders if c.name not in absent}
+        for number in range(min(rounds, case.rounds or rounds) + 1):
+            for name, turn in turns.items():
+                sample = turn(seconds if number else seconds / 2)
+                if number:
+                    samples.setdefault(name, []).append(sample)
+                tell(_line(case, name, number, sample))
+    return CaseResult(case, samples, absent)
+
+
+def _line(case: Case, name: str, number: int, sample: Sample) -> str:
+    turn = f"round {number}" if number else "warm-up"
+    figures = [f"{sample.records_s:,.0f} records/s"] if sample.records_s is not None else []
+    figures += [f"p99 {sample.p99_ms:.2f} ms"] if sample.p99_ms is not None else []
+    figures += [f"ready in {sample.ready_s:.2f} s"] if sample.ready_s is not None else []
+    figures += [f"{sample.resident_mb:,.0f} MB resident"] if not figures and sample.resident_mb is not None else []
+    return f"{case.name}: {turn}: {name}: {', '.join(figures)}"
+
+
+__all__ = ["BenchmarkError", "Case", "CaseResult", "Contender", "Peers", "Stage", "run_case"]

@@ -1,0 +1,227 @@
+"""Server processes under measurement: our store, and what it has in common with a Kafka broker.
+
+Invariants: a server runs only while it is its turn (SIGSTOP before and after), so that what it has put off (rolls,
+cleaning, garbage) costs its own turns and nobody else's. It listens on loopback. It is ended by its own pid, with
+SIGKILL: its data are thrown away.
+"""
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from benchmarks.measure import Sample
+from logstore.client.admin import Admin
+
+ROOT = Path(__file__).parents[1]
+_START_SECONDS = 180
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+
+Turn = Callable[[float], Sample]
+
+
+class BenchmarkError(RuntimeError):
+    """A server or a load program failed; the message is for the person who runs the benchmark."""
+
+
+class Server:
+    """A process and what /proc knows of it."""
+
+    process: subprocess.Popen[Any]
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        self.resume()
+        try:
+            yield
+        finally:
+            self.pause()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time since its start, of user and system."""
+        after_name = Path(f"/proc/{self.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        return (int(after_name[11]) + int(after_name[12])) / _CLOCK_TICKS
+
+    @property
+    def peak_mb(self) -> float:
+        return self._status_kib("VmHWM") * 1024 / 1e6
+
+    @property
+    def resident_mb(self) -> float:
+        return self._status_kib("VmRSS") * 1024 / 1e6
+
+    def _status_kib(self, name: str) -> int:
+        for line in Path(f"/proc/{self.process.pid}/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith(f"{name}:"):
+                return int(line.split()[1])
+        raise BenchmarkError("a server ended by itself")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Store(Server):
+    """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix)."""
+
+    def __init__(self, data: Path, settings: Mapping[str, str] | None = None) -> None:
+        self.data = data
+        self._settings = {f"LOGSTORE_{name}": value for name, value in (settings or {}).items()}
+        self._log = data.parent / f"{data.name}.log"
+        self.start()
+
+    def start(self) -> None:
+        """Until it answers; ``ready_s`` is how long that took."""
+        command = [
+            sys.executable,
+            "-m",
+            "logstore.cli",
+            "serve",
+            "--data",
+            str(self.data),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+        ]
+        # Settings of this shell or of conf/logstore.toml are for another store.
+        environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
+        began = time.monotonic()
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=self.data.parent,
+                env={**environment, "PYTHONPATH": str(ROOT), **self._settings},
+            )
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], _START_SECONDS)
+        line = self.process.stdout.readline() if ready else ""
+        self.ready_s = time.monotonic() - began
+        if not line.startswith("listening on "):
+            self.kill()
+            raise BenchmarkError(f"the store did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
+        self.url = line.removeprefix("listening on ").strip()
+
+    @property
+    def address(self) -> dict[str, Any]:
+        parts = urlsplit(self.url)
+        return {"host": parts.hostname, "port": parts.port}
+
+    def create_topic(self, topic: str, partitions: int, configs: Mapping[str, str] | None = None) -> None:
+        with Admin(self.url, request_timeout_ms=120_000) as admin:
+            admin.create_topic(topic, partitions=partitions, configs=configs)
+
+    def roll(self, topic: str) -> None:
+        with Admin(self.url, request_timeout_ms=300_000) as admin:
+            admin.roll(topic)
+
+    def stored(self, topic: str) -> int:
+        """Records that readers see."""
+        with Admin(self.url, request_timeout_ms=60_000) as admin:
+            return sum(
+                found.high_watermark - found.log_start_offset for found in admin.describe_topic(topic).partitions
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a load program found."""
+
+    records: int
+    seconds: float
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    p999_ms: float | None = None
+    throttled: float | None = None
+
+
+def run_load(module: str, specification: Mapping[str, Any], *, python: str = sys.executable) -> Result:
+    """Run ``benchmarks.load.<module>`` to its end."""
+    timeout = 3 * float(specification.get("seconds", 60)) + 120
+    output = run_command(
+        [python, "-m", f"benchmarks.load.{module}"], timeout=timeout, input_text=json.dumps(specification)
+    )
+    return result_of(json.loads(output))
+
+
+def result_of(found: Mapping[str, Any]) -> Result:
+    return Result(**{name: value for name, value in found.items() if name in Result.__dataclass_fields__})
+
+
+def run_command(command: list[str], *, timeout: float, input_text: str = "") -> str:
+    """stdout of a program that ended well in time."""
+    try:
+        done = subprocess.run(
+            command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise BenchmarkError(f"{' '.join(command[:6])} ... did not end within {timeout:.0f} s") from None
+    if done.returncode:
+        raise BenchmarkError(f"{' '.join(command[:6])} ... failed:\n{(done.stderr or done.stdout)[-2000:]}")
+    return done.stdout
+
+
+def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
+    """A turn in which ``load`` (called with its seconds) runs on ``server`` while all others stand still.
+
+    What it left unwritten is on the disk before the next turn begins.
+    """
+
+    def turn(seconds: float) -> Sample:
+        with server.awake():
+            server_cpu_s, client_cpu_s = server.cpu_s, _cpu_s_of_loads()
+            result = load(seconds)
+            server_cpu_s, client_cpu_s = server.cpu_s - server_cpu_s, _cpu_s_of_loads() - client_cpu_s
+            peak_mb, resident_mb = server.peak_mb, server.resident_mb
+        os.sync()
+        rate = result.records / result.seconds
+        return Sample(
+            records_s=rate,
+            mb_s=rate * record_bytes / 1e6,
+            p50_ms=result.p50_ms,
+            p99_ms=result.p99_ms,
+            p999_ms=result.p999_ms,
+            peak_mb=peak_mb,
+            resident_mb=resident_mb,
+            server_cpu_us=1e6 * server_cpu_s / result.records,
+            client_cpu_us=1e6 * client_cpu_s / result.records,
+            throttled=result.throttled,
+        )
+
+    return turn
+
+
+def _cpu_s_of_loads() -> float:
+    """CPU time of all load programs that have ended, with their start."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime

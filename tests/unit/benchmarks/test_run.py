@@ -1,0 +1,134 @@
+"""A tiny run of ours, and what is said of tools that are missing."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from benchmarks import kafka
+from benchmarks.__main__ import main
+from benchmarks.measure import Sample
+from benchmarks.run import Case, Peers, Stage, run_case
+from benchmarks.server import BenchmarkError
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Writes down whose turn it is."""
+
+    name: str
+    turns: list[tuple[str, float]] = field(compare=False)
+    needs: tuple[str, ...] = ()
+
+    def start(self, _stage: Stage) -> Callable[[float], Sample]:
+        def turn(seconds: float) -> Sample:
+            self.turns.append((self.name, seconds))
+            return Sample(records_s=len(self.turns))
+
+        return turn
+
+
+def test_contenders_take_turns_after_a_round_that_does_not_count(tmp_path: Path):
+    turns: list[tuple[str, float]] = []
+    case = Case("c", "", (Recorded("a", turns), Recorded("b", turns), Recorded("x", turns, ("kafka",))))
+    result = run_case(case, tmp_path, Peers(), rounds=2, seconds=4.0, tell=print)
+    assert turns == [("a", 2.0), ("b", 2.0), ("a", 4.0), ("b", 4.0), ("a", 4.0), ("b", 4.0)]
+    assert {name: [s.records_s for s in samples] for name, samples in result.samples.items()} == {
+        "a": [3, 5],
+        "b": [4, 6],
+    }
+    assert result.absent == {"x": "kafka"}
+
+
+def test_a_case_is_left_out_when_its_own_side_lacks_something(tmp_path: Path):
+    turns: list[tuple[str, float]] = []
+    case = Case("c", "", (Recorded("a", turns, ("wrk",)), Recorded("b", turns)))
+    result = run_case(case, tmp_path, Peers(), rounds=2, seconds=4.0, tell=print)
+    assert (result.samples, result.absent, turns) == ({}, {"a": "wrk"}, [])
+
+
+def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    where = ["--directory", str(tmp_path / "data"), "--results", str(tmp_path / "results")]
+    code = main(["--cases", "produce-json-100", "--alone", "--pairs", "1", "--seconds", "0.2", *where])
+    printed = capsys.readouterr().out
+    assert code == 0, printed
+    (written,) = (tmp_path / "results").glob("*.json")
+    (case,) = json.loads(written.read_text())["cases"]
+    (sample,) = case["contenders"]["ours"]
+    assert sample["records_s"] > 0
+    assert sample["mb_s"] == pytest.approx(sample["records_s"] * 113 / 1e6)
+    assert 0 < sample["p50_ms"] <= sample["p99_ms"] <= sample["p999_ms"]
+    assert sample["peak_mb"] >= sample["resident_mb"] > 20
+    assert sample["server_cpu_us"] > 0
+    assert case["absent"] == {"kafka": "kafka", "kafka fsync": "kafka"}
+    assert "ours alone, without Kafka" in printed
+    assert list((tmp_path / "data").iterdir()) == []
+    assert not _children("logstore.cli")
+
+
+def test_a_load_that_is_refused_fails_the_case_and_not_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise BenchmarkError("no\nsuch topic")
+
+    monkeypatch.setattr("benchmarks.__main__.run_case", refuse)
+    where = ["--directory", str(tmp_path / "data"), "--results", str(tmp_path / "results")]
+    assert main(["--cases", "roll", "--alone", *where]) == 1
+    assert "failed roll: no" in capsys.readouterr().out
+
+
+def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]):
+    assert main(["--cases", "produce-jason"]) == 2
+    assert "no case is called 'produce-jason'" in capsys.readouterr().out
+
+
+def test_cases_can_be_listed(capsys: pytest.CaptureFixture[str]):
+    assert main(["--list"]) == 0
+    assert "produce-json-100" in capsys.readouterr().out
+
+
+def test_what_is_missing_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("KAFKA_PEER_HOME", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    assert "Java is missing" in str(kafka.find_kafka())
+    (tmp_path / "java").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "Maven is missing" in str(kafka.find_kafka())
+    maven = tmp_path / "mvn"
+    maven.write_text("#!/bin/sh\necho '[ERROR] offline' >&2; exit 1\n")
+    maven.chmod(0o755)
+    assert str(kafka.find_kafka()) == "Maven could not fetch Kafka's jars: [ERROR] offline"
+    (tmp_path / "libs").mkdir()
+    (tmp_path / "libs/kafka-clients-4.1.1.jar").touch()
+    found = kafka.find_kafka()
+    assert isinstance(found, kafka.Kafka)
+    assert found.version == "4.1.1"
+
+
+def test_servers_end_with_their_case(tmp_path: Path):
+    with ExitStack() as stack:
+        store = Stage(tmp_path, Peers(), stack).store("ours, one")
+        store.create_topic("t", 2)
+        store.pause()
+        assert _children("logstore.cli")
+    assert not _children("logstore.cli")
+
+
+def _children(command: str) -> list[int]:
+    """Processes that this one has started, and that have not ended."""
+    found = []
+    for directory in Path("/proc").iterdir():
+        if directory.name.isdigit():
+            try:
+                parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == os.getpid() and command in (directory / "cmdline").read_text():
+                    found.append(int(directory.name))
+            except OSError:
+                continue
+    return found
