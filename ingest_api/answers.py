@@ -8,8 +8,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,6 +17,7 @@ from logstore.broker.broker import ProduceResult
 from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
+_OFFSETS_BEGIN, _OFFSETS_END = b'{"offsets":[', b'],"key_schema_id":null,"value_schema_id":null}'
 
 
 def json_response(
@@ -67,19 +66,35 @@ async def _send_more(send: Send, piece: Buffer) -> None:
 def produced_offsets(result: ProduceResult) -> bytes:
     """The v2 answer: one object per record, in the order of the request.
 
-    No Python object per record: 100,000 of them take a few milliseconds.
+    No Python object per record: every record's text has the same length, numbers begin with spaces where they are
+    shorter (which JSON allows), and all texts are one matrix of bytes.
     """
-    rows: list[pa.Array] = []
-    for produced in result.ranges:
-        offsets = pa.array(np.arange(produced.base_offset, produced.base_offset + produced.count)).cast(pa.string())
-        before = f'{{"partition":{produced.partition},"offset":'
-        rows.append(pc.binary_join_element_wise(before, offsets, ',"error_code":null,"error":null}', ""))
-    texts = pa.chunked_array(rows, pa.string()).combine_chunks()
-    if any(produced.rows is not None for produced in result.ranges):
-        texts = texts.take(pa.array(_positions(result)))
-    everything = pa.ListArray.from_arrays(pa.array([0, len(texts)], pa.int32()), texts)
-    joined = pc.binary_join(everything, ",")[0].as_buffer() if len(texts) else b""
-    return b"".join((b'{"offsets":[', joined, b'],"key_schema_id":null,"value_schema_id":null}'))
+    ranges = result.ranges
+    if not ranges:
+        return _OFFSETS_BEGIN + _OFFSETS_END
+    partition_digits = len(str(max(produced.partition for produced in ranges)))
+    offset_digits = len(str(max(produced.base_offset + produced.count - 1 for produced in ranges)))
+    text = b'{"partition":%*d,"offset":%*d,"error_code":null,"error":null},'
+    texts = [text % (partition_digits, r.partition, offset_digits, r.base_offset) for r in ranges]
+    if result.count == 1:
+        return b"".join((_OFFSETS_BEGIN, texts[0][:-1], _OFFSETS_END))
+    offsets = np.empty(result.count, np.int64)
+    text_of = np.zeros(result.count, np.intp)
+    for at, produced in enumerate(ranges):
+        rows = slice(None) if produced.rows is None else produced.rows
+        offsets[rows] = np.arange(produced.base_offset, produced.base_offset + produced.count)
+        text_of[rows] = at
+    matrix = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), -1)[text_of]
+    digits = np.empty((offset_digits, result.count), np.uint8)
+    for place in range(offset_digits - 1, -1, -1):
+        rest = offsets // 10
+        digits[place] = (offsets - 10 * rest) + ord("0")
+        if place < offset_digits - 1:
+            digits[place][offsets == 0] = ord(" ")
+        offsets = rest
+    end = texts[0].index(b',"error_code"')
+    matrix[:, end - offset_digits : end] = digits.T
+    return b"".join((_OFFSETS_BEGIN, matrix.reshape(-1)[:-1].tobytes(), _OFFSETS_END))
 
 
 def produced_ranges(result: ProduceResult) -> bytes:
@@ -92,14 +107,3 @@ def produced_ranges(result: ProduceResult) -> bytes:
             ]
         }
     )
-
-
-def _positions(result: ProduceResult) -> np.ndarray:
-    """For each record of the request, in its order: its position in the ranges laid end to end."""
-    positions = np.empty(result.count, dtype=np.int64)
-    start = 0
-    for produced in result.ranges:
-        rows = slice(None) if produced.rows is None else produced.rows
-        positions[rows] = np.arange(start, start + produced.count)
-        start += produced.count
-    return positions

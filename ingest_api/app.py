@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api import openapi
@@ -17,8 +18,10 @@ from ingest_api.routers import ROUTERS
 from ingest_api.state import ApiState
 from logstore import __version__
 from logstore.broker.broker import Broker
+from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
+_RECORDS = ("/topics/", "/fetch")
 _DESCRIPTION = (
     "A log store with the interface of Kafka's REST Proxy (v2 for records and metadata, v3 for administration); "
     "topics are Delta tables."
@@ -40,7 +43,7 @@ def create_app(settings: Settings) -> FastAPI:
             finally:
                 app.state.api.close()
 
-    app = FastAPI(
+    app = _Application(
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
@@ -65,6 +68,41 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(RequestContextMiddleware, allowed_methods=allowed_methods)
     _describe_once(app)
     return app
+
+
+class _Application(FastAPI):
+    """FastAPI, with a short way to the routes for records.
+
+    What it does for them (one regular expression after another, layers of middleware, dependencies that there are none
+    of) would take longer than the records themselves.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._record_routes = [
+            route
+            for router in ROUTERS
+            for route in router.routes
+            if isinstance(route, APIRoute) and route.path.startswith(_RECORDS) and "records" in route.tags
+        ]
+        self._records = RequestContextMiddleware(self._answer_records, allowed_methods)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"].startswith(_RECORDS):
+            method, path = scope["method"], scope["path"]
+            for route in self._record_routes:
+                if method in (route.methods or ()) and (found := route.path_regex.match(path)):
+                    scope.update(app=self, route=route, path_params=found.groupdict())
+                    await self._records(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
+
+    async def _answer_records(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = await scope["route"].endpoint(Request(scope, receive, send))
+        except LogStoreError as error:
+            response = log_store_error_response(error)
+        await response(scope, receive, send)
 
 
 def allowed_methods(path: str) -> list[str]:

@@ -4,6 +4,7 @@ Owns the reading of Content-Type, Accept and Content-Encoding (RFC 9110, section
 UnsupportedMediaTypeError (415) and NotAcceptableError (406), both naming what the resource takes.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
 STORED_BATCHES = "application/vnd.logstore.frames"
+FETCH_SECTIONS = "application/vnd.logstore.fetch"
 KAFKA_V2 = "application/vnd.kafka.v2+json"
 KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"
@@ -36,6 +38,8 @@ _PARAMETER = re.compile(rf"[ \t]*;[ \t]*(?:({_NAME})=({_NAME}|{_QUOTED}))?")
 _COMMA = re.compile(r"[ \t]*(,[ \t]*|$)")
 _QUALITY = re.compile(r"0(\.[0-9]{0,3})?|1(\.0{0,3})?")
 _HEADER_SHOWN_MAX = 100
+# Clients send the same few headers again and again.
+_HEADER_CACHED_MAX = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,17 @@ class MediaRange:
         return self.kind == media_type
 
 
-def parse_media_ranges(header: str) -> list[MediaRange]:
+def parse_media_ranges(header: str) -> Sequence[MediaRange]:
     """The elements of a list of media ranges with their parameters; ValueError if it is malformed."""
+    return _parse_again(header) if len(header) <= _HEADER_CACHED_MAX else _parse(header)
+
+
+@functools.lru_cache(256)
+def _parse_again(header: str) -> Sequence[MediaRange]:
+    return _parse(header)
+
+
+def _parse(header: str) -> Sequence[MediaRange]:
     ranges: list[MediaRange] = []
     position = 0
     while position < len(header):

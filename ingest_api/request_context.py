@@ -6,13 +6,15 @@ the log; a client that is gone is no error.
 """
 
 import asyncio
+import functools
+import logging
+import random
 import re
 import time
-import uuid
 from collections.abc import Callable
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
+from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingest_api.errors import (
@@ -25,8 +27,10 @@ from logstore.errors import RequestTimedOutError
 from logstore.observability import REQUEST_SECONDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
+_logger = logging.getLogger(__name__)
 
-_SANE = re.compile(r"[!-~](?:[ -~]{0,126}[!-~])?")
+_SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
+_READ_HEADERS = (b"x-request-id", b"logstore-client-id", b"expect")
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
@@ -43,17 +47,24 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
-        request_id = _sane(headers.getlist("x-request-id")) or uuid.uuid4().hex
-        client_id = _sane(headers.getlist("logstore-client-id"))
-        exchange = _Exchange(scope, receive, send, headers, request_id)
-        context = {"request_id": request_id} | ({"client_id": client_id} if client_id else {})
-        with structlog.contextvars.bound_contextvars(**context):
-            began = time.perf_counter()
-            try:
-                await self._answer(exchange)
-            finally:
-                _record(exchange, client_id, time.perf_counter() - began)
+        given: dict[bytes, list[bytes]] = {name: [] for name in _READ_HEADERS}
+        for name, value in scope["headers"]:
+            if name in given:
+                given[name].append(value)
+        request_id = _sane(given[b"x-request-id"]) or f"{random.getrandbits(128):032x}"
+        client_id = _sane(given[b"logstore-client-id"])
+        exchange = _Exchange(scope, receive, send, request_id, given[b"expect"])
+        context = {"request_id": request_id}
+        if client_id:
+            context["client_id"] = client_id
+        # Not bound_contextvars, which copies the whole context first.
+        tokens = structlog.contextvars.bind_contextvars(**context)
+        began = time.perf_counter()
+        try:
+            await self._answer(exchange)
+        finally:
+            _record(exchange, client_id, time.perf_counter() - began)
+            structlog.contextvars.reset_contextvars(**tokens)
 
     async def _answer(self, exchange: "_Exchange") -> None:
         scope = exchange.scope
@@ -87,7 +98,7 @@ class RequestContextMiddleware:
 class _Exchange:
     """One request and its answer: what passes between the server and the application."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, headers: Headers, request_id: str) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, expect: list[bytes]) -> None:
         self.scope = scope
         self.request_id = request_id
         self.method: str = scope["method"]
@@ -97,7 +108,7 @@ class _Exchange:
         self.sent_bytes = 0
         self._receive = receive
         self._send = send
-        self._awaits_continue = headers.get("expect", "").lower() == "100-continue"
+        self._awaits_continue = bool(expect) and expect[0].lower() == b"100-continue"
 
     async def receive(self) -> Message:
         self._awaits_continue = False
@@ -106,11 +117,11 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self.request_id
+            headers = [*message["headers"], (b"x-request-id", self.request_id.encode())]
             if self._awaits_continue:
                 # The client was never told to go on, so whether its body still comes is unknown: start afresh.
-                headers["Connection"] = "close"
+                headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
+            message["headers"] = headers
         elif message["type"] == "http.response.body":
             self.sent_bytes += len(message.get("body", b""))
         await self._send(message)
@@ -119,8 +130,10 @@ class _Exchange:
 def _record(exchange: _Exchange, client_id: str, seconds: float) -> None:
     # FastAPI leaves the matched route in the scope; a path of a client's own making is never a label.
     route = getattr(exchange.scope.get("route"), "path", _NO_ROUTE)
-    REQUESTS.labels(exchange.method, route, str(exchange.status), client_label(client_id)).inc()
-    REQUEST_SECONDS.labels(exchange.method, route).observe(seconds)
+    _requests(exchange.method, route, exchange.status, client_label(client_id)).inc()
+    _request_seconds(exchange.method, route).observe(seconds)
+    if exchange.status < 400 and not _logger.isEnabledFor(logging.DEBUG):
+        return  # structlog would find out only at the end
     write = log.error if exchange.status >= 500 else log.info if exchange.status >= 400 else log.debug
     write(
         "http.answered",
@@ -132,6 +145,16 @@ def _record(exchange: _Exchange, client_id: str, seconds: float) -> None:
     )
 
 
-def _sane(values: list[str]) -> str:
+@functools.lru_cache(4096)
+def _requests(method: str, route: str, status: int, client: str) -> Counter:
+    return REQUESTS.labels(method, route, str(status), client)
+
+
+@functools.lru_cache(1024)
+def _request_seconds(method: str, route: str) -> Histogram:
+    return REQUEST_SECONDS.labels(method, route)
+
+
+def _sane(values: list[bytes]) -> str:
     """The header's value if it is there once, printable and at most 128 characters; else ""."""
-    return values[0] if len(values) == 1 and _SANE.fullmatch(values[0]) else ""
+    return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

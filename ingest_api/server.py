@@ -7,6 +7,7 @@ with what there is, and the broker seals what it holds before the process ends w
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -86,6 +87,9 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     server = _Server(config, app, settings, listener)
     with _signals(server):
         async with app.router.lifespan_context(app):
+            # What is there now stays: the collector need not look at it again and again, under every request.
+            gc.collect()
+            gc.freeze()
             # Told to stop during recovery: nobody is told where it would have listened.
             if not server.should_exit:
                 await server.serve([listener])

@@ -13,8 +13,9 @@ from ingest_api.backpressure import InFlightBytes
 from logstore.broker.broker import Broker
 from logstore.settings import Settings
 
-# Below this much a hop to a thread costs more than the work that it would take off the event loop.
-WORKER_THREAD_BYTES_MIN = 64 * 1024
+# Below this much (a millisecond or two of decoding) work stays on the event loop: two threads that want the interpreter
+# wait for each other up to its switch interval each time that one of them has let go of it.
+WORKER_THREAD_BYTES_MIN = 512 * 1024
 
 T = TypeVar("T")
 

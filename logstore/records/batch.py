@@ -38,7 +38,7 @@ class DecodedRecords:
 
     @property
     def nbytes(self) -> int:
-        return int(self.batch.nbytes)
+        return int(self.batch.get_total_buffer_size())
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,9 @@ def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int 
     if not batch.num_rows:
         raise NoRecordsError("records may not be empty: send at least one record")
     check_record_count(batch.num_rows)
+    _, keys, values, headers = batch.columns
+    if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
+        return  # all of them together are no larger than one may be
     check_record_sizes(batch, max_message_bytes, first_row)
     counts = pc.fill_null(pc.list_value_length(batch.column("headers")), 0).to_numpy()
     if counts.max() > HEADERS_PER_RECORD_MAX:
@@ -131,18 +134,40 @@ def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[
     first = int(partitions[0])
     if (partitions == first).all():
         return [PartitionBatch(first, records.batch, None, records.verbatim)]
-    order = np.argsort(partitions, kind="stable")
-    found, starts = np.unique(partitions[order], return_index=True)
-    ends = np.append(starts[1:], len(order))
-    split = []
-    for partition, start, end in zip(found.tolist(), starts.tolist(), ends.tolist(), strict=True):
-        rows = order[start:end]
-        split.append(PartitionBatch(partition, records.batch.take(pa.array(rows)), rows, None))
-    return split
+    # numpy sorts 16-bit integers by radix.
+    narrow = partitions.astype(np.int16) if partitions.max() <= np.iinfo(np.int16).max else partitions
+    order = np.argsort(narrow, kind="stable")
+    ordered = partitions[order]
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1))
+    ends = [*starts[1:].tolist(), len(order)]
+    # One copy of all, of which each partition has a slice: that is all that is written of it.
+    batch = records.batch.take(pa.array(order))
+    return [
+        PartitionBatch(partition, batch.slice(start, end - start), order[start:end], None)
+        for partition, start, end in zip(ordered[starts].tolist(), starts.tolist(), ends, strict=True)
+    ]
+
+
+def binary_offsets(column: pa.Array) -> np.ndarray:
+    """Where the values of a binary or text column begin and the last one ends, in its data buffer: int32, rows + 1."""
+    if not len(column):
+        return np.zeros(1, np.int32)
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+def _data_bytes(column: pa.Array) -> int:
+    """At least the bytes of all values: what lies below nulls counts too."""
+    offsets = binary_offsets(column)
+    return int(offsets[-1]) - int(offsets[0])
 
 
 def _lengths(column: pa.Array) -> np.ndarray:
-    return np.asarray(pc.fill_null(pc.binary_length(column), 0).to_numpy(), np.int64)
+    if column.null_count == len(column):
+        return np.zeros(len(column), np.int64)
+    lengths = np.diff(binary_offsets(column)).astype(np.int64)
+    if column.null_count:
+        lengths[~_valid(column)] = 0
+    return lengths
 
 
 def _valid(column: pa.Array) -> np.ndarray:

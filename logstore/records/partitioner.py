@@ -4,12 +4,14 @@ The hash is Kafka's ``org.apache.kafka.common.utils.Utils.murmur2`` (32 bit, see
 column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
 """
 
+import struct
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from logstore.errors import UnknownPartitionError
-from logstore.records.batch import DecodedRecords
+from logstore.records.batch import DecodedRecords, binary_offsets
 
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
@@ -21,17 +23,36 @@ _BLOCK_WORDS = 256 * 1024
 
 def murmur2(data: bytes) -> int:
     """Kafka's murmur2 of one key, as Java's signed int."""
-    value = int(murmur2_column(pa.array([data], pa.binary()))[0])
+    value = _murmur2(data)
     return value - (1 << 32) if value >> 31 else value
+
+
+def _murmur2(data: bytes) -> int:
+    """murmur2 of one key, unsigned."""
+    seed, multiplier = int(_SEED), int(_M)
+    length = len(data)
+    words = length >> 2
+    value = seed ^ length
+    for word in struct.unpack_from(f"<{words}I", data):
+        mixed = word * multiplier & 0xFFFFFFFF
+        mixed ^= mixed >> 24
+        value = (value * multiplier ^ mixed * multiplier) & 0xFFFFFFFF
+    if tail := data[4 * words :]:
+        value = (value ^ int.from_bytes(tail, "little")) * multiplier & 0xFFFFFFFF
+    value ^= value >> 13
+    value = value * multiplier & 0xFFFFFFFF
+    return value ^ (value >> 15)
 
 
 def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
     """Kafka's murmur2 per key: uint32, one per row. What stands for a null key has no meaning."""
     hashes = np.empty(len(keys), np.uint32)
-    if not len(keys):
+    if len(keys) < _VECTOR_KEYS_MIN:
+        for row, key in enumerate(keys.to_pylist()):
+            hashes[row] = _murmur2(key or b"")
         return hashes
-    _, offsets_buffer, data_buffer = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int32)[keys.offset : keys.offset + len(keys) + 1].astype(np.int64)
+    data_buffer = keys.buffers()[2]
+    offsets = binary_offsets(keys).astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     lengths = np.diff(offsets)
     # Longest first: the keys that still have a w-th word are then a prefix.
@@ -53,11 +74,13 @@ def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int)
     UnknownPartitionError when a record names one that the topic does not have.
     """
     keys = records.batch.column("key")
-    chosen = np.full(len(keys), sticky, np.int32)
-    if keys.null_count < len(keys):
+    if keys.null_count == len(keys):
+        chosen = np.full(len(keys), sticky, np.int32)
+    else:
         # Kafka: toPositive(murmur2(key)) % partitions, where toPositive clears the sign bit.
-        hashed = ((murmur2_column(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(num_partitions)).astype(np.int32)
-        chosen = np.where(keys.is_valid().to_numpy(zero_copy_only=False), hashed, chosen)
+        chosen = ((murmur2_column(keys) & np.uint32(0x7FFFFFFF)) % np.uint32(num_partitions)).astype(np.int32)
+        if keys.null_count:
+            chosen = np.where(keys.is_valid().to_numpy(zero_copy_only=False), chosen, np.int32(sticky))
     named = records.partitions
     if named is not None:
         if named.max() >= num_partitions:
