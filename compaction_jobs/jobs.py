@@ -71,7 +71,7 @@ def _have_it_look(url: str, topic: JobTopic, context: JobContext) -> None:
     from logstore.client.admin import Admin
 
     try:
-        with Admin(url, client_id="logstore-job", retry_timeout_s=0) as admin:
+        with Admin(url, client_id="logstore-job", default_api_timeout_ms=0) as admin:
             admin.roll(topic.name)
     except LogStoreError as error:
         context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")

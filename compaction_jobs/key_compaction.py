@@ -148,6 +148,7 @@ def write_tasks(
                 log_start=plan.log_start,
                 codec=config.segment_codec,
                 operation=OPERATION,
+                idempotency_window_ms=config.idempotency_window_ms,
                 first_dirty=plan.first_dirty,
                 now_ms=now_ms,
                 delete_retention_ms=config.delete_retention_ms,

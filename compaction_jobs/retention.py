@@ -53,7 +53,7 @@ def _cut(
     context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, boundaries: Mapping[int, SegmentFile]
 ) -> Outcome:
     """Replace each partition's file by its records from the log start on."""
-    codec = topic.config(snapshot).segment_codec
+    config = topic.config(snapshot)
     tasks = [
         WriteTask(
             topic=topic.name,
@@ -62,8 +62,9 @@ def _cut(
             sources=(Source(partition, file.path, file.num_records, 0),),
             base_offset=snapshot.partitions[partition].log_start,
             log_start=snapshot.partitions[partition].log_start,
-            codec=codec,
+            codec=config.segment_codec,
             operation=BOUNDARY_OPERATION,
+            idempotency_window_ms=config.idempotency_window_ms,
         )
         for partition, file in boundaries.items()
     ]

@@ -17,6 +17,7 @@ import pyarrow as pa
 from compaction_jobs.planning import Cleanings, join_cleanings
 from logstore.errors import CorruptionError
 from logstore.filesystem import FileSystem
+from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_footer, read_row_group, row_groups
@@ -58,6 +59,7 @@ class WriteTask:
     log_start: int
     codec: str
     operation: str
+    idempotency_window_ms: int
     first_dirty: int = 0
     now_ms: int = 0
     delete_retention_ms: int | None = None
@@ -232,7 +234,7 @@ def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Writt
             last.end_offset,
             last.leader_epochs,
             last.producers,
-            last.idempotency_keys,
+            _keys_in_window(task, footers),
             operation=task.operation,
             cleanings=_cleanings(task, footers),
             append_time_ms=last.append_time_ms,
@@ -266,6 +268,12 @@ def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFoot
     tombstones = batch.column("value").is_null().to_numpy(zero_copy_only=False)
     expired = tombstones & (task.now_ms - first_cleaned >= task.delete_retention_ms)
     return batch.filter(pa.array(~expired))
+
+
+def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[RememberedBatch]:
+    """A file tells of the keys of its own range: those of all sources, while their window is open at the end."""
+    over_ms = footers[-1].append_time_ms - task.idempotency_window_ms
+    return [batch for footer in footers for batch in footer.idempotency_keys if batch.append_time_ms > over_ms]
 
 
 def _cleanings(task: WriteTask, footers: Sequence[SegmentFooter]) -> Cleanings:

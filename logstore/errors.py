@@ -122,12 +122,61 @@ class OffsetOutOfRangeError(LogStoreError):
         self.high_watermark = high_watermark
 
 
+class SerializationError(LogStoreError):
+    """A serializer or deserializer of the program failed on a key or value; ``__cause__`` is its own exception."""
+
+
+class RecordDeserializationError(SerializationError):
+    """A deserializer failed on the record at ``offset``: seek past it, or give the consumer another deserializer."""
+
+    def __init__(self, message: str, *, topic: str, partition: int, offset: int) -> None:
+        super().__init__(message)
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+
+
+class NoOffsetForPartitionError(LogStoreError):
+    """The group has committed nothing for a partition, and ``auto_offset_reset`` is "none"."""
+
+
 class UnreadableRecordError(LogStoreError):
     """A stored record cannot be given in the format asked for (a value that is not JSON as JSON)."""
 
     def __init__(self, message: str, *, offset: int) -> None:
         super().__init__(message)
         self.offset = offset
+
+
+# ---- idempotent produce (KIP-98) ------------------------------------------------------------------------------------
+
+
+class InvalidProducerRequestError(InvalidRequestError):
+    """What a request says of its producer, or its idempotency key, cannot be read or does not fit its records."""
+
+
+class OutOfOrderSequenceError(LogStoreError):
+    """A producer's sequence number does not follow its last one in the partition: a batch is missing. Nothing was
+    stored.
+    """
+
+    kafka_name, kafka_code = "OUT_OF_ORDER_SEQUENCE_NUMBER", 45
+
+
+class DuplicateSequenceError(LogStoreError):
+    """A batch was stored before, but so long ago that its offsets are not remembered. Nothing was stored again."""
+
+    kafka_name, kafka_code = "DUPLICATE_SEQUENCE_NUMBER", 46
+
+
+class InvalidProducerEpochError(LogStoreError):
+    """A producer's epoch is below one that was seen: this instance is fenced. Nothing was stored."""
+
+    kafka_name, kafka_code = "INVALID_PRODUCER_EPOCH", 47
+
+
+class IdempotencyKeyReusedError(LogStoreError):
+    """An ``Idempotency-Key`` was used for another request. Nothing was stored."""
 
 
 # ---- not now --------------------------------------------------------------------------------------------------------

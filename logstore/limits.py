@@ -10,6 +10,9 @@ GROUP_NAME_LENGTH_MAX = 249
 # Kafka's offset.metadata.max.bytes, in UTF-8.
 OFFSET_METADATA_BYTES_MAX = 4096
 HEADERS_PER_RECORD_MAX = 1_000
+# Idempotent producers that a partition remembers: about 2.5 MB. Past it the one that has not appended for longest goes.
+PRODUCERS_PER_PARTITION_MAX = 10_000
+IDEMPOTENCY_KEY_LENGTH_MAX = 255
 # A record costs this much beside its key, value and headers (index, columns): bounds requests of empty records.
 RECORD_OVERHEAD_BYTES = 32
 # Records of one request: decoding JSON costs about 200 bytes of objects a record, however small the record is.
@@ -36,6 +39,8 @@ COMMIT_ATTEMPTS_MAX = 20
 FETCH_BYTES_DEFAULT = 1 * MIB
 FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
+# Of one request for many partitions.
+FETCH_PARTITIONS_MAX = 10_000
 ROW_GROUP_CACHE_BYTES = 128 * MIB
 
 # Timestamps that fit both ms and the table's µs in 64 bits, within what Spark, Python and JSON readers accept:

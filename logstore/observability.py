@@ -50,7 +50,7 @@ REQUEST_SECONDS: Final = Histogram(
 )
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",
-    "Requests refused with 429, by the bound that was reached: journal or in_flight.",
+    "Requests refused with 429, by the bound that was reached: journal, in_flight or idempotency_keys.",
     ("reason",),
     registry=REGISTRY,
 )
@@ -62,6 +62,15 @@ IN_FLIGHT_BYTES: Final = Gauge(
 PRODUCED_RECORDS: Final = Counter("logstore_produced_records", "Records appended.", ("topic",), registry=REGISTRY)
 PRODUCED_BYTES: Final = Counter(
     "logstore_produced_bytes", "Bytes of keys, values and headers appended.", ("topic",), registry=REGISTRY
+)
+REPLAYED_RECORDS: Final = Counter(
+    "logstore_replayed_records",
+    "Records of repeated requests, stored before and not again.",
+    ("topic",),
+    registry=REGISTRY,
+)
+PRODUCERS_FORGOTTEN: Final = Counter(
+    "logstore_producers_forgotten", "Idempotent producers that a partition forgot for lack of room.", registry=REGISTRY
 )
 FETCHED_RECORDS: Final = Counter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
 FETCHED_BYTES: Final = Counter(
@@ -103,7 +112,15 @@ _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
 
-_TOPIC_METRICS: Final = (PRODUCED_RECORDS, PRODUCED_BYTES, FETCHED_RECORDS, FETCHED_BYTES, UNSEALED_RECORDS, ROLLS)
+_TOPIC_METRICS: Final = (
+    PRODUCED_RECORDS,
+    PRODUCED_BYTES,
+    REPLAYED_RECORDS,
+    FETCHED_RECORDS,
+    FETCHED_BYTES,
+    UNSEALED_RECORDS,
+    ROLLS,
+)
 
 _clients: set[str] = set()
 _clients_lock = threading.Lock()

@@ -101,6 +101,11 @@ class Settings(BaseSettings):
         le=PARTITIONS_PER_TOPIC_MAX,
         description="Partitions of the topic of group offsets; counts when the first offset is committed.",
     )
+    producer_id_expiration_ms: int = Field(
+        86_400_000,
+        ge=1,
+        description="How long a partition remembers an idempotent producer that appends nothing to it.",
+    )
     topic_defaults: dict[str, str] = Field(
         default_factory=dict, description="The store's defaults of topic keys: the table `[topic]` in the file."
     )

@@ -173,14 +173,14 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         600_000,
         0,
         LONG_MAX,
-        "Stored, not acted on yet: how long the answer to a request with an idempotency key is to be remembered.",
+        "How long a request with an `Idempotency-Key` is remembered: sent again, it is answered the same, stored once.",
     ),
     _integer(
         "idempotency.keys.max",
         100_000,
         0,
         INT_MAX,
-        "Stored, not acted on yet: how many idempotency keys a partition is to remember; past it the oldest go first.",
+        "How many idempotency keys a partition remembers; past it requests with a new key are answered 429.",
     ),
 )
 

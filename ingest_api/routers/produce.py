@@ -26,6 +26,7 @@ from ingest_api.content_types import (
     request_coding,
     request_media_type,
 )
+from ingest_api.idempotence import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, TIMEOUT_MS, partition_in_path, read_query, required
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from logstore.broker.broker import ProduceResult, Topic
@@ -93,36 +94,51 @@ async def _produce(request: Request, partition: int | None) -> Response:
         topic.partition(partition)
     form = _FORMATS[request_media_type(request.headers, tuple(_FORMATS))]
     coding = request_coding(request.headers)
+    identify = identity_of(request.scope["headers"])
     answer_type = answer_media_type(request.headers, METADATA_TYPES)
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
 
     with state.requests.reserve() as reservation:
-        records = await _receive_records(request, reservation, coding, form, config.max_message_bytes)
+        records, identity = await _receive_records(
+            request, reservation, coding, form, config.max_message_bytes, identify
+        )
         if topic is None:
             # Only now, so that a request that is refused leaves no topic behind.
             topic = await state.broker.topic_for_produce(request.path_params["topic"])
         result = await state.broker.produce(
-            topic, records, partition=partition, acks=acks, timeout_ms=required(query[TIMEOUT_MS.name])
+            topic,
+            records,
+            partition=partition,
+            acks=acks,
+            timeout_ms=required(query[TIMEOUT_MS.name]),
+            identity=identity,
         )
+    headers = REPLAYED if result.replayed else None
     if acks == 0:
-        return Response(form.encode(ProduceResult((), 0)), 202, media_type=answer_type)
+        return Response(form.encode(ProduceResult((), 0)), 202, headers, answer_type)
     answer = await state.work(result.count * _ANSWER_BYTES_PER_RECORD, lambda: form.encode(result))
-    return Response(answer, media_type=answer_type)
+    return Response(answer, 200, headers, answer_type)
 
 
 async def _receive_records(
-    request: Request, reservation: Reservation, coding: str | None, form: _Format, max_message_bytes: int
-) -> Records:
+    request: Request,
+    reservation: Reservation,
+    coding: str | None,
+    form: _Format,
+    max_message_bytes: int,
+    identify: Callable[[bytes], Identity] | None,
+) -> tuple[Records, Identity | None]:
     state = api_state(request)
     max_bytes = state.settings.max_request_size
     body = await receive_body(request, reservation, max_bytes=max_bytes)
 
-    def decode(plain: bytes, size: int) -> Records:
+    def decode(plain: bytes, size: int) -> tuple[Records, Identity | None]:
         # Few bytes of Arrow may stand for many: its buffers may be compressed.
         reservation.grow(size - len(plain))
-        return form.decode(plain, max_message_bytes, max_bytes)
+        records = form.decode(plain, max_message_bytes, max_bytes)
+        return records, None if identify is None else identify(plain)
 
-    def inflate_and_decode() -> Records:
+    def inflate_and_decode() -> tuple[Records, Identity | None]:
         plain = inflate(body, coding, reservation, max_bytes=max_bytes)
         return decode(plain, form.size(plain, max_bytes))
 

@@ -9,10 +9,10 @@ import contextlib
 import itertools
 import urllib.parse
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import filelock
 import numpy as np
@@ -20,6 +20,7 @@ import pyarrow as pa
 import structlog
 
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.idempotence import claim, require_partitions_named
 from logstore.broker.recovery import recover_partitions
 from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
@@ -30,6 +31,7 @@ from logstore.errors import (
     BrokerNotReadyError,
     DataDirectoryError,
     InvalidPartitionsError,
+    InvalidProducerRequestError,
     InvalidRecordError,
     InvalidReplicationFactorError,
     InvalidRequestError,
@@ -54,10 +56,18 @@ from logstore.observability import (
     FETCHED_RECORDS,
     PRODUCED_BYTES,
     PRODUCED_RECORDS,
+    REPLAYED_RECORDS,
     THROTTLED,
     forget_topic,
 )
 from logstore.records.batch import DecodedRecords, PartitionBatch, Records, SplitRecords, split_by_partition
+from logstore.records.batch_identity import (
+    NOBODY,
+    PRODUCER_EPOCH_MAX,
+    BatchIdentity,
+    IdempotencyKey,
+    ProducerIdentity,
+)
 from logstore.records.partitioner import choose_partitions
 from logstore.records.payload import encode_payload
 from logstore.records.stored_batch import StoredBatch
@@ -87,8 +97,16 @@ class ProducedRange:
 
 @dataclass(frozen=True, slots=True)
 class ProduceResult:
+    """``replayed``: nothing was stored, all of it was there already."""
+
     ranges: tuple[ProducedRange, ...]
     count: int
+    replayed: bool = False
+
+
+class ProducerId(NamedTuple):
+    producer_id: int
+    producer_epoch: int
 
 
 class Broker:
@@ -215,6 +233,7 @@ class Broker:
             defaults=self.settings.topic_defaults,
             leader_epoch=self._leader_epoch,
             clock=self._clock,
+            producer_id_expiration_ms=self.settings.producer_id_expiration_ms,
         )
 
     def _snapshot_frames(self) -> list[Frame]:
@@ -468,62 +487,138 @@ class Broker:
         acks: int = -1,
         timeout_ms: int = 30_000,
         internal: bool = False,
+        identity: ProducerIdentity | IdempotencyKey | None = None,
     ) -> ProduceResult:
         """Append a request's records; per partition all of them with consecutive offsets, or none.
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
         ``internal``: the store itself writes, to a topic of its own. Requests of up to 1 MiB are appended in the order
-        of the calls.
+        of the calls. With an ``identity`` what is stored already is not stored again, and told of as at first.
 
         Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic),
         ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError,
-        RequestTimedOutError.
+        RequestTimedOutError; with an ``identity`` also what ``claim`` raises.
         """
         self._require_ready()
         if not internal:
             _require_users_topic(topic)
         _check_keys(topic, records)
-        parts, payloads = await self._encode(topic, records, partition)
+        if identity is not None:
+            return await self._produce_once(topic, records, partition, acks, timeout_ms, identity)
+        parts, payloads = await self._encode(topic, records, partition, next(self._sticky))
         self._filesystem.reached("produce.parsed")
         self._require_ready()
         self._require_room(sum(len(payload) for payload in payloads))
         ranges, durable = self._append(topic, parts, payloads)
         if acks != 0:
-            await asyncio.wait([durable], timeout=timeout_ms / 1000)
+            await self._acknowledged([durable], timeout_ms)
+        PRODUCED_RECORDS.labels(topic.name).inc(records.num_rows)
+        PRODUCED_BYTES.labels(topic.name).inc(records.nbytes)
+        return ProduceResult(ranges, records.num_rows)
+
+    async def _produce_once(
+        self,
+        topic: Topic,
+        records: Records,
+        partition: int | None,
+        acks: int,
+        timeout_ms: int,
+        identity: ProducerIdentity | IdempotencyKey,
+    ) -> ProduceResult:
+        """``produce`` without what is stored already, or on its way."""
+        if isinstance(identity, ProducerIdentity):
+            self._require_handed_out(identity.producer_id)
+            require_partitions_named(records, partition)
+            sticky = 0
+        else:
+            sticky = identity.partition_hash
+        parts, payloads = await self._encode(topic, records, partition, sticky)
+        self._filesystem.reached("produce.parsed")
+        self._require_ready()
+        claims = claim(topic, parts, identity)
+        new = [at for at, claimed in enumerate(claims) if claimed.stored is None]
+        self._require_room(sum(len(payloads[at]) for at in new))
+        waiting = {c.stored.durable for c in claims if c.stored is not None and c.stored.durable is not None}
+        appended: tuple[ProducedRange, ...] = ()
+        if new:
+            appended, durable = self._append(
+                topic, [parts[at] for at in new], [payloads[at] for at in new], [claims[at].identity for at in new]
+            )
+            waiting.add(durable)
+        if acks != 0:
+            await self._acknowledged(waiting, timeout_ms)
+        PRODUCED_RECORDS.labels(topic.name).inc(sum(r.count for r in appended))
+        PRODUCED_BYTES.labels(topic.name).inc(sum(parts[at].batch.nbytes for at in new))
+        REPLAYED_RECORDS.labels(topic.name).inc(records.num_rows - sum(r.count for r in appended))
+        stored = iter(appended)
+        ranges = tuple(
+            next(stored)
+            if claimed.stored is None
+            else ProducedRange(part.partition, claimed.stored.batch.base_offset, part.batch.num_rows, part.rows)
+            for part, claimed in zip(parts, claims, strict=True)
+        )
+        return ProduceResult(ranges, records.num_rows, replayed=not new)
+
+    async def _acknowledged(self, appends: Collection[asyncio.Future[list[FrameLocation]]], timeout_ms: int) -> None:
+        if appends:
+            await asyncio.wait(appends, timeout=timeout_ms / 1000)
+        for durable in appends:
             if not durable.done():
                 raise RequestTimedOutError(
                     f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
                 )
             durable.result()
-            self._filesystem.reached("produce.durable")
-        PRODUCED_RECORDS.labels(topic.name).inc(records.num_rows)
-        PRODUCED_BYTES.labels(topic.name).inc(records.nbytes)
-        return ProduceResult(ranges, records.num_rows)
+        self._filesystem.reached("produce.durable")
+
+    def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
+        """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
+
+        After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
+        InvalidProducerRequestError for an id that was never handed out.
+        """
+        self._require_ready()
+        if producer_id is not None:
+            self._require_handed_out(producer_id)
+            if producer_epoch < PRODUCER_EPOCH_MAX:
+                return ProducerId(producer_id, producer_epoch + 1)
+        return ProducerId(self._coordinator.new_producer_id(), 0)
+
+    def _require_handed_out(self, producer_id: int) -> None:
+        # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
+        if not self._coordinator.handed_out(producer_id):
+            raise InvalidProducerRequestError(
+                f"Producer id {producer_id} was not handed out by this store: ask POST /producers for one."
+            )
 
     async def _encode(
-        self, topic: Topic, records: Records, partition: int | None
+        self, topic: Topic, records: Records, partition: int | None, sticky: int
     ) -> tuple[list[PartitionBatch], list[pa.Buffer]]:
         def encode() -> tuple[list[PartitionBatch], list[pa.Buffer]]:
             parts = _split(topic, records, partition, sticky)
             return parts, [encode_payload(p.batch) if p.verbatim is None else p.verbatim for p in parts]
 
-        sticky = next(self._sticky)
         if isinstance(records, DecodedRecords) and records.nbytes > _ENCODE_IN_THREAD_BYTES:
             return await asyncio.to_thread(encode)
         return encode()
 
     def _append(
-        self, topic: Topic, parts: list[PartitionBatch], payloads: list[pa.Buffer]
+        self,
+        topic: Topic,
+        parts: list[PartitionBatch],
+        payloads: list[pa.Buffer],
+        identities: Iterable[BatchIdentity] = itertools.repeat(NOBODY),
     ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
         # No await in here: the order of offsets is the order of frames in the journal.
         frames: list[Frame] = []
         last: dict[int, Frame] = {}
-        for part, payload in zip(parts, payloads, strict=True):
+        for part, payload, identity in zip(parts, payloads, identities, strict=False):
             frame = topic.partition(part.partition).next_frame(
                 part.batch,
                 payload,
+                inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
                 log_append_time=topic.config.log_append_time,
                 after=last.get(part.partition),
+                identity=identity,
             )
             last[part.partition] = frame
             frames.append(frame)

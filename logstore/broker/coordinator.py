@@ -12,6 +12,7 @@ from typing import Protocol
 from logstore.crc32c import crc32c
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
+from logstore.records.batch_identity import first_producer_id
 
 #: Layout of the data directory; raised when an older release could not read it.
 FORMAT_VERSION = 1
@@ -31,6 +32,14 @@ class Coordinator(Protocol):
 
     def elect(self, *, above: int) -> int:
         """Become leader; the epoch to lead with, higher than ``above`` and than that of any leader before."""
+        ...
+
+    def new_producer_id(self) -> int:
+        """An id for an idempotent producer that nobody had before or gets later, higher than all before."""
+        ...
+
+    def handed_out(self, producer_id: int) -> bool:
+        """Whether ``producer_id`` may be somebody's."""
         ...
 
     def in_sync_replicas(self) -> tuple[int, ...]:
@@ -67,6 +76,7 @@ class EmbeddedCoordinator:
         self._cluster_id = str(cluster["cluster_id"])
         self._broker_file = data / "brokers" / str(broker_id) / "broker.json"
         self._filesystem = filesystem
+        self._next_producer_id = 0
 
     @property
     def cluster_id(self) -> str:
@@ -83,7 +93,17 @@ class EmbeddedCoordinator:
             raise _damaged(self._broker_file, _GIVE_UP_BROKER)
         leader_epoch = max(last, above) + 1
         self._filesystem.write_atomically(self._broker_file, _encode({"leader_epoch": leader_epoch}))
+        self._next_producer_id = first_producer_id(leader_epoch)
         return leader_epoch
+
+    def new_producer_id(self) -> int:
+        # No write of its own: no other start has this leader epoch.
+        producer_id = self._next_producer_id
+        self._next_producer_id += 1
+        return producer_id
+
+    def handed_out(self, producer_id: int) -> bool:
+        return 0 <= producer_id < self._next_producer_id
 
     def in_sync_replicas(self) -> tuple[int, ...]:
         return (self._broker_id,)

@@ -40,6 +40,7 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
             snapshots[key] = PartitionSnapshot.decode(frame.payload)
             if partition_log is not None:
                 partition_log.recover_append_time(header.append_time_ms)
+                partition_log.recover_snapshot(snapshots[key])
         if partition_log is None:
             gone.add(header.topic_id)
             sealed = snapshots[key].sealed_offset if key in snapshots else 0
@@ -61,6 +62,19 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
     return gone
 
 
+def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
+    """Newest first: that of the last segment, and of those before it which may tell of keys in their window."""
+    footers: list[SegmentFooter] = []
+    for segment in reversed(partition_log.segments):
+        footer = _footer_of(topic.table.path / segment.path)
+        if footer is None:
+            break
+        footers.append(footer)
+        if footer.append_time_ms + topic.config.idempotency_window_ms <= footers[0].append_time_ms:
+            break
+    return footers
+
+
 def _footer_of(path: Path) -> SegmentFooter | None:
     try:
         return read_footer(path)
@@ -76,12 +90,15 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     # missing was sealed.
     journal_start = partition_log.index.lowest_above(in_table)
     sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
-    epochs: tuple[tuple[int, int], ...] = ()
-    if snapshot is not None:
-        epochs = snapshot.leader_epochs
-    elif partition_log.segments and (footer := _footer_of(topic.table.path / partition_log.segments[-1].path)):
-        epochs = footer.leader_epochs
-        partition_log.recover_append_time(footer.append_time_ms)
+    epochs: tuple[tuple[int, int], ...] = () if snapshot is None else snapshot.leader_epochs
+    if snapshot is None or partition_log.remembered_end < in_table:
+        footers = _newest_footers(topic, partition_log)
+        if footers and snapshot is None:
+            epochs = footers[0].leader_epochs
+            partition_log.recover_append_time(footers[0].append_time_ms)
+        if partition_log.remembered_end < in_table:
+            keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
+            partition_log.recover_from_footers(in_table, footers[0].producers if footers else (), keys)
     partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)
     try:
         partition_log.finish_recovery()

@@ -75,6 +75,14 @@ def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
         notes = [note for note, holds in (("relocated", row.relocated), ("append time", row.log_append_time)) if holds]
         if row.snapshot is not None:
             notes.append(f"sealed {row.snapshot.sealed_offset}")
+            if producers := len({batch.owner for batch in row.snapshot.producers}):
+                notes.append(counted(producers, "producer"))
+            if keys := len({batch.owner for batch in row.snapshot.idempotency_keys}):
+                notes.append(counted(keys, "idempotency key"))
+        if row.producer_id >= 0:
+            notes.append(f"producer {row.producer_id} epoch {row.producer_epoch} sequence {row.base_sequence}")
+        if row.idempotency_key_hash:
+            notes.append(f"idempotency key {row.idempotency_key_hash:016x}")
         topic = names.get(str(row.topic_id), str(row.topic_id))
         print(
             _DUMP_LINE.format(

@@ -64,7 +64,12 @@ def dump(
         f"{counted(count, 'record')}, {bytes_text(file.stat().st_size)}"
     )
     epochs = ", ".join(f"{epoch} from offset {start}" for epoch, start in footer.leader_epochs)
-    print(f"Leader epoch {footer.leader_epoch}; epochs so far: {epochs or 'none'}\n")
+    print(f"Leader epoch {footer.leader_epoch}; epochs so far: {epochs or 'none'}")
+    producers = len({batch.owner for batch in footer.producers})
+    print(
+        f"Remembered at its end: {counted(producers, 'producer')}, "
+        f"{counted(len({batch.owner for batch in footer.idempotency_keys}), 'idempotency key')}\n"
+    )
     print_table(
         ["row group", "first offset", "last offset", "records", "bytes", "first timestamp", "last timestamp"],
         [

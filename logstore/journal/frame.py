@@ -18,6 +18,7 @@ import msgspec
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import Buffer
+from logstore.records.batch_identity import unpack_batches
 
 FORMAT_VERSION: Final = 1
 HEADER_BYTES: Final = 128
@@ -69,6 +70,7 @@ class FrameHeader(NamedTuple):
     producer_id: int = -1
     producer_epoch: int = -1
     base_sequence: int = -1
+    """With an idempotency key: the fingerprint of the batch."""
     idempotency_key_hash: int = 0
 
     @property
@@ -247,9 +249,12 @@ class _SnapshotState(msgspec.Struct):
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]
-    producers: list[msgspec.Raw] = []
+    # Packed batches, in one string or several; the first releases wrote empty lists.
+    producers: list[bytes] = []
     open_transactions: list[msgspec.Raw] = []
-    idempotency_keys: list[msgspec.Raw] = []
+    idempotency_keys: list[bytes] = []
+    log_end_offset: int = 0
+    producers_forgotten_up_to: int = -1
 
 
 _snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
@@ -257,20 +262,47 @@ _snapshot_decoder = msgspec.msgpack.Decoder(_SnapshotState)
 
 @dataclass(frozen=True, slots=True)
 class PartitionSnapshot:
-    """A partition's state at the beginning of a journal file."""
+    """A partition's state at the beginning of a journal file.
+
+    ``producers`` and ``idempotency_keys`` are the batches remembered of the records below ``log_end_offset``, packed
+    (``unpack_batches``); of producers up to ``producers_forgotten_up_to`` a part may be missing.
+    """
 
     sealed_offset: int
     leader_epochs: tuple[tuple[int, int], ...]
     """(leader epoch, its start offset), rising."""
+    log_end_offset: int = 0
+    producers: bytes = b""
+    idempotency_keys: bytes = b""
+    producers_forgotten_up_to: int = -1
 
     def encode(self) -> bytes:
-        return msgspec.msgpack.encode(_SnapshotState(self.sealed_offset, list(self.leader_epochs)))
+        return msgspec.msgpack.encode(
+            _SnapshotState(
+                self.sealed_offset,
+                list(self.leader_epochs),
+                [self.producers] if self.producers else [],
+                [],
+                [self.idempotency_keys] if self.idempotency_keys else [],
+                self.log_end_offset,
+                self.producers_forgotten_up_to,
+            )
+        )
 
     @classmethod
     def decode(cls, payload: Buffer) -> "PartitionSnapshot":
         """Raises CorruptionError."""
         try:
             state = _snapshot_decoder.decode(payload)
-        except msgspec.DecodeError as e:
+            packed = b"".join(state.producers), b"".join(state.idempotency_keys)
+            for batches in packed:
+                unpack_batches(batches)
+        except (msgspec.DecodeError, ValueError) as e:
             raise CorruptionError(f"a journal snapshot frame passed its CRC but does not parse: {e}") from e
-        return cls(state.sealed_offset, tuple(state.leader_epochs))
+        return cls(
+            state.sealed_offset,
+            tuple(state.leader_epochs),
+            state.log_end_offset,
+            *packed,
+            state.producers_forgotten_up_to,
+        )

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 from uuid import UUID
 
 from logstore.errors import LogStoreError, StorageError
@@ -17,8 +17,34 @@ from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
 from logstore.journal.scan import JournalScan, find_headers, payload_is_good
+from logstore.records.batch_identity import RememberedBatch, unpack_batches
 
 CORRUPT_SUFFIX: Final = ".corrupt"
+
+
+@dataclass(frozen=True, slots=True)
+class DumpedSnapshot:
+    """``PartitionSnapshot`` with its batches taken apart."""
+
+    sealed_offset: int
+    leader_epochs: tuple[tuple[int, int], ...]
+    log_end_offset: int
+    producers: tuple[RememberedBatch, ...]
+    idempotency_keys: tuple[RememberedBatch, ...]
+    producers_forgotten_up_to: int
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Raises CorruptionError."""
+        found = PartitionSnapshot.decode(payload)
+        return cls(
+            found.sealed_offset,
+            found.leader_epochs,
+            found.log_end_offset,
+            tuple(unpack_batches(found.producers)),
+            tuple(unpack_batches(found.idempotency_keys)),
+            found.producers_forgotten_up_to,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +68,8 @@ class DumpRow:
     producer_id: int
     producer_epoch: int
     base_sequence: int
-    snapshot: PartitionSnapshot | None
+    idempotency_key_hash: int
+    snapshot: DumpedSnapshot | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +131,8 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.producer_id,
             header.producer_epoch,
             header.base_sequence,
-            PartitionSnapshot.decode(payload) if payload is not None else None,
+            header.idempotency_key_hash,
+            DumpedSnapshot.decode(payload) if payload is not None else None,
         )
     _close(scan.verdict.files)
 

@@ -10,13 +10,14 @@ Invariants (``check``), all on the event loop that owns the partition, so withou
 * ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
 
 Offsets are assigned in the order of calls to ``next_frame`` and become durable in that order. If the journal fails,
-every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
+every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense. The same
+holds of ``producers`` and ``idempotency_keys``: a batch counts for them from ``track`` on, and no longer if it fails.
 """
 
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -27,8 +28,12 @@ from logstore.clock import Clock
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import LogStoreError
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.log.batch_memory import BatchMemory
 from logstore.log.frame_index import FrameIndex
+from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
+from logstore.log.producer_state import ProducerStates
+from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, first_producer_id, unpack_batches
 
 
 @dataclass(slots=True)
@@ -39,7 +44,16 @@ class _Pending:
 
 
 class PartitionLog:
-    def __init__(self, topic: str, topic_id: UUID, partition: int, *, leader_epoch: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        topic: str,
+        topic_id: UUID,
+        partition: int,
+        *,
+        leader_epoch: int,
+        clock: Clock,
+        producer_id_expiration_ms: int,
+    ) -> None:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
@@ -52,12 +66,16 @@ class PartitionLog:
         self.index = FrameIndex()
         self.leader_epochs = LeaderEpochs()
         self.segments: tuple[SegmentFile, ...] = ()
+        self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)
+        self.idempotency_keys = IdempotencyKeys(f"{topic}-{partition}")
         self._clock = clock
         self._pending: deque[_Pending] = deque()
         self._unsealed_since: float | None = None
         self._last_append_time_ms = 0
         self._advanced: asyncio.Future[None] | None = None
         self._closed: LogStoreError | None = None
+        #: While recovering: what lies below is in ``producers`` and ``idempotency_keys``.
+        self.remembered_end = 0
 
     def __repr__(self) -> str:
         return (
@@ -103,8 +121,20 @@ class PartitionLog:
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
+    def now_ms(self) -> int:
+        """The append time that a batch would get now: it never falls. What has failed no longer counts."""
+        self._settle()
+        return max(self._clock.now_ms(), self._last_append_time_ms)
+
     def next_frame(
-        self, batch: pa.RecordBatch, payload: pa.Buffer, *, log_append_time: bool, after: Frame | None = None
+        self,
+        batch: pa.RecordBatch,
+        payload: pa.Buffer,
+        *,
+        inflated_bytes: int,
+        log_append_time: bool,
+        after: Frame | None = None,
+        identity: BatchIdentity = NOBODY,
     ) -> Frame:
         """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
 
@@ -126,7 +156,11 @@ class PartitionLog:
             leader_epoch=self.leader_epoch,
             append_time_ms=append_time,
             max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
-            inflated_bytes=batch.nbytes,
+            inflated_bytes=inflated_bytes,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=identity.base_sequence,
+            idempotency_key_hash=identity.idempotency_key_hash,
         )
         return Frame(header, payload)
 
@@ -135,6 +169,8 @@ class PartitionLog:
         assert frame.header.base_offset == self.next_offset, (frame.header, self)
         self.next_offset += frame.header.record_count
         self._pending.append(_Pending(frame.header, durable, position_in_append))
+        if (memory := self._memory_of(frame.header)) is not None:
+            memory.begin(_remembered(frame.header), durable)
         durable.add_done_callback(lambda _: self._settle())
 
     def _settle(self) -> None:
@@ -142,7 +178,10 @@ class PartitionLog:
         # a step later; an append in between must not continue from offsets that were never stored.
         while self._pending and self._pending[0].durable.done():
             pending = self._pending.popleft()
-            if pending.durable.exception() is not None:
+            stored = pending.durable.exception() is None
+            if (memory := self._memory_of(pending.header)) is not None:
+                memory.settle(_remembered(pending.header).owner, stored=stored)
+            if not stored:
                 self.next_offset = self.log_end_offset
                 continue
             assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
@@ -152,6 +191,12 @@ class PartitionLog:
             self.leader_epochs.assign(pending.header.leader_epoch, pending.header.base_offset)
             self.log_end_offset += pending.header.record_count
             self._advance_high_watermark(self.log_end_offset)
+
+    def _memory_of(self, header: FrameHeader) -> BatchMemory | None:
+        """Where a batch is remembered; None for one that may be repeated."""
+        if header.producer_id >= 0:
+            return self.producers
+        return self.idempotency_keys if header.idempotency_key_hash else None
 
     def _advance_high_watermark(self, offset: int) -> None:
         if offset > self.high_watermark:
@@ -169,10 +214,14 @@ class PartitionLog:
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 return False
-            if self._advanced is None:
-                self._advanced = asyncio.get_running_loop().create_future()
-            await asyncio.wait([self._advanced], timeout=left)
+            await asyncio.wait([self.advanced()], timeout=left)
         return True
+
+    def advanced(self) -> "asyncio.Future[None]":
+        """Done when readers see more than now, or when the log is closed. Shared: not to be cancelled."""
+        if self._advanced is None:
+            self._advanced = asyncio.get_running_loop().create_future()
+        return self._advanced
 
     def _wake(self) -> None:
         if self._advanced is not None:
@@ -194,8 +243,21 @@ class PartitionLog:
         self._unsealed_since = self._clock.monotonic() if len(self.index) else None
 
     def snapshot_frame(self) -> Frame:
-        """The frame that every new journal file begins with for this partition."""
-        payload = PartitionSnapshot(sealed_offset=self.sealed_offset, leader_epochs=self.leader_epochs.entries)
+        """The frame that every new journal file begins with for this partition.
+
+        It stands for all frames before it: what is durable by then is settled first.
+        """
+        now_ms = self.now_ms()
+        self.producers.expire(now_ms)
+        self.idempotency_keys.expire(now_ms)
+        payload = PartitionSnapshot(
+            sealed_offset=self.sealed_offset,
+            leader_epochs=self.leader_epochs.entries,
+            log_end_offset=self.log_end_offset,
+            producers=self.producers.pack(),
+            idempotency_keys=self.idempotency_keys.pack(),
+            producers_forgotten_up_to=self.producers.forgotten_up_to,
+        )
         header = FrameHeader(
             type=FrameType.SNAPSHOT,
             flags=FrameFlags(0),
@@ -221,6 +283,32 @@ class PartitionLog:
         self.recover_append_time(header.append_time_ms)
         self.index.add(header, location)
         self.leader_epochs.assign(header.leader_epoch, header.base_offset)
+        # A frame that was copied forward stands behind later ones, and is in what they built on.
+        if header.base_offset >= self.remembered_end:
+            self.remembered_end = header.end_offset
+            if (memory := self._memory_of(header)) is not None:
+                memory.expire(header.append_time_ms)
+                memory.remember(_remembered(header))
+
+    def recover_snapshot(self, snapshot: PartitionSnapshot) -> None:
+        """A snapshot frame that the journal scan found; the frames before it may tell all of it already."""
+        if snapshot.log_end_offset > self.remembered_end:
+            self.remembered_end = snapshot.log_end_offset
+            self.producers.replace(unpack_batches(snapshot.producers))
+            self.idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
+        self.producers.forgotten_up_to = max(self.producers.forgotten_up_to, snapshot.producers_forgotten_up_to)
+
+    def recover_from_footers(
+        self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
+    ) -> None:
+        """What segments remember of the records below ``end_offset``, where the journal does not reach so far.
+
+        Of producers that appended behind the segments nothing is known.
+        """
+        self.remembered_end = end_offset
+        self.producers.replace(producers)
+        self.producers.forgotten_up_to = first_producer_id(self.leader_epoch) - 1
+        self.idempotency_keys.replace(idempotency_keys)
 
     def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
         """What Delta holds; leader epochs as the journal's snapshot or the last segment's footer tells them."""
@@ -238,9 +326,20 @@ class PartitionLog:
         self.check()
 
 
+def _remembered(header: FrameHeader) -> RememberedBatch:
+    return RememberedBatch(
+        header.producer_id if header.producer_id >= 0 else header.idempotency_key_hash,
+        header.producer_epoch,
+        header.base_sequence,
+        header.record_count,
+        header.base_offset,
+        header.append_time_ms,
+    )
+
+
 def _max_timestamp(batch: pa.RecordBatch, append_time_ms: int) -> int:
-    timestamps = batch.column("timestamp").cast(pa.int64())
-    latest = pc.max(timestamps).as_py()
-    if latest is None:
+    timestamps = batch.column(0)
+    if timestamps.null_count == len(timestamps):
         return append_time_ms
+    latest = pc.max(timestamps.cast(pa.int64())).as_py()
     return int(max(latest, append_time_ms)) if timestamps.null_count else int(latest)

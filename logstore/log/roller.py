@@ -43,6 +43,7 @@ from logstore.log.history import MissingSegmentsError, history_gaps, sealed_segm
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
+from logstore.records.batch_identity import unpack_batches
 from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file, verify_segment
@@ -79,6 +80,9 @@ class _Range:
     end_offset: int
     leader_epoch: int
     leader_epochs: tuple[tuple[int, int], ...]
+    #: Batches remembered at the end, packed; what lies behind a piece is left out of it.
+    producers: bytes
+    idempotency_keys: bytes
     pieces: list[_Piece]
 
 
@@ -248,8 +252,14 @@ class Roller:
                 for frame in self._journal.read_many([f.location for f in frames]):
                     writer.write(frame_records(frame))
                     append_time_ms = max(append_time_ms, frame.header.append_time_ms)
-            epochs = tuple(entry for entry in span.leader_epochs if entry[1] < piece.end_offset)
-            return writer.finish(piece.end_offset, leader_epochs=epochs, append_time_ms=append_time_ms)
+            base, end = piece.base_offset, piece.end_offset
+            return writer.finish(
+                end,
+                leader_epochs=tuple(entry for entry in span.leader_epochs if entry[1] < end),
+                producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
+                idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
+                append_time_ms=append_time_ms,
+            )
 
     # ---- following the table ----------------------------------------------------------------------------------------
 
@@ -355,6 +365,9 @@ def _is_whole(table_path: Path, part: RollPart) -> bool:
 
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
+    now_ms = partition_log.now_ms()
+    partition_log.producers.expire(now_ms)
+    partition_log.idempotency_keys.expire(now_ms)
     base, end = partition_log.sealed_offset, partition_log.last_stable_offset
     pieces = []
     start = base
@@ -362,8 +375,16 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         piece_end = partition_log.index.offset_after_bytes(start, end, segment_bytes)
         pieces.append(_Piece(start, piece_end, list(partition_log.index.frames(start, piece_end))))
         start = piece_end
-    epochs = partition_log.leader_epochs.up_to(end)
-    return _Range(partition_log.partition, base, end, partition_log.leader_epoch, epochs, pieces)
+    return _Range(
+        partition_log.partition,
+        base,
+        end,
+        partition_log.leader_epoch,
+        partition_log.leader_epochs.up_to(end),
+        partition_log.producers.pack(),
+        partition_log.idempotency_keys.pack(),
+        pieces,
+    )
 
 
 def _in_chunks(frames: list[IndexedFrame], max_bytes: int) -> list[list[IndexedFrame]]:

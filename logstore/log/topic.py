@@ -31,6 +31,7 @@ class Topic:
         defaults: dict[str, str],
         leader_epoch: int,
         clock: Clock,
+        producer_id_expiration_ms: int,
     ) -> None:
         self.name = name
         self.table = table
@@ -43,6 +44,7 @@ class Topic:
         self._defaults = defaults
         self._leader_epoch = leader_epoch
         self._clock = clock
+        self._producer_id_expiration_ms = producer_id_expiration_ms
         self._bad_property_version = -1
         self.follow(snapshot)
 
@@ -72,10 +74,19 @@ class Topic:
         self.snapshot = snapshot
         self._follow_config(snapshot)
         for partition in range(len(self.partitions), snapshot.num_partitions):
-            new = PartitionLog(self.name, self.topic_id, partition, leader_epoch=self._leader_epoch, clock=self._clock)
+            new = PartitionLog(
+                self.name,
+                self.topic_id,
+                partition,
+                leader_epoch=self._leader_epoch,
+                clock=self._clock,
+                producer_id_expiration_ms=self._producer_id_expiration_ms,
+            )
             self.partitions.append(new)
         for partition_log in self.partitions:
             partition_log.segments = snapshot.segments(partition_log.partition)
+            partition_log.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
+            partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
 

@@ -5,19 +5,16 @@ state. All values are text; lists are JSON. The keys are part of the format, see
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from logstore.errors import CorruptionError
+from logstore.records.batch_identity import RememberedBatch, batches_from_rows
 
 FORMAT_VERSION = 2
 #: The first one with checksums, see ``checksums.py``.
 CHECKSUM_FORMAT = 2
 _PREFIX = "logstore."
-
-#: State at the end of a segment that later releases fill (producer state, idempotency keys): JSON values.
-JsonState = Sequence[Any]
 
 #: Who writes a segment from the journal; jobs name themselves.
 ROLL = "roll"
@@ -27,6 +24,8 @@ ROLL = "roll"
 class SegmentFooter:
     """``leader_epochs`` is the history up to ``end_offset``: (epoch, its start offset), rising.
 
+    ``producers`` are the batches remembered of producers at ``end_offset``, ``idempotency_keys`` those of requests with
+    a key in the range of the file, while their window was open at its end.
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
     ``append_time_ms`` is the time of the last append that is in it or in an earlier one; 0 if it is not known.
     """
@@ -36,8 +35,8 @@ class SegmentFooter:
     end_offset: int
     leader_epoch: int
     leader_epochs: tuple[tuple[int, int], ...]
-    producers: tuple[Any, ...]
-    idempotency_keys: tuple[Any, ...]
+    producers: tuple[RememberedBatch, ...]
+    idempotency_keys: tuple[RememberedBatch, ...]
     operation: str = ROLL
     cleanings: tuple[tuple[int, int], ...] = ()
     append_time_ms: int = 0
@@ -85,8 +84,8 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             end_offset=int(text["end_offset"]),
             leader_epoch=int(text["leader_epoch"]),
             leader_epochs=tuple((int(epoch), int(start)) for epoch, start in json.loads(text["leader_epochs"])),
-            producers=tuple(json.loads(text["producers"])),
-            idempotency_keys=tuple(json.loads(text["idempotency_keys"])),
+            producers=batches_from_rows(json.loads(text["producers"])),
+            idempotency_keys=batches_from_rows(json.loads(text["idempotency_keys"])),
             operation=text.get("operation", ROLL),
             cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text.get("cleanings", "[]"))),
             append_time_ms=int(text.get("append_time_ms", 0)),

@@ -20,9 +20,10 @@ import pyarrow.parquet as pq
 from logstore.crc32c import crc32c
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments import checksums
-from logstore.segments.footer import ROLL, JsonState, SegmentFooter, encode_footer
+from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
 
@@ -180,8 +181,8 @@ class SegmentWriter:
         self,
         end_offset: int,
         leader_epochs: Sequence[tuple[int, int]] = (),
-        producers: JsonState = (),
-        idempotency_keys: JsonState = (),
+        producers: Sequence[RememberedBatch] = (),
+        idempotency_keys: Sequence[RememberedBatch] = (),
         *,
         operation: str = ROLL,
         cleanings: Sequence[tuple[int, int]] = (),

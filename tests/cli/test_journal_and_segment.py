@@ -1,10 +1,15 @@
+import asyncio
 import itertools
 import json
+import re
 from pathlib import Path
 
+import httpx
 import pytest
 
-from logstore.journal.frame import HEADER_BYTES
+from logstore.journal.frame import HEADER_BYTES, PartitionSnapshot
+from logstore.records.batch_identity import RememberedBatch
+from tests.support.journals import running, snapshot_frame
 from tests.support.server_process import ServerProcess
 
 
@@ -100,3 +105,35 @@ def test_segment_dump_of_something_else_is_one_line(run, tmp_path):
     other.write_bytes(b"PAR1 no, it is not")
     assert "other.parquet" in run("segment", "dump", other, code=1).stderr
     assert "There is no file" in run("segment", "dump", tmp_path / "none", code=1).stderr
+
+
+def test_dumps_tell_who_sent_what(run, run_json, server, topic):
+    producer = httpx.post(f"{server.url}/producers").json()
+    headers = {
+        "Logstore-Producer-Id": str(producer["producer_id"]),
+        "Logstore-Producer-Epoch": "0",
+        "Logstore-Base-Sequences": "0=0",
+    }
+    for named in (headers, {"Idempotency-Key": "k"}):
+        body = {"records": [{"value": 1}]}
+        assert httpx.post(f"{server.url}/topics/{topic}/partitions/0", json=body, headers=named).status_code == 200
+    run("topic", "roll", topic)
+    (file,) = (server.data / "topics" / topic / "partition=0").glob("*.parquet")
+    assert "Remembered at its end: 1 producer, 1 idempotency key" in run("segment", "dump", file).stdout
+    (of_producer,) = run_json("segment", "dump", file)["footer"]["producers"]
+    assert of_producer[:5] == [producer["producer_id"], 0, 0, 1, 0]
+    shown = run("journal", "dump", journal_of(server)).stdout
+    assert f"producer {producer['producer_id']} epoch 0 sequence 0" in shown
+    assert re.search(r"idempotency key [0-9a-f]{16}\n", shown)
+
+
+def test_dump_counts_what_a_snapshot_remembers(run, tmp_path):
+    packed = [b"".join(RememberedBatch(n, 0, 0, 1, n, 0).pack() for n in range(count)) for count in (2, 3)]
+
+    async def scenario():
+        snapshot = snapshot_frame()._replace(payload=PartitionSnapshot(0, (), 3, *packed).encode())
+        async with running(tmp_path, snapshots=lambda: [snapshot]):
+            pass
+
+    asyncio.run(scenario())
+    assert "sealed 0, 2 producers, 3 idempotency keys\n" in run("journal", "dump", tmp_path).stdout

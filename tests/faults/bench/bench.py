@@ -23,7 +23,7 @@ from tests.faults.bench.delta_observer import READERS, committed_offsets, read_v
 from tests.faults.bench.history import AnyEvent, Commit, Committed, Delta, Fetch, Job, Produce, Recorder, read_history
 from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour
 from tests.faults.bench.nemesis import READY_S, Nemesis, StoreBrokenError
-from tests.faults.bench.schedule import Fault
+from tests.faults.bench.schedule import HOUR_MS, Fault
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.support.server_process import FaultyServerProcess, free_port
 
@@ -230,12 +230,16 @@ class Bench:
                 self.report.anomalies.append(f"a job fails though nothing is wrong any more: {event}")
 
 
+#: A clock that is set forward by hours does not end the time in which a request may be sent again.
+_REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
+
+
 def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
     cluster = httpx.get(f"{url}/v3/clusters").json()["data"][0]["cluster_id"]
     body = {
         "topic_name": topic.name,
         "partitions_count": topic.partitions,
-        "configs": [{"name": name, "value": value} for name, value in topic.configs.items()],
+        "configs": [{"name": name, "value": value} for name, value in {**_REMEMBER, **topic.configs}.items()],
     }
     httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()
     recorder.tell("bench", "topic", topic=topic.name, partitions=topic.partitions, configs=dict(topic.configs))

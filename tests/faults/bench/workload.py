@@ -35,6 +35,8 @@ KEYS = 30
 TOMBSTONES = 0.1
 _TIMEOUT_S = 15.0
 _DOWN_S = 0.2
+#: Of a request with an idempotency key: for long enough that a killed store is there again.
+_TRIES = 50
 _READ_BYTES = (2_000, 20_000, 200_000)
 _FORMATS = {"json": JSON, "arrow": ARROW}
 #: What says that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
@@ -91,11 +93,17 @@ class Client:
         asked: Mapping[str, Any],
         *,
         also_good: Callable[[httpx.Response], bool] = lambda _: False,
+        tries: int = 1,
         **request: Any,
     ) -> tuple[Answer, Mapping[str, Any]]:
-        """Send a request and wait for its outcome; what ``result`` takes from a good answer stands in the history."""
+        """Send a request and wait for its outcome; what ``result`` takes from a good answer stands in the history.
+
+        Whose outcome is open is sent again, up to ``tries`` times in all.
+        """
         number = self._recorder.invoke(self.process, op, **asked)
         answer = self._send(method, path, **request)
+        if answer.phase == "info":
+            answer = self._send_again(answer, tries - 1, method, path, **request)
         if answer.http is not None and also_good(answer.http):
             answer = Answer("ok", answer.http, "")
         told: Mapping[str, Any] = {"reason": answer.reason}
@@ -127,11 +135,30 @@ class Client:
         known = http.status_code in _REFUSED or (http.status_code < 500 and http.status_code != 408)
         return Answer("fail" if known else "info", http, f"{http.status_code} {http.text[:300]}")
 
+    def _send_again(self, answer: Answer, times: int, method: str, path: str, **request: Any) -> Answer:
+        """Until it is done. A refusal says nothing about the try before."""
+        for _ in range(times):
+            time.sleep(_DOWN_S)
+            again = self._send(method, path, **request)
+            if again.ok:
+                return again
+            status = again.http.status_code if again.http is not None else None
+            assert status is None or status >= 500 or status in {408, 429}, again.reason
+        return answer
+
     # ---- the calls --------------------------------------------------------------------------------------------------
 
     def produce(
-        self, topic: TopicSpec, partition: int | None, records: Sequence[Record], *, acks: str, form: str
+        self,
+        topic: TopicSpec,
+        partition: int | None,
+        records: Sequence[Record],
+        *,
+        acks: str,
+        form: str,
+        idempotency_key: str | None = None,
     ) -> tuple[Answer, Mapping[str, Any]]:
+        """With an ``idempotency_key`` it is sent again while its outcome is open."""
         asked = {
             "topic": topic.name,
             "partition": partition,
@@ -151,7 +178,13 @@ class Client:
         path = f"/topics/{topic.name}" if partition is None else f"/topics/{topic.name}/partitions/{partition}"
         body = json_body(records) if form == "json" else arrow_body(records)
         headers = {"Content-Type": _FORMATS[form]}
-        return self.call("produce", "POST", path, places, asked, params={"acks": acks}, content=body, headers=headers)
+        tries = 1
+        if idempotency_key is not None:
+            headers["Idempotency-Key"] = idempotency_key
+            tries = _TRIES
+        return self.call(
+            "produce", "POST", path, places, asked, tries=tries, params={"acks": acks}, content=body, headers=headers
+        )
 
     def fetch(
         self, topic: str, partition: int, offset: int, *, form: str, max_bytes: int, max_wait_ms: int
@@ -304,6 +337,7 @@ class Workload(BackgroundLoad):
                     records,
                     acks=chance.choice(["all", "all", "1", "0"]),
                     form=chance.choice(["json", "arrow"]),
+                    idempotency_key=f"{number}-{sequence}" if chance.random() < 0.5 else None,
                 )
                 if answer.ok:
                     with self._counting:

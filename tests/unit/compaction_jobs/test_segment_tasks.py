@@ -1,6 +1,7 @@
 """Rounds of compaction on real files, without Spark: its shuffle is a dict here."""
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,10 @@ from compaction_jobs.segment_tasks import (
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError
+from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.reader import read_footer
-from tests.support.keyed_topics import KeyedTopic, Record
+from logstore.segments.writer import SegmentWriter
+from tests.support.keyed_topics import KeyedTopic, Record, batch
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))
@@ -132,7 +135,7 @@ def one_segment(tmp_path, records: int = 10) -> tuple[KeyedTopic, str]:
 
 def task_of(topic: KeyedTopic, source: Source, log_start: int) -> WriteTask:
     return WriteTask(
-        topic.name, str(topic.table.path), 0, (source,), log_start, log_start, "zstd", operation="retention-boundary"
+        topic.name, str(topic.table.path), 0, (source,), log_start, log_start, "zstd", "retention-boundary", 600_000
     )
 
 
@@ -160,3 +163,23 @@ def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
     with pytest.raises(FileNotFoundError):
         list(write_whole([task_of(topic, Source(0, path, 10, 0), 7)])(iter([numbers([0])])))
     assert not topic.table.path.exists()
+
+
+def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
+    """Of producers the newest file tells all; of keys each tells its own, and only those whose window is open."""
+    topic = KeyedTopic.create(tmp_path, "users")
+    producers = [RememberedBatch(7, 0, n, 5, 5 * n, 1000 * n) for n in range(3)]
+    keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
+    sources = []
+    for n in range(3):
+        with SegmentWriter(topic.table.path, 0, 5 * n, 1) as writer:
+            writer.write(batch(5 * n, [Record(b"k", b"v", 0)] * 5))
+            segment = writer.finish(5 * n + 5, ((1, 0),), producers[: n + 1], [keys[n]], append_time_ms=1000 * n)
+        sources.append(Source(0, segment.path, 5, 5 * n))
+    for window_ms, kept in ((600_000, keys), (1_001, keys[1:]), (1_000, keys[2:])):
+        task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)
+        (answer,) = write_whole([task])(iter([numbers([0])]))
+        written = Written.from_row(*answer.to_pylist()[0].values()).segment
+        footer = read_footer(topic.table.path / written.path)
+        assert footer.producers == tuple(producers)
+        assert footer.idempotency_keys == tuple(kept)

@@ -22,6 +22,7 @@ from logstore.journal.frame import (
     encode_frame_header,
     encode_mark,
 )
+from logstore.records.batch_identity import RememberedBatch, unpack_batches
 from tests.support.journals import data_frame
 
 int16 = st.integers(-(2**15), 2**15 - 1)
@@ -114,10 +115,32 @@ def test_a_mark_says_that_all_before_it_is_durable():
     assert (stored.header.type, stored.payload_length, stored.durable_end) == (FrameType.MARK, 0, 500)
 
 
-@given(st.integers(0, 2**63 - 1), st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=5))
-def test_snapshot_state_is_read_back(sealed, epochs):
-    snapshot = PartitionSnapshot(sealed, tuple(epochs))
+remembered = st.lists(
+    st.builds(
+        RememberedBatch,
+        owner=uint64,
+        epoch=st.integers(-1, 2**15 - 1),
+        sequence=st.integers(-(2**31), 2**31 - 1),
+        record_count=st.integers(1, 2**31 - 1),
+        base_offset=st.integers(0, 2**63 - 1),
+        append_time_ms=st.integers(0, 2**63 - 1),
+    ),
+    max_size=4,
+)
+
+
+@given(
+    st.integers(0, 2**63 - 1),
+    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=5),
+    remembered,
+    remembered,
+)
+def test_snapshot_state_is_read_back(sealed, epochs, producers, keys):
+    packed = b"".join(batch.pack() for batch in producers), b"".join(batch.pack() for batch in keys)
+    snapshot = PartitionSnapshot(sealed, tuple(epochs), sealed, *packed, producers_forgotten_up_to=7)
     assert PartitionSnapshot.decode(snapshot.encode()) == snapshot
+    assert list(unpack_batches(snapshot.producers)) == producers
+    assert list(unpack_batches(snapshot.idempotency_keys)) == keys
 
 
 def test_snapshot_state_has_room_for_what_later_releases_add():
@@ -128,8 +151,21 @@ def test_snapshot_state_has_room_for_what_later_releases_add():
         "producers": [],
         "open_transactions": [],
         "idempotency_keys": [],
+        "log_end_offset": 0,
+        "producers_forgotten_up_to": -1,
     }
-    later = fields | {"producers": [{"producer_id": 1}], "share_groups": {"a": 1}}
+    later = fields | {"share_groups": {"a": 1}}
     assert PartitionSnapshot.decode(msgspec.msgpack.encode(later)) == PartitionSnapshot(5, ((0, 0),))
+
+
+def test_snapshot_state_of_the_first_releases_reads():
+    first = {"sealed_offset": 5, "leader_epochs": [[0, 0]]}
+    empty = {"producers": [], "open_transactions": [], "idempotency_keys": []}
+    for fields in (first, first | empty):
+        assert PartitionSnapshot.decode(msgspec.msgpack.encode(fields)) == PartitionSnapshot(5, ((0, 0),))
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", PartitionSnapshot(5, (), 5, producers=bytes(33)).encode()])
+def test_a_snapshot_that_does_not_parse_is_corruption(payload):
     with pytest.raises(CorruptionError, match="snapshot"):
-        PartitionSnapshot.decode(b"\xc1")
+        PartitionSnapshot.decode(payload)

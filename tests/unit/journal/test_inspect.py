@@ -4,7 +4,8 @@ import pytest
 
 from logstore.errors import CorruptionError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, PartitionSnapshot
-from logstore.journal.inspect import dump, repair, verify
+from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
+from logstore.records.batch_identity import RememberedBatch
 from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
 
 
@@ -28,7 +29,7 @@ def test_dump_tells_every_frame_and_changes_nothing(journal_directory):
     rows = list(dump(journal_directory))
     assert [row.type for row in rows] == ["SNAPSHOT", "DATA", "DATA", "DATA"] * 3
     assert sorted({row.file for row in rows}) == sorted(before)
-    assert rows[0].snapshot == PartitionSnapshot(4, ((0, 0),))
+    assert rows[0].snapshot == DumpedSnapshot(4, ((0, 0),), 0, (), (), -1)
     row = rows[-1]
     assert (row.topic_id, row.partition, row.base_offset, row.record_count) == (TOPIC, 1, 2, 1)
     assert (row.length, row.relocated, row.snapshot) == (HEADER_BYTES + 5, False, None)
@@ -108,3 +109,24 @@ def test_a_directory_that_is_not_there_is_said_so(tmp_path):
     for look in (verify, repair, lambda directory: list(dump(directory))):
         with pytest.raises(StorageError, match="no journal directory"):
             look(tmp_path / "none")
+
+
+def test_dump_shows_who_sent_what_and_what_is_remembered(tmp_path):
+    producers = [RememberedBatch(5, 2, 7, 3, 10, 1000), RememberedBatch(6, 0, 0, 1, 13, 1001)]
+    keys = [RememberedBatch(2**64 - 1, -1, -9, 1, 14, 1002)]
+    packed = [b"".join(batch.pack() for batch in batches) for batches in (producers, keys)]
+
+    async def scenario():
+        frame = snapshot_frame(4)
+        frame = frame._replace(payload=PartitionSnapshot(4, ((0, 0),), 15, *packed, 5).encode())
+        async with running(tmp_path, snapshots=lambda: [frame]) as (journal, _):
+            plain = data_frame(15)
+            sender = {"producer_id": 5, "producer_epoch": 2, "base_sequence": 10}
+            keyed = {"idempotency_key_hash": 2**64 - 1, "base_sequence": -9}
+            await journal.append([plain._replace(header=plain.header._replace(**names)) for names in (sender, keyed)])
+
+    asyncio.run(scenario())
+    snapshot, sent, keyed = dump(tmp_path)
+    assert snapshot.snapshot == DumpedSnapshot(4, ((0, 0),), 15, tuple(producers), tuple(keys), 5)
+    assert (sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.idempotency_key_hash) == (5, 2, 10, 0)
+    assert (keyed.producer_id, keyed.base_sequence, keyed.idempotency_key_hash) == (-1, -9, 2**64 - 1)

@@ -118,7 +118,7 @@ def test_records_that_name_the_key_of_the_checksums_read(
         batch = batch.set_column(batch.schema.get_field_index("value"), batch.schema.field("value"), values)
         table = pa.Table.from_batches([batch]).cast(SEGMENT_SCHEMA)
         if ours:
-            footer = encode_footer(SegmentFooter(0, 0, 5, 0, (), (name.decode(),), ()))
+            footer = encode_footer(SegmentFooter(0, 0, 5, 0, (), (), (), operation=name.decode()))
             table = table.replace_schema_metadata({**footer, "logstore.format": "1"})
         path = tmp_path / f"{at}.parquet"
         pq.write_table(table, path, write_page_checksum=True, write_statistics=statistics, compression="none")

@@ -7,12 +7,20 @@ import pytest
 
 from logstore.errors import CorruptionError
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
+from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments.footer import FORMAT_VERSION
 from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file
 from logstore.segments.writer import SegmentWriter
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.topics import TIMESTAMP_MS, HookedFileSystem, log_batch
+
+BATCH = RememberedBatch(
+    owner=5 << 32, epoch=1, sequence=7, record_count=52, base_offset=100, append_time_ms=TIMESTAMP_MS
+)
+KEYED = RememberedBatch(
+    owner=2**64 - 1, epoch=-1, sequence=-5, record_count=52, base_offset=100, append_time_ms=TIMESTAMP_MS
+)
 
 
 def files(path: Path) -> list[str]:
@@ -23,7 +31,7 @@ def test_a_segment_says_what_it_holds(tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, 3, 100, 7) as writer:
         writer.write(log_batch(range(100, 150)))
         writer.write(log_batch([155, 170]))
-        segment = writer.finish(180, leader_epochs=((5, 0), (7, 120)), producers=[{"id": 1}], idempotency_keys=[[1, 2]])
+        segment = writer.finish(180, leader_epochs=((5, 0), (7, 120)), producers=[BATCH], idempotency_keys=[KEYED])
     assert (segment.partition, segment.base_offset, segment.end_offset, segment.leader_epoch) == (3, 100, 180, 7)
     assert (segment.num_records, segment.min_offset, segment.max_offset) == (52, 100, 170)
     assert segment.min_timestamp_us == (TIMESTAMP_MS + 100) * 1000
@@ -31,8 +39,8 @@ def test_a_segment_says_what_it_holds(tmp_path: Path) -> None:
     assert segment.size == (tmp_path / segment.path).stat().st_size
     footer = read_footer(tmp_path / segment.path)
     assert footer.leader_epochs == ((5, 0), (7, 120))
-    assert footer.producers == ({"id": 1},)
-    assert footer.idempotency_keys == ([1, 2],)
+    assert footer.producers == (BATCH,)
+    assert footer.idempotency_keys == (KEYED,)
     assert segment_from_file(tmp_path, segment.path) == segment
 
 

@@ -1,0 +1,95 @@
+"""The batches that a partition remembers by their owner: a producer, or an idempotency key.
+
+Durable ones are packed, about 250 bytes an owner, and in the order in which the owners last appended; those being
+fsynced lie over them, and go again without a trace if the journal fails. An owner is forgotten ``remembered_ms`` after
+its last append. All on the event loop that owns the partition.
+"""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from logstore.journal.frame import FrameLocation
+from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, unpack_batches
+
+
+class KnownBatch(NamedTuple):
+    """``durable`` is what to wait for before its offsets are told; None if it is durable already."""
+
+    batch: RememberedBatch
+    durable: asyncio.Future[list[FrameLocation]] | None
+
+
+class BatchMemory:
+    def __init__(self, remembered_ms: int) -> None:
+        self.remembered_ms = remembered_ms
+        self._durable: OrderedDict[int, bytes] = OrderedDict()
+        self._pending: dict[int, deque[KnownBatch]] = {}
+        self.num_batches = 0
+        """Remembered ones, those being fsynced included."""
+
+    def known(self, owner: int) -> list[KnownBatch]:
+        """In the order of their offsets."""
+        packed = self._durable.get(owner)
+        durable = [] if packed is None else [KnownBatch(batch, None) for batch in unpack_batches(packed)]
+        return [*durable, *self._pending.get(owner, ())]
+
+    def __contains__(self, owner: int) -> bool:
+        return owner in self._durable or owner in self._pending
+
+    # ---- what is being fsynced --------------------------------------------------------------------------------------
+
+    def begin(self, batch: RememberedBatch, durable: asyncio.Future[list[FrameLocation]]) -> None:
+        """A batch was handed to the journal: from here on it counts."""
+        self._pending.setdefault(batch.owner, deque()).append(KnownBatch(batch, durable))
+        self.num_batches += 1
+
+    def settle(self, owner: int, *, stored: bool) -> None:
+        """The oldest batch of ``owner`` that was begun is durable, or is not and will not be."""
+        pending = self._pending[owner]
+        batch = pending.popleft().batch
+        self.num_batches -= 1
+        if not pending:
+            del self._pending[owner]
+        if stored:
+            self.remember(batch)
+
+    # ---- what is durable --------------------------------------------------------------------------------------------
+
+    def remember(self, batch: RememberedBatch) -> None:
+        """Batches come by rising offset."""
+        before = self._durable.get(batch.owner, b"")
+        after = self._joined(before, batch)
+        self._durable[batch.owner] = after
+        self._durable.move_to_end(batch.owner)
+        self.num_batches += (len(after) - len(before)) // PACKED_BYTES
+
+    def _joined(self, before: bytes, batch: RememberedBatch) -> bytes:
+        return before + batch.pack()
+
+    def expire(self, now_ms: int) -> None:
+        """Forget the owners whose time is over."""
+        while self._durable and self._oldest().append_time_ms + self.remembered_ms <= now_ms:
+            self._forget_oldest()
+
+    def _oldest(self) -> RememberedBatch:
+        """The last batch of the owner that has not appended for longest."""
+        (batch,) = unpack_batches(next(iter(self._durable.values()))[-PACKED_BYTES:])
+        return batch
+
+    def _forget_oldest(self) -> int:
+        owner, packed = self._durable.popitem(last=False)
+        self.num_batches -= len(packed) // PACKED_BYTES
+        return owner
+
+    def pack(self) -> bytes:
+        """All that is durable, to be stored."""
+        return b"".join(self._durable.values())
+
+    def replace(self, batches: Iterable[RememberedBatch]) -> None:
+        """Take over what was stored."""
+        self._durable.clear()
+        self.num_batches = sum(map(len, self._pending.values()))
+        for batch in batches:
+            self.remember(batch)

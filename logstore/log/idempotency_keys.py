@@ -1,0 +1,52 @@
+"""The idempotency keys of one partition: which batches the request with a key stored here, for as long as its window.
+
+``remembered_ms`` is ``idempotency.window.ms``. Invariant: a key is forgotten when that is over and not before; where
+there is no room for a new one, the new request is refused. ``idempotency.keys.max`` counts batches, which is keys
+unless a request has several batches for one partition.
+"""
+
+from collections.abc import Sequence
+
+from logstore.errors import IdempotencyKeyReusedError, ThrottledError
+from logstore.log.batch_memory import BatchMemory, KnownBatch
+from logstore.observability import THROTTLED
+
+_RETRY_AFTER_S_MAX = 60
+
+
+class IdempotencyKeys(BatchMemory):
+    def __init__(self, partition: str) -> None:
+        super().__init__(0)
+        self._partition = partition
+        self.keys_max = 0
+
+    def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[KnownBatch]:
+        """Those of a request's ``batches`` for this partition, (fingerprint, record count), that are stored.
+
+        They are the first ones: a crash between two of them may have kept the others from being stored. Raises
+        IdempotencyKeyReusedError if the key stands for other batches.
+        """
+        self.expire(now_ms)
+        known = self.known(key_hash)
+        stored = [(k.batch.sequence, k.batch.record_count) for k in known]
+        if stored != list(batches[: len(stored)]):
+            raise IdempotencyKeyReusedError(
+                f"The Idempotency-Key was used for another request: in {self._partition} that one stored "
+                f"{sum(count for _, count in stored)} records, and they are not those of this body. Nothing was "
+                "stored now. Use a new key for each request; a retry must be the same, byte for byte, and to a topic "
+                "with as many partitions."
+            )
+        return known
+
+    def require_room(self, count: int, now_ms: int) -> None:
+        """ThrottledError unless ``count`` more batches can be remembered."""
+        if self.num_batches + count <= self.keys_max:
+            return
+        wait_ms = self._oldest().append_time_ms + self.remembered_ms - now_ms if self._durable else 0
+        THROTTLED.labels("idempotency_keys").inc()
+        raise ThrottledError(
+            f"{self._partition} remembers {self.num_batches} idempotency keys, and idempotency.keys.max is "
+            f"{self.keys_max}: nothing was stored. Wait until the oldest are {self.remembered_ms} ms old "
+            "(idempotency.window.ms), or raise the bound.",
+            retry_after_s=min(_RETRY_AFTER_S_MAX, max(1, -(-wait_ms // 1000))),
+        )

@@ -1,0 +1,228 @@
+"""Idempotent producers of one partition against a model that forgets nothing.
+
+The model keeps every batch that was ever appended; the journal is a list of headers and snapshots, of which a start may
+have all or only the newest part, with frames copied forward in between. Sequence numbers wrap: batches of 2**30 records
+exist as headers only.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from logstore.errors import (
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    LogStoreError,
+    OutOfOrderSequenceError,
+    StorageFullError,
+)
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.log.partition_log import PartitionLog
+from logstore.records.batch_identity import unpack_batches
+from tests.support.manual_clock import ManualClock
+
+LOOP = 2**31
+TOPIC = UUID(int=1)
+producer_ids = st.integers(0, 1)
+counts = st.sampled_from([1, 2, 2**30, 2**30 - 1])
+
+
+@dataclass
+class Appended:
+    epoch: int
+    sequence: int
+    count: int
+    base_offset: int
+    durable: asyncio.Future[Any] | None
+
+
+class ProducerModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.clock = ManualClock()
+        self.log = self.new_log()
+        self.journal: list[FrameHeader | PartitionSnapshot] = []
+        self.model: dict[int, list[Appended]] = {}
+        self.futures: list[tuple[asyncio.Future[Any], FrameHeader]] = []
+        self.forgotten_up_to = -1
+
+    def new_log(self) -> PartitionLog:
+        return PartitionLog("t", TOPIC, 0, leader_epoch=1, clock=self.clock, producer_id_expiration_ms=10**9)
+
+    def expected(
+        self, producer_id: int, epoch: int, sequence: int, count: int
+    ) -> type[LogStoreError] | Appended | None:
+        """What the rules of KIP-98 say, looking at all that ever was."""
+        batches = self.model.get(producer_id, [])
+        whole = producer_id > self.forgotten_up_to
+        if not batches:
+            return OutOfOrderSequenceError if sequence and whole else None
+        newest = batches[-1].epoch
+        if epoch < newest:
+            return InvalidProducerEpochError
+        if epoch > newest:
+            return OutOfOrderSequenceError if sequence else None
+        batches = [batch for batch in batches if batch.epoch == epoch]
+        same = [b for b in batches[-5:] if (b.sequence, b.count) == (sequence, count)]
+        if same:
+            return same[0]
+        if sequence == (batches[-1].sequence + batches[-1].count) % LOOP:
+            return None
+        older = (batches[-5:][0].sequence - sequence - count) % LOOP < LOOP // 2
+        return DuplicateSequenceError if older and whole else OutOfOrderSequenceError
+
+    def append(self, producer_id: int, epoch: int, sequence: int, count: int) -> None:
+        expected = self.expected(producer_id, epoch, sequence, count)
+        if isinstance(expected, type):
+            with pytest.raises(expected):
+                self.log.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
+            return
+        known = self.log.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
+        if isinstance(expected, Appended):
+            assert known is not None
+            assert known.batch.base_offset == expected.base_offset
+            assert known.durable is expected.durable, "whoever repeats what is being fsynced waits for it"
+            return
+        assert known is None
+        header = FrameHeader(
+            FrameType.DATA,
+            FrameFlags(0),
+            TOPIC,
+            0,
+            self.log.next_offset,
+            count,
+            1,
+            self.log.now_ms(),
+            0,
+            0,
+            producer_id,
+            epoch,
+            sequence,
+        )
+        future = self.loop.create_future()
+        self.log.track(Frame(header, b""), future, 0)
+        self.futures.append((future, header))
+        appended = Appended(epoch, sequence, count, header.base_offset, future)
+        self.model.setdefault(producer_id, []).append(appended)
+
+    def last(self, producer_id: int) -> Appended:
+        return self.model.get(producer_id, [Appended(0, 0, 0, 0, None)])[-1]
+
+    @rule(producer_id=producer_ids, batches=st.lists(counts, min_size=1, max_size=4))
+    def append_next(self, producer_id: int, batches: list[int]) -> None:
+        for count in batches:
+            last = self.last(producer_id)
+            self.append(producer_id, last.epoch, (last.sequence + last.count) % LOOP, count)
+
+    @rule(producer_id=producer_ids, back=st.integers(1, 8), other_count=st.booleans())
+    def repeat(self, producer_id: int, back: int, other_count: bool) -> None:
+        batches = self.model.get(producer_id, [])
+        if back <= len(batches):
+            found = batches[-back]
+            self.append(producer_id, found.epoch, found.sequence, found.count + other_count)
+
+    @rule(producer_id=producer_ids, ahead=st.integers(1, 3), count=counts)
+    def append_with_a_gap(self, producer_id: int, ahead: int, count: int) -> None:
+        last = self.last(producer_id)
+        self.append(producer_id, last.epoch, (last.sequence + last.count + ahead) % LOOP, count)
+
+    @rule(producer_id=producer_ids, step=st.sampled_from([-1, 1, 2]), sequence=st.integers(0, 1), count=counts)
+    def change_epoch(self, producer_id: int, step: int, sequence: int, count: int) -> None:
+        self.append(producer_id, max(0, self.last(producer_id).epoch + step), sequence, count)
+
+    @precondition(lambda self: self.futures)
+    @rule(groups=st.integers(1, 9), then=st.sampled_from(["callbacks", "file", ""]))
+    def fsync(self, groups: int, then: str) -> None:
+        for future, header in self.futures[:groups]:
+            self.journal.append(header)
+            future.set_result([FrameLocation(len(self.journal), 1)])
+            for batches in self.model.values():
+                for batch in batches:
+                    batch.durable = None if batch.durable is future else batch.durable
+        del self.futures[:groups]
+        # The callbacks of the futures run a step later: a new file may be begun before.
+        if then == "callbacks":
+            self.log.now_ms()
+        elif then == "file":
+            self.begin_file([])
+
+    def forget_pending(self) -> None:
+        self.futures.clear()
+        for producer_id, batches in list(self.model.items()):
+            self.model[producer_id] = [batch for batch in batches if batch.durable is None]
+            if not self.model[producer_id]:
+                del self.model[producer_id]
+
+    @precondition(lambda self: self.futures)
+    @rule()
+    def fail(self) -> None:
+        """The disk is full: nothing of what is on its way is stored, and appends go on."""
+        for future, _ in self.futures:
+            future.set_exception(StorageFullError(""))
+        self.forget_pending()
+        self.log.now_ms()
+
+    @rule(copied=st.lists(st.integers(0, 50), min_size=1, max_size=3))
+    def begin_file(self, copied: list[int]) -> None:
+        """Frames of older files are copied into the new one, so that those can go."""
+        older = [entry for entry in self.journal if isinstance(entry, FrameHeader)]
+        self.journal.append(PartitionSnapshot.decode(self.log.snapshot_frame().payload))
+        for at in copied if older else ():
+            self.journal.append(older[at % len(older)]._replace(flags=FrameFlags.RELOCATED))
+
+    @rule(data=st.data())
+    def crash(self, data: Any) -> None:
+        """Files go oldest first, and each begins with a snapshot."""
+        begins = [0, *(at for at, entry in enumerate(self.journal) if isinstance(entry, PartitionSnapshot))]
+        kept = self.journal[data.draw(st.sampled_from(begins)) :]
+        self.log.now_ms()
+        end = self.log.log_end_offset
+        self.forget_pending()
+        self.log = self.new_log()
+        for entry in kept:
+            if isinstance(entry, PartitionSnapshot):
+                self.log.recover_snapshot(entry)
+            else:
+                self.log.recover_frame(entry, FrameLocation(0, 1))
+        assert self.log.remembered_end == end
+        # Where the journal does not reach, the table does: what it holds here, is another test's business.
+        self.log.index.drop_below(2**63 - 1)
+        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        self.log.finish_recovery()
+
+    @precondition(lambda self: self.model and not self.futures)
+    @rule()
+    def lose_journal(self) -> None:
+        """All is sealed, the newest segment tells of it, and nobody knows what was behind."""
+        self.log.now_ms()
+        end, packed = self.log.log_end_offset, self.log.producers.pack()
+        self.log = self.new_log()
+        self.log.recover_from_footers(end, unpack_batches(packed), ())
+        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        self.log.finish_recovery()
+        self.journal = []
+        self.begin_file([])
+        self.forgotten_up_to = (1 << 32) - 1
+
+    @invariant()
+    def what_is_remembered_is_bounded(self) -> None:
+        assert self.log.producers.num_batches <= 5 * len(self.model) + len(self.log._pending)
+        if not self.log._pending:
+            counted = sum(len([b for b in all_ if b.epoch == all_[-1].epoch][-5:]) for all_ in self.model.values())
+            assert self.log.producers.num_batches == counted
+
+    def teardown(self) -> None:
+        self.loop.close()
+
+
+TestProducerModel = ProducerModel.TestCase
+TestProducerModel.settings = settings(
+    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,558 @@
+"""What is sent again is not stored again: through restarts, lost journals, failed disks, partitions added meanwhile."""
+
+import asyncio
+import errno
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from logstore.broker.broker import Broker, Topic
+from logstore.crc32c import crc32c
+from logstore.errors import (
+    DuplicateSequenceError,
+    IdempotencyKeyReusedError,
+    InvalidProducerEpochError,
+    InvalidProducerRequestError,
+    OutOfOrderSequenceError,
+    StorageFullError,
+    ThrottledError,
+)
+from logstore.journal.inspect import dump
+from logstore.log import producer_state
+from logstore.observability import PRODUCERS_FORGOTTEN
+from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
+from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
+from logstore.segments.reader import read_footer
+from tests.support.data_directory import copy_of_one_moment
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import read_all, records, run, running_broker
+
+NEVER = {"segment.ms": "100000000"}
+WINDOW_MS = 600_000
+
+
+async def new_topic(broker: Broker, partitions: int = 1, **configs: str) -> Topic:
+    given = {key.replace("_", "."): value for key, value in configs.items()}
+    topic = await broker.create_topic("t", partitions=partitions, configs={**NEVER, **given})
+    assert topic is not None
+    return topic
+
+
+def key(text: str, values: list[bytes | None] | None = None) -> IdempotencyKey:
+    return IdempotencyKey(text, crc32c(b"|".join(value or b"" for value in values or ())))
+
+
+async def put(broker: Broker, name: str, values: list[bytes | None], **options: object) -> list[tuple[int, int, int]]:
+    """With an idempotency key, to where keys and the key's name send them."""
+    keys = [value[:1] if value and value[:1] != b"-" else None for value in values]
+    result = await broker.produce(broker.topic("t"), records(values, keys=keys), identity=key(name, values), **options)
+    return [(r.partition, r.base_offset, r.count) for r in result.ranges]
+
+
+async def send(
+    broker: Broker, producer: tuple[int, int], sequence: int, values: list[bytes | None], partition: int = 0
+) -> int:
+    """The base offset."""
+    identity = ProducerIdentity(*producer, {partition: sequence})
+    result = await broker.produce(broker.topic("t"), records(values), partition=partition, identity=identity)
+    return result.ranges[0].base_offset
+
+
+async def stored(broker: Broker) -> list[list[bytes | None]]:
+    topic = broker.topic("t")
+    return [[value for _, value in await read_all(broker, topic, p.partition)] for p in topic.partitions]
+
+
+def in_partitions(*partitions: int) -> SplitRecords:
+    """A batch of one record for each of ``partitions``, as an Arrow stream has them."""
+    batches = [PartitionBatch(p, records([b"%d" % at]).batch, np.array([at]), None) for at, p in enumerate(partitions)]
+    return SplitRecords(tuple(batches))
+
+
+def segments_of(data: Path) -> list[Path]:
+    return sorted(data.glob("topics/t/*/*.parquet"))
+
+
+def lose_journal(data: Path) -> None:
+    shutil.rmtree(data / "brokers" / "0" / "journal")
+
+
+# ---- producer ids ---------------------------------------------------------------------------------------------------
+
+
+def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        seen = []
+        for _ in range(3):
+            async with running_broker(tmp_path) as broker:
+                seen += [broker.init_producer() for _ in range(3)]
+                bumped = broker.init_producer(*seen[0])
+                assert bumped == (seen[0].producer_id, 1)
+        assert len({producer_id for producer_id, _ in seen}) == 9
+        assert all(epoch == 0 for _, epoch in seen)
+
+    run(scenario())
+
+
+def test_epochs_end_at_32767_and_a_new_id_follows(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            producer_id, _ = broker.init_producer()
+            assert broker.init_producer(producer_id, 32766) == (producer_id, 32767)
+            after = broker.init_producer(producer_id, 32767)
+            assert after.producer_epoch == 0
+            assert after.producer_id > producer_id
+
+    run(scenario())
+
+
+def test_ids_that_nobody_has_are_refused_before_somebody_gets_them(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            producer_id, _ = broker.init_producer()
+            with pytest.raises(InvalidProducerRequestError, match="not handed out"):
+                await send(broker, (producer_id + 1, 0), 0, [b"a"])
+            with pytest.raises(InvalidProducerRequestError, match="not handed out"):
+                broker.init_producer(producer_id + 1, 0)
+            assert await stored(broker) == [[]]
+
+    run(scenario())
+
+
+# ---- producers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["stop", "crash", "journal lost", "stop twice"])
+def test_what_a_producer_has_stored_is_known_after_a_start(tmp_path: Path, how: str) -> None:
+    async def scenario() -> None:
+        data = tmp_path / "0"
+        async with running_broker(data) as broker:
+            await new_topic(broker)
+            fenced = broker.init_producer()
+            for n in range(7):
+                assert await send(broker, fenced, 2 * n, [b"%d" % n, b"."]) == 2 * n
+            moved = broker.init_producer(*broker.init_producer())
+            assert await send(broker, moved, 0, [b"m"]) == 14
+            if how == "crash":
+                copy_of_one_moment(data, tmp_path / "1")
+        if how == "crash":
+            data = tmp_path / "1"
+        if how == "journal lost":
+            lose_journal(data)
+        if how == "stop twice":
+            async with running_broker(data):
+                pass
+        async with running_broker(data) as broker:
+            assert await send(broker, fenced, 12, [b"6", b"."]) == 12
+            assert await send(broker, fenced, 4, [b"2", b"."]) == 4, "the fifth from the end"
+            too_old = OutOfOrderSequenceError if how == "journal lost" else DuplicateSequenceError
+            with pytest.raises(too_old):
+                await send(broker, fenced, 2, [b"1", b"."])
+            with pytest.raises(OutOfOrderSequenceError, match="14 is next"):
+                await send(broker, fenced, 15, [b"x"])
+            with pytest.raises(InvalidProducerEpochError, match="the epoch is 1"):
+                await send(broker, (moved.producer_id, 0), 0, [b"x"])
+            assert await send(broker, moved, 0, [b"m"]) == 14
+            assert await send(broker, fenced, 14, [b"new"]) == 15
+            assert len((await stored(broker))[0]) == 16
+
+    run(scenario())
+
+
+def test_some_partitions_of_a_request_may_be_repetitions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=3)
+            producer = broker.init_producer()
+            await send(broker, producer, 0, [b"0"], partition=1)
+            identity = ProducerIdentity(*producer, {0: 0, 1: 0, 2: 0})
+            named = DecodedRecords(records([b"2", b"0", b"1"]).batch, np.array([2, 1, 0], np.int32))
+            result = await broker.produce(topic, named, identity=identity)
+            assert [(r.partition, r.base_offset, r.rows.tolist()) for r in result.ranges] == [
+                (0, 0, [2]),
+                (1, 0, [1]),
+                (2, 0, [0]),
+            ]
+            assert not result.replayed
+            assert (await broker.produce(topic, named, identity=identity)).replayed
+            assert await stored(broker) == [[b"1"], [b"0"], [b"2"]]
+
+    run(scenario())
+
+
+def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            producer = broker.init_producer()
+            first = ProducerIdentity(*producer, {0: 0, 1: 0})
+            sent = in_partitions(0, 1, 0)
+            result = await broker.produce(topic, sent, identity=first)
+            assert [r.base_offset for r in result.ranges] == [0, 0, 1]
+            # The first of the batches for partition 0 is known, the third is not.
+            longer = in_partitions(0, 1, 0, 0)
+            again = await broker.produce(topic, longer, identity=first)
+            assert [r.base_offset for r in again.ranges] == [0, 0, 1, 2]
+            assert await send(broker, producer, 3, [b"next"]) == 3
+            with pytest.raises(InvalidProducerRequestError, match="5 batches"):
+                await broker.produce(topic, in_partitions(*[0] * 6), identity=ProducerIdentity(*producer, {0: 4}))
+
+    run(scenario())
+
+
+def test_one_partition_that_does_not_follow_refuses_the_whole_request(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            producer = broker.init_producer()
+            await send(broker, producer, 0, [b"a"])
+            identity = ProducerIdentity(*producer, {0: 1, 1: 5})
+            with pytest.raises(OutOfOrderSequenceError, match="t-1 has stored nothing yet"):
+                await broker.produce(topic, in_partitions(0, 1), identity=identity)
+            for wrong in ({0: 1}, {0: 1, 1: 0, 7: 0}):
+                with pytest.raises(InvalidProducerRequestError, match="one base sequence for each partition"):
+                    await broker.produce(topic, in_partitions(0, 1), identity=ProducerIdentity(*producer, wrong))
+            with pytest.raises(InvalidProducerRequestError, match="where each record goes"):
+                await broker.produce(topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1}))
+            assert await stored(broker) == [[b"a"], []]
+
+    run(scenario())
+
+
+def test_batches_on_their_way_count_until_they_fail(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            await new_topic(broker)
+            producer = broker.init_producer()
+            await send(broker, producer, 0, [b"a"])
+            disk.fail("journal.write_at", errno.ENOSPC, times=100)
+            tries = [send(broker, producer, sequence, [b"x", b"x"]) for sequence in (1, 1, 3)]
+            failed = await asyncio.gather(*tries, return_exceptions=True)
+            assert [type(error) for error in failed] == [StorageFullError] * 3
+            disk.heal()
+            with pytest.raises(OutOfOrderSequenceError, match="and 1 is next"):
+                await send(broker, producer, 3, [b"x", b"x"])
+            assert await send(broker, producer, 1, [b"b"]) == 1
+
+    run(scenario())
+
+
+def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock, producer_id_expiration_ms=1000) as broker:
+            await new_topic(broker)
+            producer, other = broker.init_producer(), broker.init_producer()
+            await send(broker, producer, 0, [b"a"])
+            clock.advance(999)
+            assert await send(broker, producer, 0, [b"a"]) == 0
+            clock.advance(1)
+            with pytest.raises(OutOfOrderSequenceError):  # it never was here
+                await send(broker, other, 1, [b"x"])
+            assert await send(broker, producer, 1, [b"b"]) == 1
+            with pytest.raises(OutOfOrderSequenceError):  # whether it was stored is not known any more
+                await send(broker, producer, 0, [b"a"])
+
+    run(scenario())
+
+
+def test_past_the_bound_the_producer_goes_that_has_not_appended_for_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        monkeypatch.setattr(producer_state, "PRODUCERS_PER_PARTITION_MAX", 2)
+        before = PRODUCERS_FORGOTTEN._value.get()
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            a, b, c = (broker.init_producer() for _ in range(3))
+            for producer in (a, b):
+                await send(broker, producer, 0, [b"0"])
+            await send(broker, a, 1, [b"1"])
+            await send(broker, c, 0, [b"0"])
+            assert PRODUCERS_FORGOTTEN._value.get() == before + 1
+            log = topic.partition(0)
+            assert [producer.producer_id in log.producers for producer in (a, b, c)] == [True, False, True]
+
+    run(scenario())
+
+
+# ---- idempotency keys -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["stop", "crash", "journal lost"])
+def test_a_key_is_known_after_a_start(tmp_path: Path, how: str) -> None:
+    async def scenario() -> None:
+        data = tmp_path / "0"
+        async with running_broker(data) as broker:
+            topic = await new_topic(broker, partitions=4)
+            first = await put(broker, "early", [b"a", b"b", b"-", b"c"])
+            await broker.roll(topic)
+            second = await put(broker, "late", [b"-", b"a"])
+            if how == "crash":
+                copy_of_one_moment(data, tmp_path / "1")
+        if how == "crash":
+            data = tmp_path / "1"
+        if how == "journal lost":
+            lose_journal(data)
+        async with running_broker(data) as broker:
+            before = await stored(broker)
+            assert await put(broker, "early", [b"a", b"b", b"-", b"c"]) == first
+            assert await put(broker, "late", [b"-", b"a"]) == second
+            assert await stored(broker) == before
+            with pytest.raises(IdempotencyKeyReusedError, match="was used for another request"):
+                await put(broker, "early", [b"x", b"y"])
+            assert await stored(broker) == before
+
+    run(scenario())
+
+
+def test_records_without_a_key_go_where_kafka_would_send_the_idempotency_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker, partitions=7)
+            # murmur2("21") = -973932308 (Kafka's UtilsTest).
+            assert await put(broker, "21", [b"-", b"-"]) == [((-973932308 & 0x7FFFFFFF) % 7, 0, 2)]
+
+    run(scenario())
+
+
+def test_two_tries_at_once_are_stored_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=4)
+            for size in (1, 1 << 20):
+                values: list[bytes | None] = [b"%d" % n + bytes(size) for n in range(3)]
+                before = sum(p.log_end_offset for p in topic.partitions)
+                found = await asyncio.gather(*(put(broker, f"k{size}", values) for _ in range(5)))
+                assert found == [found[0]] * 5
+                assert sum(p.log_end_offset for p in topic.partitions) == before + 3
+
+    run(scenario())
+
+
+def test_a_repetition_waits_for_the_first_try_and_fails_with_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker)
+            disk.fail("journal.write_at", errno.ENOSPC, times=100)
+            tries = await asyncio.gather(*(put(broker, "k", [b"a"]) for _ in range(3)), return_exceptions=True)
+            assert [type(error) for error in tries] == [StorageFullError] * 3
+            disk.heal()
+            assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+            assert topic.partition(0).next_offset == 1
+            disk.slow("journal.fdatasync", 0.2)
+            first = asyncio.create_task(put(broker, "slow", [b"s"]))
+            await asyncio.sleep(0.01)
+            assert await put(broker, "slow", [b"s"]) == [(0, 1, 1)]
+            assert topic.partition(0).high_watermark == 2, "told before it was durable"
+            assert await first == [(0, 1, 1)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("frames_stored", [1, 2])
+def test_a_retry_stores_what_a_crash_kept_from_being_stored(tmp_path: Path, frames_stored: int) -> None:
+    async def scenario() -> None:
+        data = tmp_path / "0"
+        sent, name = in_partitions(1, 0, 1), IdempotencyKey("k", 1)
+        async with running_broker(data) as broker:
+            topic = await new_topic(broker, partitions=2)
+            first = await broker.produce(topic, sent, identity=name)
+            copy_of_one_moment(data, tmp_path / "1")
+        data = tmp_path / "1"
+        journal = data / "brokers" / "0" / "journal" / "0"
+        torn = [row for row in dump(journal) if row.type == "DATA"][frames_stored]
+        path = journal / torn.file
+        with path.open("r+b") as file:
+            file.truncate(torn.position - int(path.stem) + 100)
+        async with running_broker(data) as broker:
+            topic = broker.topic("t")
+            assert sum(p.next_offset for p in topic.partitions) == frames_stored
+            # Somebody else is faster.
+            await broker.produce(topic, records([b"other"]), partition=1)
+            result = await broker.produce(topic, sent, identity=name)
+            assert not result.replayed
+            assert [r.base_offset for r in result.ranges] == [0, 0, 2]
+            assert [r.base_offset for r in first.ranges] == [0, 0, 1]
+            again = await broker.produce(topic, sent, identity=name)
+            assert (again.replayed, again.ranges) == (True, again.ranges)
+            assert [r.base_offset for r in again.ranges] == [0, 0, 2]
+            assert await stored(broker) == [[b"1"], [b"0", b"other", b"2"]]
+
+    run(scenario())
+
+
+def test_partitions_that_were_added_do_not_make_another_request_of_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker, partitions=2)
+            names = [f"k{n}" for n in range(20)]
+            for name in names:
+                await put(broker, name, [b"-"])
+                await put(broker, f"{name}-two", [name[-1:].encode(), b"-"])
+            before = await stored(broker)
+            await broker.add_partitions("t", 3)
+            moved = 0
+            for name in names:
+                for text, values in ((name, [b"-"]), (f"{name}-two", [name[-1:].encode(), b"-"])):
+                    try:
+                        await put(broker, text, values)
+                    except IdempotencyKeyReusedError:
+                        moved += 1
+            assert moved > 10
+            assert await stored(broker) == [*before, []]
+
+    run(scenario())
+
+
+def test_records_that_change_places_are_another_request(tmp_path: Path) -> None:
+    """As many in each partition as at first, but not the same ones: the answer would tell wrong offsets."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            first, swapped = (
+                DecodedRecords(records([b"a", b"b"]).batch, np.array(p, np.int32)) for p in ([0, 1], [1, 0])
+            )
+            await broker.produce(topic, first, identity=key("k"))
+            with pytest.raises(IdempotencyKeyReusedError):
+                await broker.produce(topic, swapped, identity=key("k"))
+
+    run(scenario())
+
+
+def test_beyond_the_bound_new_keys_wait_until_old_ones_are_over(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker, partitions=2, idempotency_keys_max="3")
+            for n in range(3):
+                await broker.produce(topic, records([b"x"]), partition=0, identity=key(f"k{n}"))
+                clock.advance(10_000)
+            with pytest.raises(ThrottledError, match=r"idempotency\.keys\.max is 3") as refused:
+                await broker.produce(topic, in_partitions(1, 0), identity=key("new"))
+            assert refused.value.retry_after_s == 60, "at most"
+            assert [p.next_offset for p in topic.partitions] == [3, 0], "nothing, also where there is room"
+            known = await broker.produce(topic, records([b"x"]), partition=0, identity=key("k0"))
+            assert known.replayed
+            assert known.ranges[0].base_offset == 0
+            clock.advance(WINDOW_MS - 30_000 - 2_500)
+            with pytest.raises(ThrottledError) as refused:
+                await broker.produce(topic, records([b"x"]), partition=0, identity=key("new"))
+            assert refused.value.retry_after_s == 3
+            clock.advance(2_500)
+            assert not (await broker.produce(topic, records([b"x"]), partition=0, identity=key("new"))).replayed
+            with pytest.raises(ThrottledError):
+                await broker.produce(topic, records([b"x"]), partition=0, identity=key("k0"))
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("journal_lost", [True, False])
+def test_a_key_means_nothing_when_its_window_is_over_also_after_a_start(tmp_path: Path, journal_lost: bool) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await new_topic(broker)
+            await put(broker, "old", [b"a"])
+            await broker.roll(topic)
+            clock.advance(1000)
+            await put(broker, "young", [b"a"])
+        if journal_lost:
+            lose_journal(tmp_path)
+        clock.advance(WINDOW_MS - 1000)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            assert await put(broker, "young", [b"a"]) == [(0, 1, 1)]
+            assert await put(broker, "old", [b"a"]) == [(0, 2, 1)]
+            await broker.alter_configs("t", {"idempotency.window.ms": "0"})
+            assert await put(broker, "young", [b"a"]) == [(0, 3, 1)]
+
+    run(scenario())
+
+
+def test_acks_0_is_stored_once_too(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            producer = broker.init_producer()
+            identity = ProducerIdentity(*producer, {0: 0})
+            for _ in range(3):
+                await put(broker, "k", [b"a"], acks=0)
+                await broker.produce(broker.topic("t"), records([b"p"]), partition=0, acks=0, identity=identity)
+            await put(broker, "last", [b"b"])
+            assert await stored(broker) == [[b"a", b"p", b"b"]]
+
+    run(scenario())
+
+
+def test_a_topic_of_the_same_name_knows_nothing_of_the_old_one(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        for _ in range(2):
+            async with running_broker(tmp_path) as broker:
+                await new_topic(broker)
+                assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
+                assert await send(broker, broker.init_producer(), 0, [b"b"]) == 1
+                await broker.delete_topic("t")
+
+    run(scenario())
+
+
+def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path) -> None:
+    """A slow topic's frames are copied from file to file while a busy one rolls; both are known at the end."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "0", journal_max_bytes=32 << 20) as broker:
+            await new_topic(broker, partitions=2)
+            busy = await broker.create_topic("busy")
+            assert busy
+            producer = broker.init_producer()
+            first = await put(broker, "slow", [b"a", b"b", b"-"])
+            await send(broker, producer, 0, [b"x"], partition=1)
+            journal = broker._journal
+            oldest, _ = journal.files[0]
+            copied = 0
+            while journal.files[0][0] == oldest:
+                await broker.produce(busy, records([bytes(500_000)]), partition=0)
+                await broker.roll(busy)
+                for header, location in await journal.relocate_oldest():
+                    log = broker.topic("t").partition(header.partition)
+                    log.index.move(header.base_offset, location)
+                    copied += 1
+                await asyncio.sleep(0)
+            assert copied
+            copy_of_one_moment(tmp_path / "0", tmp_path / "1")
+        async with running_broker(tmp_path / "1") as broker:
+            assert [log.remembered_end for log in broker.topic("t").partitions] == [
+                log.log_end_offset for log in broker.topic("t").partitions
+            ]
+            before = await stored(broker)
+            assert await put(broker, "slow", [b"a", b"b", b"-"]) == first
+            await send(broker, producer, 0, [b"x"], partition=1)
+            assert await stored(broker) == before
+
+    run(scenario())
+
+
+def test_segments_tell_of_their_own_keys_and_of_all_producers(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            producer = broker.init_producer()
+            for n in range(2):
+                await send(broker, producer, n, [b"p"])
+                await put(broker, f"k{n}", [b"a"])
+                await broker.roll(topic)
+        footers = [read_footer(path) for path in segments_of(tmp_path)]
+        assert [[b.base_offset for b in f.producers] for f in footers] == [[0], [0, 2]]
+        assert [[(b.owner, b.base_offset) for b in f.idempotency_keys] for f in footers] == [
+            [(key("k0").hash, 1)],
+            [(key("k1").hash, 3)],
+        ]
+
+    run(scenario())
