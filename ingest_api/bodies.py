@@ -125,6 +125,12 @@ async def receive_model_or_none(request: Request, model: type[Model]) -> Model |
         raise InvalidRequestError(f"The request body is not acceptable. {text}.") from None
 
 
+async def client_left(request: Request) -> None:
+    """Returns when the client has gone. Nothing of the body may be left to receive."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def _too_large(max_bytes: int) -> RequestTooLargeError:
     return RequestTooLargeError(
         f"The request body has more than the {max_bytes} bytes that are taken here: send several smaller requests."

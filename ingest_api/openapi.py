@@ -16,6 +16,7 @@ from ingest_api import schemas
 from ingest_api.content_types import (
     ARROW_STREAM,
     CONTENT_CODINGS,
+    FETCH_SECTIONS,
     JSON,
     JSON_REQUEST_TYPES,
     KAFKA_BINARY_V2,
@@ -24,6 +25,7 @@ from ingest_api.content_types import (
     NDJSON,
     STORED_BATCHES,
 )
+from ingest_api.idempotence import REPLAYED, REQUEST_HEADERS
 from ingest_api.parameters import (
     ACKS,
     MAX_BYTES,
@@ -40,14 +42,18 @@ from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 _REF = "#/components/schemas/{model}"
 
 _ERRORS = {
-    400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable.",
+    400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
+    "40003: what the headers say of the producer, or the idempotency key, is not.",
     404: "40401: no such topic; 40402: no such partition; 40405: no such group; 404: nothing at this path.",
     406: "Accept allows nothing of what there is.",
     408: "The client stopped sending in the middle of the body.",
+    409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
+    "that its offsets are not known. Nothing was stored now.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
-    422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not.",
+    422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
+    "Idempotency-Key was used for another request.",
     429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
     500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 500: a bug.",
     503: "50301: not ready; 50302: the disk is full. Nothing was stored. Send again after Retry-After seconds.",
@@ -129,6 +135,7 @@ def _operation(
     query: Sequence[Parameter] = (),
     body: dict[str, Any] | None = None,
     body_required: bool = True,
+    headers: Sequence[dict[str, Any]] = (),
     answers: Mapping[int, dict[str, Any]],
     errors: Sequence[int] = (),
 ) -> dict[str, Any]:
@@ -140,7 +147,7 @@ def _operation(
         {"name": p.name, "in": "query", "required": False, "description": p.description, "schema": p.json_schema}
         for p in query
     ]
-    parameters += _REQUEST_HEADERS
+    parameters += [*headers, *_REQUEST_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
     codes = set(errors) | {500}
     if path:
@@ -165,11 +172,17 @@ _PRODUCED = _content(
     {"anyOf": [_ref(schemas.ProducedOffsets), _ref(schemas.ProducedRanges)]},
     METADATA_TYPES,
 )
-_PRODUCE_ANSWERS = {
-    200: _answer("Stored, as `acks` asked: offsets for the JSON types, ranges for NDJSON and Arrow.", _PRODUCED),
-    202: _answer("Taken (`acks=0`): nothing is durable yet, the lists are empty.", _PRODUCED),
+_REPLAYED_HEADER = {
+    name: {"schema": {"type": "string", "enum": [value]}, "description": "There if all of it was stored before."}
+    for name, value in REPLAYED.items()
 }
-_PRODUCE_ERRORS = (406, 413, 503, 504)
+_PRODUCE_ANSWERS = {
+    200: _answer(
+        "Stored, as `acks` asked: offsets for the JSON types, ranges for NDJSON and Arrow.", _PRODUCED, _REPLAYED_HEADER
+    ),
+    202: _answer("Taken (`acks=0`): nothing is durable yet, the lists are empty.", _PRODUCED, _REPLAYED_HEADER),
+}
+_PRODUCE_ERRORS = (400, 406, 409, 413, 503, 504)
 
 
 def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
@@ -177,6 +190,7 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
         operation_id,
         path=path,
         query=(ACKS, TIMEOUT_MS),
+        headers=REQUEST_HEADERS,
         body=_PRODUCE_BODY,
         answers=_PRODUCE_ANSWERS,
         errors=_PRODUCE_ERRORS,
@@ -223,6 +237,21 @@ FETCH = _operation(
     },
     errors=(406, 416, 429),
 )
+FETCH_MANY = _operation(
+    "fetchMany",
+    body=_json_body(schemas.FetchRequest),
+    answers={
+        200: _answer(
+            "A section for each partition that has news, with batches as they are stored.",
+            {
+                FETCH_SECTIONS: {
+                    "schema": {**_BINARY, "description": "Sections, see logstore/records/fetch_sections.py."}
+                }
+            },
+        )
+    },
+    errors=(406, 429),
+)
 OFFSETS = _operation(
     "getOffsets",
     path=_PARTITION_PATH,
@@ -236,6 +265,13 @@ DELETE_RECORDS = _operation(
     body=_json_body(schemas.DeleteRecordsRequest),
     answers=_v2(_ref(schemas.DeletedRecords), "The new log start offset."),
     errors=(406, 416, 503),
+)
+INIT_PRODUCER = _operation(
+    "initProducer",
+    body=_json_body(schemas.InitProducerRequest),
+    body_required=False,
+    answers=_v2(_ref(schemas.Producer), "An id that nobody else has, and the epoch to send with it."),
+    errors=(400, 406, 503),
 )
 LIST_TOPICS = _operation(
     "listTopics", answers=_v2(_list_of({"type": "string"}), "Names of topics, sorted."), errors=(406, 422)

@@ -6,12 +6,20 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from logstore.limits import OFFSET_METADATA_BYTES_MAX
+from logstore.limits import (
+    FETCH_BYTES_DEFAULT,
+    FETCH_BYTES_MAX,
+    FETCH_PARTITIONS_MAX,
+    FETCH_WAIT_MS_MAX,
+    OFFSET_METADATA_BYTES_MAX,
+)
+from logstore.records.batch_identity import PRODUCER_EPOCH_MAX
 
 _INT32_MAX = 2**31 - 1
 _INT64_MAX = 2**63 - 1
 
 Int32 = Annotated[int, Field(ge=0, le=_INT32_MAX, json_schema_extra={"format": "int32"})]
+ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(ge=0, le=_INT64_MAX, json_schema_extra={"format": "int64"})]
 
 
@@ -83,6 +91,18 @@ class ProducedRanges(Answer):
     ranges: list[ProducedRange]
 
 
+class InitProducerRequest(Request):
+    """Without a body the producer is a new one."""
+
+    producer_id: Int64
+    producer_epoch: ProducerEpoch
+
+
+class Producer(Answer):
+    producer_id: Int64
+    producer_epoch: ProducerEpoch
+
+
 class ConsumedRecord(Answer):
     topic: str
     key: Any
@@ -100,6 +120,24 @@ class PartitionOffsets(Answer):
     end_offset: Int64
     offset: Int64 | None = None
     timestamp: int | None = None
+
+
+class FetchPartition(Request):
+    topic: str
+    partition: Int32
+    offset: Int64 = Field(description="The first offset to read.")
+
+
+class FetchRequest(Request):
+    """Kafka's Fetch: how much to wait for, and at most to take, in all and of one partition."""
+
+    partitions: list[FetchPartition] = Field(
+        min_length=1, max_length=FETCH_PARTITIONS_MAX, description="Read in this order: the first ones come first."
+    )
+    max_bytes: Annotated[int, Field(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_MAX
+    max_partition_bytes: Annotated[int, Field(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_DEFAULT
+    min_bytes: Annotated[int, Field(ge=0, le=FETCH_BYTES_MAX)] = 1
+    max_wait_ms: Annotated[int, Field(ge=0, le=FETCH_WAIT_MS_MAX)] = 500
 
 
 class DeleteRecordsRequest(Request):

@@ -2,11 +2,13 @@
 
 from fastapi import APIRouter
 
-from ingest_api.routers import clusters, configs, groups, health, metrics, produce, records, topics
+from ingest_api.routers import clusters, configs, fetch, groups, health, metrics, produce, producers, records, topics
 
 ROUTERS: tuple[APIRouter, ...] = (
     produce.router,
     records.router,
+    fetch.router,
+    producers.router,
     groups.router,
     topics.router,
     clusters.router,

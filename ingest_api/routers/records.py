@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import RecordsResponse, json_response
-from ingest_api.bodies import receive_model
+from ingest_api.bodies import client_left, receive_model
 from ingest_api.content_types import (
     ARROW_STREAM,
     JSON,
@@ -87,7 +87,7 @@ async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Resu
     if not max_wait_ms or state.stopping.is_set():
         return await read(max_wait_ms=0)
     fetching = asyncio.create_task(read(max_wait_ms=max_wait_ms))
-    leaving = asyncio.create_task(_client_left(request))
+    leaving = asyncio.create_task(client_left(request))
     stopping = asyncio.create_task(state.stopping.wait())
     tasks = (fetching, leaving, stopping)
     try:
@@ -101,11 +101,6 @@ async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Resu
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     return await read(max_wait_ms=0)
-
-
-async def _client_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _answer(

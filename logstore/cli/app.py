@@ -31,7 +31,7 @@ def _print_version(asked: bool) -> None:
 First steps:
   logstore serve                                      run a store on ./data
   logstore topic create events --partitions 4
-  echo '{"user": "ann"}' | logstore produce events --ndjson --key-field user
+  echo '{"user": "ann"}' | logstore produce events --key-field user
   logstore consume events
   logstore doctor                                     is everything there that is needed?
 """

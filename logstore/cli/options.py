@@ -51,7 +51,7 @@ def admin_of(ctx: typer.Context, url: str | None) -> Iterator["Admin"]:
     """An Admin that answers at once: a person is waiting."""
     from logstore.client.admin import Admin
 
-    with Admin(store_url(ctx, url), client_id=CLIENT_ID, retry_timeout_s=0) as admin:
+    with Admin(store_url(ctx, url), client_id=CLIENT_ID, default_api_timeout_ms=0) as admin:
         yield admin
 
 
@@ -62,7 +62,7 @@ def reachable_url(ctx: typer.Context, given: str | None) -> str:
     from logstore.client.admin import Admin
 
     url = store_url(ctx, given)
-    with Admin(url, client_id=CLIENT_ID, retry_timeout_s=0) as admin:
+    with Admin(url, client_id=CLIENT_ID, default_api_timeout_ms=0) as admin:
         _ = admin.cluster_id
     return url
 

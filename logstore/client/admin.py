@@ -13,6 +13,7 @@ from logstore.client.metadata import (
     RollDescription,
     TopicDescription,
     TopicListing,
+    TopicPartition,
     decode,
 )
 from logstore.client.transport import Transport, group_path, quote_name, topic_path
@@ -59,8 +60,8 @@ class Admin:
     """Administration of the topics and groups of one store.
 
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Every method raises
-    StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes; ``retry_timeout_s`` bounds how
-    long a request is tried again where that is safe. A context manager.
+    StoreUnreachableError, NetworkError or RequestTimedOutError when no answer comes: ``request_timeout_ms`` is how long
+    one may take, ``default_api_timeout_ms`` how long a request is tried again where that is safe. A context manager.
     """
 
     def __init__(
@@ -68,11 +69,14 @@ class Admin:
         bootstrap: str = DEFAULT_URL,
         *,
         client_id: str | None = None,
-        request_timeout_s: float = 30.0,
-        retry_timeout_s: float = 10.0,
+        request_timeout_ms: int = 30_000,
+        default_api_timeout_ms: int = 10_000,
     ) -> None:
         self._transport = Transport(
-            bootstrap, client_id=client_id, request_timeout_s=request_timeout_s, retry_timeout_s=retry_timeout_s
+            bootstrap,
+            client_id=client_id,
+            request_timeout_s=request_timeout_ms / 1000,
+            retry_timeout_s=default_api_timeout_ms / 1000,
         )
         self._cluster_id = ""
 
@@ -209,7 +213,9 @@ class Admin:
         """How far the group is behind the high watermarks, by topic and partition; UnknownGroupError."""
         return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
 
-    def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int], *, metadata: str = "") -> None:
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], *, metadata: str = ""
+    ) -> None:
         """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
 
         Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes. Raises

@@ -1,250 +1,463 @@
-"""Read topics over HTTP in Arrow: partitions assigned by hand, positions held here.
+"""Read topics: partitions, positions in them, and the offsets of a group, over records that were fetched ahead.
 
-Invariant: a partition's position only rises while polling and always lies past every record that was handed out, so
-that no record comes twice; gaps that compaction leaves are stepped over by ``Logstore-Next-Offset``. Not for several
-threads.
+Invariants:
+
+- A partition's position is the offset after the last record that was handed out, or where it was put; what is committed
+  without saying what is the position.
+- What is committed by itself is the position of *earlier* calls: a record that was handed out counts as done when the
+  program comes back for more, or closes the consumer, not before.
+
+One thread fetches (``prefetcher``), one commits (``offset_committer``); the consumer itself is not for several threads.
 """
 
+import math
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Literal, Self
-
-import numpy as np
-import pyarrow as pa
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from logstore.client.addresses import DEFAULT_URL
-from logstore.client.metadata import PartitionOffsets, TopicDescription, decode
-from logstore.client.transport import Transport, topic_path
-from logstore.errors import InvalidRequestError, LogStoreError, OffsetOutOfRangeError, UnknownPartitionError
-from logstore.limits import FETCH_WAIT_MS_MAX, MIB
+from logstore.client.admin import Admin
+from logstore.client.fetched import Deserializer, FetchedBatch, Record
+from logstore.client.metadata import PartitionDescription, TopicPartition
+from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Offsets
+from logstore.client.prefetcher import AutoOffsetReset, FetchOptions, Prefetched, Prefetcher
+from logstore.client.transport import Transport
+from logstore.errors import (
+    InvalidRequestError,
+    NoOffsetForPartitionError,
+    UnknownGroupError,
+    UnknownPartitionError,
+)
+from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, MIB
 
-ARROW_STREAM = "application/vnd.apache.arrow.stream"
-# With several partitions a wait is on one of them: this is how late a record of another may be.
-_WAIT_MS_OF_MANY = 100
-
-Start = int | Literal["earliest", "latest"]
+_WAIT_SECONDS_MAX = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One record. ``timestamp_ms`` counts from 1970 UTC; ``value`` None is a tombstone."""
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a time: its offset, and its own timestamp."""
 
-    topic: str
-    partition: int
     offset: int
     timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedBatch:
-    """Records of one partition by rising offset, as one pyarrow RecordBatch with the columns
-    ``offset, timestamp (ms, UTC), key, value, headers``. Reading goes on at ``next_offset``.
-    """
-
-    topic: str
-    partition: int
-    batch: pa.RecordBatch
-    next_offset: int
-    log_start_offset: int
-    high_watermark: int
-
-    def __len__(self) -> int:
-        return int(self.batch.num_rows)
-
-    def before(self, end_offset: int | None = None, max_records: int | None = None) -> Self:
-        """The records with offsets below ``end_offset``, and of these the first ``max_records``; a view, no copy."""
-        length = len(self) if end_offset is None else int(np.searchsorted(self.batch.column("offset"), end_offset))
-        return replace(self, batch=self.batch.slice(0, length if max_records is None else min(length, max_records)))
-
-    def records(self) -> Iterator[Record]:
-        """A view with an object per record: convenient, and slower than the columns."""
-        offsets, timestamps, keys, values, headers = self.batch.columns
-        columns = (offsets, timestamps.cast(pa.int64()), keys, values, headers)
-        for offset, timestamp, key, value, pairs in zip(*(column.to_pylist() for column in columns), strict=True):
-            named = tuple((pair["key"], pair["value"]) for pair in pairs or ())
-            yield Record(self.topic, self.partition, offset, timestamp, key, value, named)
 
 
 class Consumer:
-    """Reads the partitions that ``assign`` names, from where it says. A context manager.
+    """Reads topics of one store. A context manager, which closes it.
 
-    ``fetch_max_bytes`` bounds one answer (one record always comes), ``fetch_min_bytes`` and ``fetch_max_wait_ms`` are
-    Kafka's. ``auto_offset_reset`` says what happens when a position is no longer in the log: ``none`` raises
-    OffsetOutOfRangeError, ``earliest`` and ``latest`` go on there. Lost connections are tried again for
-    ``retry_timeout_s``.
+    ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Options have the names and,
+    where none is said, the defaults of Kafka's consumer:
+
+    - ``group_id``: whose committed offsets are gone on from, and where ``commit`` puts them. Partitions are not divided
+      among the consumers of a group: each reads what it was told to.
+    - ``auto_offset_reset``: where to begin without a committed offset, or when a position is no longer in the log:
+      ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and OffsetOutOfRangeError.
+    - ``enable_auto_commit`` (with a group: on): commit positions every ``auto_commit_interval_ms``, and in ``close``.
+    - ``key_deserializer``, ``value_deserializer``: from bytes to anything; null is not given to them.
+    - ``fetch_min_bytes``, ``fetch_max_wait_ms``: what an answer at the end of the log waits for, and how long.
+    - ``fetch_max_bytes`` (16 MiB): of one answer; twice as much is held at most, beside a batch that is larger.
+      ``max_partition_fetch_bytes``: of one partition in an answer.
+    - ``max_poll_records``: the default of ``poll`` and the stride of iteration.
+    - ``consumer_timeout_ms``: iteration ends after so long without a record; None: never.
+    - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
+      waited for before that is an error.
+    - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed.
     """
 
     def __init__(
         self,
         bootstrap: str = DEFAULT_URL,
         *,
+        group_id: str | None = None,
         client_id: str | None = None,
-        fetch_max_bytes: int = 4 * MIB,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        auto_offset_reset: AutoOffsetReset = "latest",
+        enable_auto_commit: bool | None = None,
+        auto_commit_interval_ms: int = 5_000,
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: int = 500,
-        auto_offset_reset: Literal["none", "earliest", "latest"] = "none",
-        request_timeout_s: float = 30.0,
-        retry_timeout_s: float = 30.0,
+        fetch_max_bytes: int = 16 * MIB,
+        max_partition_fetch_bytes: int = MIB,
+        max_poll_records: int = 500,
+        consumer_timeout_ms: int | None = None,
+        request_timeout_ms: int = 30_000,
+        default_api_timeout_ms: int = 60_000,
+        metadata_max_age_ms: int = 300_000,
     ) -> None:
-        self._transport = Transport(
-            bootstrap, client_id=client_id, request_timeout_s=request_timeout_s, retry_timeout_s=retry_timeout_s
+        if auto_offset_reset not in ("earliest", "latest", "none"):
+            raise InvalidRequestError(f"auto_offset_reset is earliest, latest or none, not {auto_offset_reset!r}.")
+        if enable_auto_commit and group_id is None:
+            raise InvalidRequestError("enable_auto_commit needs a group: give group_id.")
+        self._admin = Admin(
+            bootstrap,
+            client_id=client_id,
+            request_timeout_ms=request_timeout_ms,
+            default_api_timeout_ms=default_api_timeout_ms,
         )
-        self._max_bytes, self._min_bytes = fetch_max_bytes, fetch_min_bytes
-        self._max_wait_ms = min(fetch_max_wait_ms, FETCH_WAIT_MS_MAX)
-        self._auto_offset_reset = auto_offset_reset
-        self._positions: dict[tuple[str, int], int] = {}
-        # Whose turn it is: the partition that was read last is read again last.
-        self._turns: deque[tuple[str, int]] = deque()
-
-    def close(self) -> None:
-        self._transport.close()
+        self._prefetcher = Prefetcher(
+            Transport(bootstrap, client_id=client_id),
+            FetchOptions(
+                fetch_min_bytes=min(fetch_min_bytes, FETCH_BYTES_MAX),
+                fetch_max_wait_ms=min(fetch_max_wait_ms, FETCH_WAIT_MS_MAX),
+                fetch_max_bytes=max(1, min(fetch_max_bytes, FETCH_BYTES_MAX)),
+                max_partition_fetch_bytes=max(1, min(max_partition_fetch_bytes, FETCH_BYTES_MAX)),
+                auto_offset_reset=auto_offset_reset,
+                request_timeout_s=request_timeout_ms / 1000,
+                give_up_s=default_api_timeout_ms / 1000,
+            ),
+        )
+        self._group_id = group_id
+        self._committer: OffsetCommitter | None = None
+        if group_id is not None:
+            interval_s = auto_commit_interval_ms / 1000 if enable_auto_commit is not False else None
+            self._committer = OffsetCommitter(self._admin, group_id, interval_s=interval_s)
+        self._deserializers = (key_deserializer, value_deserializer)
+        self._auto_offset_reset: AutoOffsetReset = auto_offset_reset
+        self._max_poll_records = max_poll_records
+        self._consumer_timeout_s = math.inf if consumer_timeout_ms is None else consumer_timeout_ms / 1000
+        # However long a wait is, what is done has to be committed meanwhile.
+        self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, auto_commit_interval_ms / 1000))
+        self._metadata_max_age_s = metadata_max_age_ms / 1000
+        self._subscription: frozenset[str] | None = None
+        self._refresh_at = math.inf
+        self._assignment: set[TopicPartition] = set()
+        # Assigned, and not yet known where to begin.
+        self._unplaced: set[TopicPartition] = set()
+        # Of the others. While rows of a batch are handed out it is the position before that batch.
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._closed = False
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        # What was handed out last may not be done when the block failed.
+        self._close(commit=kind is None)
 
-    def assign(
-        self,
-        topic: str,
-        partitions: Iterable[int] | None = None,
-        *,
-        start: Start = "latest",
-        start_timestamp_ms: int | None = None,
-    ) -> None:
-        """Read ``partitions`` of ``topic`` too (None: all that it has now) from ``start``: an offset, ``earliest`` or
-        ``latest`` (Kafka's default); or from the first record at or after ``start_timestamp_ms``, if there is none
-        from the end.
+    def close(self) -> None:
+        """With auto commit, commit the positions; then end. Raises why that could not be committed."""
+        self._close(commit=True)
+
+    def _close(self, *, commit: bool) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            if commit and self._committer is not None and self._committer.automatic:
+                self._committer.commit(self._committer.uncommitted(self._known_positions())).result()
+        finally:
+            self._prefetcher.close()
+            if not commit:
+                self._admin.close()
+            if self._committer is not None:
+                self._committer.close(cancel=not commit)
+            self._admin.close()
+
+    # ---- what to read -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read all partitions of ``topics``, and no others; also those that are added later, from their first record.
+
+        A topic that is not there is UnknownTopicError from the next ``poll``.
+        """
+        if isinstance(topics, str):
+            raise InvalidRequestError(f"subscribe takes a list of topics: [{topics!r}].")
+        self._subscription = frozenset(topics)
+        self._refresh_at = 0.0
+        self._keep({partition for partition in self._assignment if partition.topic in self._subscription})
+
+    def assign(self, partitions: Iterable[TopicPartition]) -> None:
+        """Read these partitions, and no others. Those that are read already go on where they are."""
+        chosen = {TopicPartition(*partition) for partition in partitions}
+        self._subscription, self._refresh_at = None, math.inf
+        self._keep(chosen)
+        self._unplaced |= chosen - self._assignment
+        self._assignment |= chosen
+
+    def unsubscribe(self) -> None:
+        """Read nothing."""
+        self.assign(())
+
+    def subscription(self) -> frozenset[str]:
+        """The topics that are subscribed to."""
+        return self._subscription or frozenset()
+
+    def assignment(self) -> frozenset[TopicPartition]:
+        """The partitions that are read; those of a subscription are known from the first ``poll`` on."""
+        return frozenset(self._assignment)
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hand out nothing more of these partitions until ``resume``."""
+        pausing = self._assigned(partitions)
+        for partition in pausing & self._positions.keys():
+            self._positions[partition] = self._handed_out(partition)
+        self._paused |= pausing
+        self._prefetcher.stop_reading(pausing)
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Go on where these partitions were paused."""
+        resuming = self._assigned(partitions) & self._paused
+        self._paused -= resuming
+        self._read_on(resuming & self._positions.keys())
+
+    def paused(self) -> frozenset[TopicPartition]:
+        return frozenset(self._paused)
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def poll(self, max_records: int | None = None, timeout_s: float = 1.0) -> list[Record]:
+        """The next records, at most ``max_records`` (``max_poll_records``); those of one partition by rising offset.
+
+        Waits up to ``timeout_s`` seconds for the first; empty if none came. Raises, after the records before it:
+        RecordDeserializationError (the position stays at that record), OffsetOutOfRangeError and
+        NoOffsetForPartitionError (``auto_offset_reset="none"``), UnknownTopicError and UnknownPartitionError (there is
+        none, or it was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
+        ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
+        """
+        wanted = self._max_poll_records if max_records is None else max_records
+        records: list[Record] = []
+        head = self._next(timeout_s)
+        while head is not None and head.batch is not None and len(records) < wanted:
+            rows = head.batch.slice(head.row, head.row + wanted - len(records))
+            found, error = rows.deserialized(*self._deserializers)
+            records += found
+            self._advance(head, len(found))
+            if error is not None:
+                if records:
+                    break
+                raise error
+            head = self._prefetcher.begun()
+        return records
+
+    def poll_arrow(self, max_records: int | None = None, timeout_s: float = 1.0) -> FetchedBatch | None:
+        """The next records of one partition as columns: what there is in one piece, at most ``max_records``.
+
+        None if none came within ``timeout_s`` seconds. Raises as ``poll``; deserializers are not applied.
+        """
+        head = self._next(timeout_s)
+        if head is None or head.batch is None:
+            return None
+        end = len(head.batch) if max_records is None else head.row + max_records
+        batch = head.batch.slice(head.row, end)
+        self._advance(head, len(batch))
+        return batch
+
+    def __iter__(self) -> Iterator[Record]:
+        """Record by record, for ever or until none came for ``consumer_timeout_ms``. Raises as ``poll``.
+
+        The position follows each record: ``commit`` in the loop counts those that were seen so far, this one too.
+        """
+        while (head := self._next(self._consumer_timeout_s)) is not None:
+            assert head.batch is not None
+            rows = head.batch.slice(head.row, head.row + self._max_poll_records)
+            records, error = rows.deserialized(*self._deserializers)
+            for record in records:
+                head.row += 1
+                yield record
+                if self._prefetcher.begun() is not head:
+                    break  # the program went elsewhere
+            else:
+                self._advance(head, 0)
+                if error is not None:
+                    raise error
+
+    def _next(self, timeout_s: float) -> Prefetched | None:
+        """The batch of which rows are to be handed out; None when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        if self._closed:
+            raise InvalidRequestError("The consumer is closed.")
+        while True:
+            if self._committer is not None:
+                self._committer.commit_when_due(self._known_positions)
+            if time.monotonic() >= self._refresh_at:
+                self._refresh_subscription()
+            if self._unplaced:
+                self._place(self._unplaced, self._auto_offset_reset)
+            if not self._assignment:
+                raise InvalidRequestError("Nothing to read: call subscribe() or assign() first.")
+            left = min(deadline, self._refresh_at) - time.monotonic()
+            head = self._prefetcher.head(max(0.0, min(left, self._wait_s)))
+            if head is None:
+                if time.monotonic() >= deadline:
+                    return None
+            elif head.batch is not None:
+                return head
+            elif head.error is None:
+                self._advance(head, 0)
+            else:
+                self._prefetcher.pop()
+                self._read_on({head.partition})
+                raise head.error
+
+    def _advance(self, head: Prefetched, rows: int) -> None:
+        """``rows`` more were handed out."""
+        head.row += rows
+        if head.batch is None or head.row >= len(head.batch):
+            self._positions[head.partition] = head.next_offset
+            self._prefetcher.pop()
+
+    # ---- positions --------------------------------------------------------------------------------------------------
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out. Asks the store where to begin if that is not known yet."""
+        (assigned,) = self._assigned((partition,))
+        self._place(self._unplaced, self._auto_offset_reset)
+        return self._handed_out(assigned)
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on from ``offset``. One outside the log is found out when it is read: see ``auto_offset_reset``."""
+        if offset < 0:
+            raise InvalidRequestError(f"Offset {offset} is negative: offsets begin at 0.")
+        self._seek(dict.fromkeys(self._assigned((partition,)), offset))
+
+    def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on from the first record of these partitions, or of all that are assigned."""
+        self._seek(self.beginning_offsets(self._assigned(partitions)))
+
+    def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
+        """Go on with what comes from now on in these partitions, or in all that are assigned."""
+        self._seek(self.end_offsets(self._assigned(partitions)))
+
+    def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset of the first record of each; UnknownTopicError, UnknownPartitionError."""
+        return {p: found.log_start_offset for p, found in self._describe(partitions).items()}
+
+    def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """The offset after the last record of each (the high watermark); UnknownTopicError, UnknownPartitionError."""
+        return {p: found.high_watermark for p, found in self._describe(partitions).items()}
+
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each partition at or after a time (ms since 1970 UTC); None where there is none.
 
         Raises UnknownTopicError, UnknownPartitionError.
         """
-        known = {found.partition for found in self._describe(topic).partitions}
-        chosen = sorted(known if partitions is None else set(partitions))
-        if missing := [partition for partition in chosen if partition not in known]:
-            raise UnknownPartitionError(
-                f"Partition {missing[0]} not found: topic {topic!r} has partitions 0 to {max(known)}."
-            )
-        for partition in chosen:
-            if (topic, partition) not in self._positions:
-                self._turns.append((topic, partition))
-            self._positions[topic, partition] = -1
-            if start_timestamp_ms is None:
-                self.seek(topic, partition, start)
-            else:
-                self.seek_to_timestamp(topic, partition, start_timestamp_ms)
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for partition, timestamp_ms in timestamps_ms.items():
+            at = self._admin.offsets(*partition, timestamp_ms=timestamp_ms)
+            known = at.offset is not None and at.timestamp is not None
+            found[partition] = OffsetAndTimestamp(at.offset, at.timestamp) if known else None  # type: ignore[arg-type]
+        return found
 
-    def unassign(self, topic: str, partition: int) -> None:
-        """Read this partition no longer."""
-        del self._positions[self._assigned(topic, partition)]
-        self._turns.remove((topic, partition))
+    def partitions_for(self, topic: str) -> list[TopicPartition]:
+        """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError."""
+        return [TopicPartition(topic, found.partition) for found in self._admin.describe_topic(topic).partitions]
 
-    def assignment(self) -> tuple[tuple[str, int], ...]:
-        return tuple(sorted(self._positions))
+    # ---- the group's offsets ----------------------------------------------------------------------------------------
 
-    def seek(self, topic: str, partition: int, offset: Start) -> None:
-        """Go on from ``offset``. One outside the log shows when it is polled."""
-        assigned = self._assigned(topic, partition)
-        if isinstance(offset, int):
-            if offset < 0:
-                raise InvalidRequestError(
-                    f"Offset {offset} is negative: give an offset from 0, 'earliest' or 'latest'."
-                )
-            self._positions[assigned] = offset
-        else:
-            ends = self.offsets(topic, partition)
-            self._positions[assigned] = ends.beginning_offset if offset == "earliest" else ends.end_offset
+    def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """What the group has committed for each: the next offset to read, None for nothing."""
+        committed = self._group_offsets()
+        return {partition: committed.get(partition) for partition in partitions}
 
-    def seek_to_timestamp(self, topic: str, partition: int, timestamp_ms: int) -> None:
-        """Go on from the first record at or after ``timestamp_ms``; from the end if there is none."""
-        assigned = self._assigned(topic, partition)
-        found = self.offsets(topic, partition, timestamp_ms=timestamp_ms)
-        self._positions[assigned] = found.end_offset if found.offset is None else found.offset
+    def commit(self, offsets: Offsets | None = None, *, metadata: str = "") -> None:
+        """Commit ``offsets`` (the next ones to read), or the positions; returns when that is durable.
 
-    def position(self, topic: str, partition: int) -> int:
-        """The offset from which the next poll reads."""
-        return self._positions[self._assigned(topic, partition)]
-
-    def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
-        """The ends of a partition now, and the offset of a time."""
-        params = None if timestamp_ms is None else {"timestamp": timestamp_ms}
-        path = topic_path(topic, f"/partitions/{partition}/offsets")
-        return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
-
-    def poll(self, timeout_s: float = 1.0) -> FetchedBatch | None:
-        """The next records of one partition, partitions in turn; None if none come within ``timeout_s`` seconds.
-
-        Raises OffsetOutOfRangeError (``auto_offset_reset="none"``), UnknownTopicError when the topic was deleted,
-        InvalidRequestError when nothing is assigned.
+        All or none. ``metadata`` is a text of the program's own. Raises UnknownTopicError, UnknownPartitionError,
+        OffsetOutOfRangeError (beyond the end), InvalidRequestError (no group), and as ``poll`` when the store is away.
         """
-        if not self._turns:
-            raise InvalidRequestError("Nothing is assigned: call assign(topic) before poll().")
-        deadline = time.monotonic() + timeout_s
-        while True:
-            for _ in range(len(self._turns)):
-                if fetched := self._fetch_next(0):
-                    return fetched
-            remaining_ms = int(1000 * (deadline - time.monotonic()))
-            if remaining_ms <= 0:
-                return None
-            wait_ms = self._max_wait_ms if len(self._turns) == 1 else min(self._max_wait_ms, _WAIT_MS_OF_MANY)
-            if fetched := self._fetch_next(max(1, min(remaining_ms, wait_ms))):
-                return fetched
+        self.commit_async(offsets, metadata=metadata).result()
 
-    def __iter__(self) -> Iterator[Record]:
-        """Records for ever, waiting at the end; ``poll`` gives batches."""
-        while True:
-            if fetched := self.poll():
-                yield from fetched.records()
+    def commit_async(
+        self, offsets: Offsets | None = None, callback: CommitCallback | None = None, *, metadata: str = ""
+    ) -> "Future[None]":
+        """As ``commit``, without waiting. ``callback(offsets, error or None)`` is called from another thread.
 
-    def _fetch_next(self, wait_ms: int) -> FetchedBatch | None:
-        """From the partition whose turn it is."""
-        topic, partition = self._turns[0]
-        self._turns.rotate(-1)
-        try:
-            fetched = self._fetch(topic, partition, self._positions[topic, partition], wait_ms)
-        except OffsetOutOfRangeError:
-            if self._auto_offset_reset == "none":
-                raise
-            self.seek(topic, partition, self._auto_offset_reset)
-            return None
-        self._positions[topic, partition] = fetched.next_offset
-        return fetched if len(fetched) else None
+        Commits of a consumer are carried out in the order of the calls.
+        """
+        if self._committer is None:
+            raise InvalidRequestError("Committing needs a group: give group_id.")
+        positions = self._known_positions() if offsets is None else offsets
+        return self._committer.commit(positions, metadata, callback)
 
-    def _fetch(self, topic: str, partition: int, offset: int, wait_ms: int) -> FetchedBatch:
-        params = {"offset": offset, "max_bytes": self._max_bytes, "min_bytes": self._min_bytes, "max_wait_ms": wait_ms}
-        response = self._transport.request(
-            "GET",
-            topic_path(topic, f"/partitions/{partition}/records"),
-            params=params,
-            headers={"Accept": ARROW_STREAM},
-            timeout_s=wait_ms / 1000,
-        )
-        try:
-            batch = _read_stream(response.content)
-            next_offset, log_start, high_watermark = (
-                int(response.headers[f"Logstore-{name}"])
-                for name in ("Next-Offset", "Log-Start-Offset", "High-Watermark")
-            )
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise LogStoreError(f"What answered is not a log store, or of another version: {error}") from error
-        return FetchedBatch(topic, partition, batch, next_offset, log_start, high_watermark)
+    # ---- inside -----------------------------------------------------------------------------------------------------
 
-    def _describe(self, topic: str) -> TopicDescription:
-        return decode(self._transport.request("GET", topic_path(topic)).content, TopicDescription)
-
-    def _assigned(self, topic: str, partition: int) -> tuple[str, int]:
-        if (topic, partition) not in self._positions:
+    def _assigned(self, partitions: Iterable[TopicPartition] | None) -> set[TopicPartition]:
+        """``partitions``, or all; InvalidRequestError for one that is not assigned."""
+        if partitions is None:
+            return set(self._assignment)
+        asked = {TopicPartition(*partition) for partition in partitions}
+        if missing := asked - self._assignment:
+            topic, partition = min(missing)
             raise InvalidRequestError(f"Partition {partition} of topic {topic!r} is not assigned: call assign() first.")
-        return topic, partition
+        return asked
 
+    def _keep(self, kept: set[TopicPartition]) -> None:
+        """Forget all others."""
+        dropped = self._assignment - kept
+        self._prefetcher.stop_reading(dropped)
+        self._assignment -= dropped
+        self._unplaced -= dropped
+        self._paused -= dropped
+        for partition in dropped & self._positions.keys():
+            del self._positions[partition]
 
-def _read_stream(body: bytes) -> pa.RecordBatch:
-    with pa.ipc.open_stream(body) as reader:
-        batches = list(reader)
-        return pa.concat_batches(batches) if batches else pa.RecordBatch.from_pylist([], schema=reader.schema)
+    def _refresh_subscription(self) -> None:
+        """Find the partitions of the topics subscribed to."""
+        assert self._subscription is not None
+        for topic in sorted(self._subscription):
+            known = {partition for partition in self._assignment if partition.topic == topic}
+            found = set(self.partitions_for(topic)) - known
+            self._assignment |= found
+            self._unplaced |= found
+            if known and found:
+                # Nobody has seen their beginning: from the end on, records would be missed that came since.
+                self._place(found, "earliest")
+        self._refresh_at = time.monotonic() + self._metadata_max_age_s
+
+    def _place(self, partitions: Iterable[TopicPartition], reset: AutoOffsetReset) -> None:
+        """Begin those that are not begun yet: where the group was, else as ``reset`` says."""
+        unplaced = self._unplaced.intersection(partitions)
+        if not unplaced:
+            return
+        committed = self._group_offsets() if self._group_id is not None else {}
+        positions = {partition: committed[partition] for partition in unplaced & committed.keys()}
+        if without := unplaced - committed.keys():
+            if reset == "none":
+                topic, partition = min(without)
+                raise NoOffsetForPartitionError(
+                    f"Group {self._group_id!r} has committed nothing for partition {partition} of topic {topic!r}, and "
+                    'auto_offset_reset is "none": seek() to where it is to begin.'
+                )
+            positions |= self.beginning_offsets(without) if reset == "earliest" else self.end_offsets(without)
+        self._seek(positions)
+
+    def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._positions.update(positions)
+        self._unplaced -= positions.keys()
+        self._read_on(positions.keys() - self._paused)
+
+    def _read_on(self, partitions: Iterable[TopicPartition]) -> None:
+        self._prefetcher.read({partition: self._positions[partition] for partition in partitions})
+
+    def _handed_out(self, partition: TopicPartition) -> int:
+        head = self._prefetcher.begun()
+        if head is not None and head.partition == partition and head.batch is not None and head.row:
+            return head.batch.slice(0, head.row).next_offset
+        return self._positions[partition]
+
+    def _known_positions(self) -> dict[TopicPartition, int]:
+        return {partition: self._handed_out(partition) for partition in self._positions}
+
+    def _describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
+        asked = [TopicPartition(*partition) for partition in partitions]
+        found: dict[TopicPartition, PartitionDescription] = {}
+        for topic in sorted({partition.topic for partition in asked}):
+            for described in self._admin.describe_topic(topic).partitions:
+                found[TopicPartition(topic, described.partition)] = described
+        for partition in asked:
+            if partition not in found:
+                raise UnknownPartitionError(f"Partition {partition.partition} of topic {partition.topic!r} not found.")
+        return {partition: found[partition] for partition in asked}
+
+    def _group_offsets(self) -> dict[TopicPartition, int]:
+        if self._group_id is None:
+            raise InvalidRequestError("Committed offsets are a group's: give group_id.")
+        try:
+            committed = self._admin.group_offsets(self._group_id)
+        except UnknownGroupError:
+            return {}
+        return {TopicPartition(found.topic, found.partition): found.offset for found in committed}

@@ -5,13 +5,18 @@ Fields that a newer store adds are ignored.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
 from logstore.errors import LogStoreError
 
 T = TypeVar("T")
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
 
 
 @dataclass(frozen=True, slots=True)

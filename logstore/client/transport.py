@@ -11,24 +11,23 @@ Invariants:
 The retry loop is our own: what it waits for is the server's header, and a library in a notebook must not log to it.
 """
 
+import http.client
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
-import httpx
 import msgspec
 
 from logstore import errors
-from logstore.client.addresses import is_loopback, parse_bootstrap
+from logstore.client.addresses import parse_bootstrap
+from logstore.client.connections import Answer, Body, Connections, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 
-_CONNECT_SECONDS = 5.0
-# Well below connections.max.idle.ms: a kept connection must not be closed by the server as a request goes out on it.
-_KEEPALIVE_SECONDS = 3.0
 _BACKOFF_SECONDS = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
 # A proxy's page of HTML says no more than its first words do.
@@ -47,6 +46,10 @@ _ERRORS: Mapping[int, type[LogStoreError]] = {
     40405: errors.UnknownGroupError,
     41301: errors.RequestTooLargeError,
     41302: errors.RecordTooLargeError,
+    40003: errors.InvalidProducerRequestError,
+    40911: errors.OutOfOrderSequenceError,
+    40912: errors.InvalidProducerEpochError,
+    40913: errors.DuplicateSequenceError,
     42206: errors.InvalidRecordError,
     50003: errors.CommitStateUnknownError,
     50301: errors.BrokerNotReadyError,
@@ -84,21 +87,18 @@ class Transport:
         self._retry_timeout_s = retry_timeout_s
         self._current = 0
         self._stopped = threading.Event()
-        self._http = httpx.Client(
-            headers={"Logstore-Client-Id": client_id} if client_id else None,
-            limits=httpx.Limits(keepalive_expiry=_KEEPALIVE_SECONDS),
-            # A proxy of the environment is for other machines: it does not know what our loopback address is.
-            trust_env=not all(is_loopback(url) for url in self.urls),
-        )
+        self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
+        self._connections = [Connections(url) for url in self.urls]
 
     def stop_retrying(self) -> None:
         """A request that waits to be sent again fails at once, and so does any other after its first attempt."""
         self._stopped.set()
 
     def close(self) -> None:
-        """Free the connections."""
+        """Free the connections; a request that is on its way fails."""
         self._stopped.set()
-        self._http.close()
+        for connections in self._connections:
+            connections.close()
 
     def __enter__(self) -> Self:
         return self
@@ -112,14 +112,14 @@ class Transport:
         path: str,
         *,
         json: Any = None,
-        content: bytes | None = None,
+        content: Body = None,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, str | int] | None = None,
         idempotent: bool | None = None,
         timeout_s: float | None = None,
         retry_timeout_s: float | None = None,
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
-    ) -> httpx.Response:
+    ) -> Answer:
         """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
         (a long poll's own wait); ``bad_request`` is what error_code 40002 means here.
 
@@ -130,19 +130,47 @@ class Transport:
             headers = {"Content-Type": "application/json", **(headers or {})}
         again = method in ("GET", "PUT", "DELETE") if idempotent is None else idempotent
         give_up = time.monotonic() + (self._retry_timeout_s if retry_timeout_s is None else retry_timeout_s)
-        read_s = self._request_timeout_s + (timeout_s or 0)
-        request = {"content": content, "headers": headers, "params": params}
+        wait_s = self._request_timeout_s + (timeout_s or 0)
 
-        def once() -> httpx.Response:
-            response = self._send(method, path, request, httpx.Timeout(read_s, connect=_CONNECT_SECONDS))
-            if not response.is_success:
-                raise error_of(response, bad_request)
-            return response
+        def once() -> Answer:
+            return self.request_once(
+                method, path, content, headers=headers, params=params, timeout_s=wait_s, bad_request=bad_request
+            )
 
         return self._with_retries(once, again=again, give_up=give_up)
 
-    def _with_retries(self, once: Callable[[], httpx.Response], *, again: bool, give_up: float) -> httpx.Response:
-        for backoff in _backoffs():
+    def request_once(
+        self,
+        method: str,
+        path: str,
+        content: Body = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, str | int] | None = None,
+        timeout_s: float,
+        bad_request: type[LogStoreError] = errors.InvalidRequestError,
+        read: Read = http.client.HTTPResponse.read,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """As ``request``, never sent again; ``read`` and ``is_cancelled`` as of ``Connections.exchange``."""
+        target = f"{path}?{urlencode(params)}" if params else path
+        exchange = partial(
+            Connections.exchange,
+            method=method,
+            target=target,
+            body=content,
+            headers={**self._headers, **(headers or {})},
+            timeout_s=timeout_s,
+            read=read,
+            is_cancelled=is_cancelled,
+        )
+        answer = self._send(exchange, _what(method, target), timeout_s)
+        if not 200 <= answer.status_code < 300:
+            raise error_of(answer, bad_request)
+        return answer
+
+    def _with_retries(self, once: Callable[[], Answer], *, again: bool, give_up: float) -> Answer:
+        for backoff in backoffs():
             try:
                 return once()
             except LogStoreError as error:
@@ -154,29 +182,33 @@ class Transport:
                     raise
         raise AssertionError
 
-    def _send(self, method: str, path: str, request: dict[str, Any], timeout: httpx.Timeout) -> httpx.Response:
-        """To the current address; to the others in turn while connections are refused."""
-        refused: httpx.TransportError | None = None
+    def interrupt(self) -> None:
+        """Requests that wait for an answer fail with NetworkError."""
+        for connections in self._connections:
+            connections.interrupt()
+
+    def _send(self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float) -> Answer:
+        """To the current address; to the others in turn while no connection can be made."""
+        refused: NotConnectedError | None = None
         for turn in range(len(self.urls)):
             index = (self._current + turn) % len(self.urls)
             try:
-                response = self._http.request(method, self.urls[index] + path, timeout=timeout, **request)
-            except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+                answer = exchange(self._connections[index])
+            except NotConnectedError as error:
                 refused = error
                 continue
-            except httpx.TimeoutException:
+            except TimeoutError:
                 raise errors.RequestTimedOutError(
-                    f"{self.urls[index]} did not answer {method} {path} in {timeout.read:.0f} s: "
-                    "whether it took effect is unknown"
+                    f"{self.urls[index]} did not answer {what} in {timeout_s:.0f} s: whether it took effect is unknown"
                 ) from None
-            except httpx.TransportError as error:
+            except (OSError, http.client.HTTPException) as error:
                 raise errors.NetworkError(
-                    f"The connection to {self.urls[index]} broke during {method} {path} ({_reason(error)}): "
-                    "whether it took effect is unknown"
+                    f"The connection to {self.urls[index]} broke during {what} "
+                    f"({str(error) or type(error).__name__}): whether it took effect is unknown"
                 ) from None
             self._current = index
-            return response
-        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({_reason(refused)})") from None
+            return answer
+        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({refused})") from None
 
 
 def topic_path(topic: str, rest: str = "") -> str:
@@ -201,14 +233,14 @@ def quote_name(topic: str) -> str:
     return quote(topic, safe="")
 
 
-def error_of(response: httpx.Response, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
+def error_of(response: Answer, bad_request: type[LogStoreError] = errors.InvalidRequestError) -> LogStoreError:
     """The exception that an answer other than 2xx stands for."""
     try:
         body = msgspec.json.decode(response.content, type=_ErrorBody)
         code, message = body.error_code, body.message
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Not the store's own answer: a proxy's, or another program on that port.
-        code, message = response.status_code, f"{response.status_code} {response.text[:_MESSAGE_CHARS_MAX]}".strip()
+        code, message = response.status_code, f"{response.status_code} {_text(response)}".strip()
     if code == 41601:
         start, end = (
             int(response.headers.get(f"Logstore-{name}", -1)) for name in ("Log-Start-Offset", "High-Watermark")
@@ -218,16 +250,23 @@ def error_of(response: httpx.Response, bad_request: type[LogStoreError] = errors
         return errors.ThrottledError(message, retry_after_s=_retry_after(response))
     if code == 40002:
         return bad_request(message)
-    unknown = errors.InvalidRequestError if response.status_code < 500 else LogStoreError
-    return _ERRORS.get(code, _ERRORS_BY_STATUS.get(response.status_code, unknown))(message)
+    return error_of_code(code, message, response.status_code)
 
 
-def _retry_after(response: httpx.Response) -> int:
+def error_of_code(code: int, message: str, status: int | None = None) -> LogStoreError:
+    """The exception that an ``error_code`` stands for."""
+    status = code // 100 if status is None else status
+    unknown = errors.InvalidRequestError if status < 500 else LogStoreError
+    return _ERRORS.get(code, _ERRORS_BY_STATUS.get(status, unknown))(message)
+
+
+def _retry_after(response: Answer) -> int:
     text = response.headers.get("Retry-After", "1")
     return int(text) if text.isdecimal() else 1
 
 
-def _backoffs() -> Iterator[float]:
+def backoffs() -> Iterator[float]:
+    """Seconds to wait before each further try."""
     wait = _BACKOFF_SECONDS
     while True:
         # Jitter, so that many clients do not come back in one moment.
@@ -235,5 +274,9 @@ def _backoffs() -> Iterator[float]:
         wait = min(2 * wait, _BACKOFF_SECONDS_MAX)
 
 
-def _reason(error: httpx.TransportError | None) -> str:
-    return str(error) or type(error).__name__
+def _text(answer: Answer) -> str:
+    return answer.content.decode("utf-8", "replace")[:_MESSAGE_CHARS_MAX]
+
+
+def _what(method: str, target: str) -> str:
+    return f"{method} {target.partition('?')[0]}"

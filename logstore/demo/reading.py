@@ -7,7 +7,7 @@ import numpy as np
 
 from logstore.client.consumer import Consumer
 from logstore.demo.checks import Contents
-from logstore.demo.posting import CLIENT_ID, PARTITIONS
+from logstore.demo.posting import CLIENT_ID
 
 
 def read_delta(location: str) -> tuple[Contents, bool]:
@@ -35,15 +35,15 @@ def read_over_http(url: str, topic: str) -> Contents:
     """Every record that a store serves, in Arrow."""
     offsets, dense = {}, True
     with Consumer(url, client_id=CLIENT_ID) as consumer:
-        for partition in range(PARTITIONS):
-            consumer.assign(topic, [partition], start="earliest")
-            first = at = consumer.position(topic, partition)
-            end = consumer.offsets(topic, partition).end_offset
-            while at < end and (fetched := consumer.poll()):
+        for partition in consumer.partitions_for(topic):
+            consumer.assign([partition])
+            consumer.seek_to_beginning()
+            first = at = consumer.position(partition)
+            end = consumer.end_offsets([partition])[partition]
+            while at < end and (fetched := consumer.poll_arrow()):
                 dense &= bool((fetched.batch["offset"].to_numpy() == np.arange(at, at + len(fetched))).all())
                 at += len(fetched)
-            consumer.unassign(topic, partition)
-            offsets[partition] = range(first, at)
+            offsets[partition.partition] = range(first, at)
     return Contents(offsets, dense)
 
 

@@ -36,7 +36,7 @@ def _running_store(data: Path) -> str | None:
         try:
             url = str(json.loads(endpoint.read_bytes())["url"])
             cluster_id = json.loads((data / "cluster.json").read_bytes())["cluster_id"]
-            with Admin(url, retry_timeout_s=0) as admin:
+            with Admin(url, default_api_timeout_ms=0) as admin:
                 if admin.cluster_id == cluster_id:
                     return url
         except (OSError, ValueError, KeyError, LogStoreError):

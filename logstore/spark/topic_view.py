@@ -146,7 +146,7 @@ def connect(spark: "SparkSession", bootstrap: str | None) -> Admin:
             f'give bootstrap="host:port" (or set {URL_VARIABLE}) for a running store, '
             'or storage="<data root>" to read without one'
         )
-    return Admin(bootstrap, client_id=_client_id(spark), retry_timeout_s=RETRY_SECONDS)
+    return Admin(bootstrap, client_id=_client_id(spark), default_api_timeout_ms=int(1000 * RETRY_SECONDS))
 
 
 def table_path(storage: str | os.PathLike[str], topic: str) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from logstore import Admin, Consumer, Producer
+from logstore import Admin, Consumer, Producer, TopicPartition
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.filesystem import FileSystem
@@ -40,12 +40,14 @@ def in_store(url: str, topic: str) -> Rows:
     """What the running store has, with what is only in its journal."""
     with Admin(url) as admin, Consumer(url) as consumer:
         ends = {p.partition: p.high_watermark for p in admin.describe_topic(topic).partitions}
-        consumer.assign(topic, start="earliest")
+        consumer.assign(TopicPartition(topic, partition) for partition in ends)
+        consumer.seek_to_beginning()
         found: Rows = {partition: [] for partition in ends}
-        while any(consumer.position(topic, partition) < end for partition, end in ends.items()):
-            batch = consumer.poll(10)
-            assert batch is not None, "the store does not answer"
-            found[batch.partition].extend((r.offset, r.key, r.value) for r in batch.records())
+        while any(consumer.position(TopicPartition(topic, partition)) < end for partition, end in ends.items()):
+            records = consumer.poll(timeout_s=10)
+            assert records, "the store does not answer"
+            for r in records:
+                found[r.partition].append((r.offset, r.key, r.value))
     return found
 
 

@@ -1,14 +1,26 @@
 import base64
 import gzip
 import json
+import random
+import resource
 import signal
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv, parquet
 
 from logstore.records.partitioner import murmur2
+from tests.support.posting import post
+
+NEWLINES = csv.ParseOptions(newlines_in_values=True)
+
+
+def place(row: dict) -> tuple[int, int]:
+    return row["partition"], row["offset"]
 
 
 def objects(result) -> list[dict]:
@@ -61,7 +73,7 @@ def test_keys_are_those_of_the_same_record_posted_as_json(run, server, topic):
 @pytest.mark.parametrize(
     ("arguments", "line", "says"),
     [
-        (["--ndjson"], "{oops", "line 3 is not JSON"),
+        (["--format", "ndjson"], "{oops", "line 3 is not JSON"),
         (["--key-field", "k"], "[1]", "line 3 is not a JSON object"),
     ],
 )
@@ -124,6 +136,91 @@ def test_where_consume_starts_and_stops(run, topic):
     assert "name one with --partition" in run("consume", topic, "--offset", 1, code=2).stderr
     assert "it has 0 to 4" in run("consume", topic, "-p", 0, "--offset", 5, code=1).stderr
     assert "Partition 7 not found" in run("consume", topic, "-p", 7, code=1).stderr
+
+
+def test_columns_go_into_files_by_their_names(run, server, topic, tmp_path):
+    post(
+        server.url, topic, 0, [b"a", b"", None, b'q"uo,te\n'], keys=[b"k", None, b"", b"k"], timestamps_ms=[1, 2, 3, 4]
+    )
+    post(server.url, topic, 1, [b"z"], timestamps_ms=[5], headers=[[("h", b"\xff")]])
+    result = run("consume", topic, "-o", tmp_path / "t.csv")
+    assert result.stdout == ""
+    assert "Consumed 5 records" in result.stderr
+    header, *lines = (tmp_path / "t.csv").read_text().split("\n", 1)
+    assert header == '"partition","offset","timestamp","key","value"'
+    assert sorted(csv.read_csv(tmp_path / "t.csv", parse_options=NEWLINES).to_pylist(), key=place) == [
+        {"partition": 0, "offset": 0, "timestamp": 1, "key": "k", "value": "a"},
+        {"partition": 0, "offset": 1, "timestamp": 2, "key": "", "value": ""},
+        {"partition": 0, "offset": 2, "timestamp": 3, "key": "", "value": ""},
+        {"partition": 0, "offset": 3, "timestamp": 4, "key": "k", "value": 'q"uo,te\n'},
+        {"partition": 1, "offset": 0, "timestamp": 5, "key": "", "value": "z"},
+    ]
+    assert '0,1,2,,""\n0,2,3,"",\n' in lines[0], "null and empty text look alike"
+    run("consume", topic, "-o", tmp_path / "t.parquet", "--no-progress")
+    rows = sorted(parquet.read_table(tmp_path / "t.parquet").to_pylist(), key=place)
+    assert [row["value"] for row in rows] == [b"a", b"", None, b'q"uo,te\n', b"z"]
+    assert [row["timestamp"].timestamp() for row in rows] == [0.001, 0.002, 0.003, 0.004, 0.005]
+    assert rows[-1]["headers"] == [{"key": "h", "value": b"\xff"}]
+    piped = run("consume", topic, "--format", "parquet").stdout_bytes
+    assert parquet.read_table(pa.BufferReader(piped)).num_rows == 5
+    run("consume", topic, "-o", tmp_path / "t.ndjson")
+    assert len((tmp_path / "t.ndjson").read_text().splitlines()) == 5
+    assert run("consume", topic, "-p", 0, "--offset", 4, "--format", "csv").stdout == header + "\n"
+    post(server.url, topic, 1, [b"\xff"])
+    assert "offset 1 of partition 1 is not UTF-8" in run("consume", topic, "--format", "csv", code=1).stderr
+
+
+def test_a_long_topic_becomes_several_row_groups(run, server, topic, tmp_path):
+    for _ in range(40):
+        post(server.url, topic, 0, [b"x" * 100_000] * 10, compression="lz4")
+    run("consume", topic, "-o", tmp_path / "t.parquet")
+    metadata = parquet.read_metadata(tmp_path / "t.parquet")
+    assert metadata.num_rows == 400
+    # Of 16 MiB, and one fetched batch more.
+    assert metadata.num_row_groups >= 2
+
+
+def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
+    group = f"group-of-{topic}"
+    run("produce", topic, "--partition", 0, input="a\nb\nc\nd\n")
+    assert run("consume", topic, "--group", group, "--max", 3).stdout == "a\nb\nc\n"
+    assert run("consume", topic, "-g", group, "-o", tmp_path / "d.parquet").stdout == ""
+    assert parquet.read_table(tmp_path / "d.parquet")["value"].to_pylist() == [b"d"]
+    assert run("consume", topic, "-g", group, "--from-beginning").stdout == ""
+    assert run("consume", topic, "-g", group, "-p", 0, "--offset", 1, "-n", 1).stdout == "b\n"
+    assert run("consume", topic, "-g", group).stdout == "c\nd\n"
+    assert run_json("group", "describe", group)["total_lag"] == 0
+
+
+def test_what_could_not_be_written_is_not_committed(run, start, server, topic, tmp_path):
+    group = f"group-of-{topic}"
+    values = [random.Random(0).randbytes(20_000), b"b"]
+    post(server.url, topic, 0, values)
+    failed = run("consume", topic, "-g", group, "-o", "/dev/full", code=1)
+    assert "No space left on device" in failed.stderr
+    # Only closing the file writes its rows.
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (10_000, 10_000))
+    failing = start("consume", topic, "-g", group, "-o", tmp_path / "t.parquet", preexec_fn=limit)
+    assert b"File too large" in failing.communicate()[1]
+    assert failing.returncode == 1
+    assert run("consume", topic, "-g", group).stdout_bytes == values[0] + b"\nb\n"
+
+
+def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, start, topic, tmp_path):
+    group = f"group-of-{topic}"
+    run("produce", topic, "--partition", 0, input="a\nb\n")
+    following = start("consume", topic, "--follow", "--from-beginning", "-g", group, "-o", tmp_path / "t.parquet")
+    _wait_for_progress(following, "Consumed 2 records")
+    following.send_signal(signal.SIGINT)
+    following.communicate(timeout=30)
+    assert following.returncode == 130
+    assert parquet.read_table(tmp_path / "t.parquet")["value"].to_pylist() == [b"a", b"b"]
+    assert run_json("group", "describe", group)["partitions"][0]["committed_offset"] == 2
+
+
+def _wait_for_progress(process: subprocess.Popen[bytes], text: str) -> None:
+    while text.encode() not in process.stderr.readline():
+        assert process.poll() is None
 
 
 def test_follow_prints_what_comes_from_now_on_until_ctrl_c(run, start, topic):
@@ -195,3 +292,75 @@ def _readable(stream, seconds: float) -> bool:
     import select
 
     return bool(select.select([stream], [], [], seconds)[0])
+
+
+@pytest.mark.parametrize("name", ["records.csv", "records.parquet"])
+def test_a_file_of_consume_comes_back_as_it_was(run, topic, tmp_path, name):
+    run("produce", topic, "--partition", 1, "--key-field", "k", "--key-raw", input='{"k":"007"}\n{"k":""}\n{"n":1}\n')
+    run("consume", topic, "--output", tmp_path / name)
+    copy = f"{topic}-copy"
+    run("topic", "create", copy, "--partitions", 2)
+    assert "Produced 3 records" in run("produce", copy, tmp_path / name, "--partition-field", "partition").stdout
+    one, other = ([{**o, "topic": ""} for o in objects(run("consume", t, "--json"))] for t in (topic, copy))
+    assert one == other
+    assert [o["key"] for o in one] == ["007", "", None]
+
+
+def test_rows_without_a_value_are_objects(run, topic, tmp_path):
+    text = 'id,name,score\n1,"a ""b""\nc",1.5\n2,,\n'
+    run("produce", topic, "--format", "csv", "--key-field", "name", "--partition", 0, input=text)
+    table = pa.table({"id": [3], "at": pa.array([1_500], pa.timestamp("ms", "UTC")), "tags": [["x"]]})
+    parquet.write_table(table, tmp_path / "rows.parquet")
+    arguments = ("--key-field", "id", "--timestamp-field", "at", "--partition", 0)
+    run("produce", topic, tmp_path / "rows.parquet", *arguments)
+    first, second, third = objects(run("consume", topic, "--json"))
+    assert json.loads(first["value"]) == {"id": 1, "name": 'a "b"\nc', "score": 1.5}
+    assert (first["key"], second["key"], third["key"]) == (json.dumps('a "b"\nc'), None, "3")
+    assert json.loads(second["value"]) == {"id": 2, "name": None, "score": None}
+    assert json.loads(third["value"]) == {"id": 3, "at": "1970-01-01T00:00:01.500000Z", "tags": ["x"]}
+    assert third["timestamp"] == 1_500
+
+
+def test_columns_may_have_other_names(run, topic):
+    text = "who,what,when,to\nann,hello,1000,1\nbob,,2000,0\n"
+    fields = ("--key-field", "who", "--value-field", "what", "--timestamp-field", "when", "--partition-field", "to")
+    run("produce", topic, "--format", "csv", *fields, input=text)
+    found = [(o["partition"], o["key"], o["value"], o["timestamp"]) for o in objects(run("consume", topic, "--json"))]
+    assert sorted(found) == [(0, "bob", None, 2_000), (1, "ann", "hello", 1_000)]
+
+
+def test_a_large_table_goes_in_parts(run, run_json, topic, tmp_path):
+    rows = 50_000
+    parquet.write_table(pa.table({"value": [f"{i}" for i in range(rows)]}), tmp_path / "large.parquet")
+    assert run_json("produce", topic, tmp_path / "large.parquet", "--batch-bytes", 10_000)["records"] == rows
+    text = "value\n" + "".join(f"{i}\n" for i in range(rows))
+    assert run_json("produce", topic, "--format", "csv", "--batch-bytes", 10_000, input=text)["records"] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        ("a,b\n1,2\n3\n", [], "Expected 2 columns, got 1"),
+        ("a,b\n1,2\n", ["--key-field", "c"], "there is no column 'c': the file has a, b"),
+        ("value,timestamp\nx,yesterday\n", [], "row 1 and on: Column 'timestamp'"),
+        ("value,to\nx,0\nx,9\n", ["--partition-field", "to"], "row 2: Partition 9 not found"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(run, topic, text, arguments, says):
+    result = run("produce", topic, "--format", "csv", *arguments, input=text, code=1)
+    assert result.stderr.startswith("logstore: ")
+    assert says in result.stderr
+
+
+def test_what_is_no_parquet_is_named(run, topic, tmp_path):
+    (tmp_path / "no.parquet").write_text("nothing of the kind")
+    assert "Parquet" in run("produce", topic, tmp_path / "no.parquet", code=1).stderr
+
+
+def test_a_rate_is_kept_and_progress_shown_when_asked_for(run, run_json, topic):
+    summary = run_json("produce", topic, "--rate", 100, input="x\n" * 60)
+    assert summary["records"] == 60
+    # The last five are due after 0.55 s.
+    assert summary["seconds"] >= 0.5
+    assert "60 records" in run("produce", topic, "--progress", "-q", input="x\n" * 60).stderr
+    assert run("produce", topic, "-q", input="x\n").stderr == ""

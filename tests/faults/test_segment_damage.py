@@ -362,7 +362,7 @@ def one(number: int) -> Iterator[pa.RecordBatch]:
 def test_a_job_stops_at_a_damaged_file(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
     segment, good = damaged.segment, damaged.good
-    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 0, "zstd", "key-compaction")
+    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 0, "zstd", "key-compaction", 0)
     scan = scan_keys(str(tmp_path), [source(segment)], {0: 0})
     keys = [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()]
     chosen = random.Random(7)

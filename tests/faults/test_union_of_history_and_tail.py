@@ -9,6 +9,7 @@ from deltalake import DeltaTable
 
 from logstore.client.admin import Admin, TopicDescription
 from logstore.client.consumer import Consumer
+from logstore.client.metadata import TopicPartition
 from logstore.client.producer import Producer
 from logstore.delta.schema import FORBIDDEN_PROPERTY
 from logstore.errors import CommitRefusedError
@@ -51,9 +52,11 @@ def offsets_read(view: topic_view.TopicView) -> list[int]:
         found += rows.filter(pc.and_(pc.greater_equal(rows, r.start), pc.less(rows, r.end))).to_pylist()
     for r in tail:
         with Consumer(*view.urls) as consumer:
-            consumer.assign(view.topic, [r.partition], start=r.start)
-            while consumer.position(view.topic, r.partition) < r.end:
-                if batch := consumer.poll():
+            partition = TopicPartition(view.topic, r.partition)
+            consumer.assign([partition])
+            consumer.seek(partition, r.start)
+            while consumer.position(partition) < r.end:
+                if batch := consumer.poll_arrow():
                     found += batch.before(r.end).batch.column("offset").to_pylist()
     return found
 

@@ -81,7 +81,7 @@ def test_roll_offsets_and_delete_records(admin: Admin, store: str, topic: str):
 
 
 def test_something_else_that_answers_is_named(store: str):
-    with Admin(f"{store}/no/store/here", retry_timeout_s=0) as admin, pytest.raises(LogStoreError):
+    with Admin(f"{store}/no/store/here", default_api_timeout_ms=0) as admin, pytest.raises(LogStoreError):
         admin.topics()
 
 

@@ -1,0 +1,151 @@
+import struct
+
+import pyarrow as pa
+import pytest
+
+from logstore.client.stored_batches import read_blocks, read_sections
+from logstore.errors import LogStoreError
+from logstore.records.fetch_sections import Section, encode_sections
+from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch, encode_blocks
+
+
+def wire(*values: str, timestamps=None, codec=None) -> pa.Buffer:
+    columns = [
+        pa.array(timestamps or [None] * len(values), WIRE_SCHEMA.field(0).type),
+        pa.array([value.encode()[:1] for value in values], pa.binary()),
+        pa.array([value.encode() for value in values], pa.binary()),
+        pa.nulls(len(values), WIRE_SCHEMA.field(3).type),
+    ]
+    batch = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_batch(batch)  # after the schema
+        begin = sink.tell()
+        writer.write_batch(batch)
+        end = sink.tell()
+    return sink.getvalue().slice(begin, end - begin)
+
+
+def sealed(offsets: list[int]) -> pa.Buffer:
+    columns = [
+        pa.array(offsets),
+        pa.array([7] * len(offsets), LOG_SCHEMA.field("timestamp").type),
+        pa.nulls(len(offsets), pa.binary()),
+        pa.array([b"%d" % offset for offset in offsets]),
+        pa.nulls(len(offsets), LOG_SCHEMA.field("headers").type),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA).serialize()
+
+
+def body(*blocks: StoredBatch) -> pa.Buffer:
+    return pa.py_buffer(b"".join(bytes(piece) for piece in encode_blocks(blocks)))
+
+
+def read(content: pa.Buffer, first_offset: int = 0):
+    """(offset, timestamp, value) of every record; batches are what readers are promised."""
+    rows = []
+    for batch in read_blocks(content, first_offset):
+        assert batch.schema == LOG_SCHEMA
+        batch.validate(full=True)
+        assert batch.num_rows
+        columns = (batch.column("offset"), batch.column("timestamp").cast(pa.int64()), batch.column("value"))
+        rows += zip(*(column.to_pylist() for column in columns), strict=True)
+    return rows
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+def test_offsets_and_timestamps_are_filled_in(codec):
+    content = body(
+        StoredBatch(5, 1_000, 2, 0, wire("a", "b" * 300, codec=codec)),
+        StoredBatch(7, 2_000, 3, 0, wire("c", "d", "e", timestamps=[None, 0, 9], codec=codec)),
+        StoredBatch(10, 3_000, 2, LOG_APPEND_TIME, wire("f", "g", timestamps=[1, None], codec=codec)),
+    )
+    assert read(content) == [
+        (5, 1_000, b"a"),
+        (6, 1_000, b"b" * 300),
+        (7, 2_000, b"c"),
+        (8, 0, b"d"),
+        (9, 9, b"e"),
+        (10, 3_000, b"f"),
+        (11, 3_000, b"g"),
+    ]
+
+
+def test_what_lies_before_the_first_offset_is_left_out():
+    content = body(
+        StoredBatch(5, 0, 2, 0, wire("a", "b")), StoredBatch(7, 0, 3, 0, wire("c", "d", "e", timestamps=[1, 2, 3]))
+    )
+    assert [offset for offset, _, _ in read(content, 8)] == [8, 9]
+    assert [offset for offset, _, _ in read(content, 6)] == [6, 7, 8, 9]
+    assert read(content, 10) == []
+
+
+def test_sealed_history_has_gaps_and_stands_before_the_tail():
+    content = body(
+        StoredBatch(3, 0, 3, HAS_OFFSETS, sealed([3, 7, 9])),
+        StoredBatch(10, 1, 1, 0, wire("x")),
+        StoredBatch(12, 0, 2, HAS_OFFSETS, sealed([12, 20])),
+    )
+    assert [(offset, value) for offset, _, value in read(content, 4)] == [
+        (7, b"7"),
+        (9, b"9"),
+        (10, b"x"),
+        (12, b"12"),
+        (20, b"20"),
+    ]
+
+
+def test_small_batches_are_put_together_and_large_ones_are_not_copied():
+    large = wire("z" * 200_000)
+    content = body(
+        *(StoredBatch(i, 0, 1, 0, wire("s")) for i in range(50)),
+        StoredBatch(50, 0, 1, 0, large),
+        StoredBatch(51, 0, 1, 0, large),
+    )
+    batches = list(read_blocks(content, 0))
+    assert [batch.num_rows for batch in batches] == [51, 1]
+    data = batches[1].column("value").buffers()[2]
+    assert content.address <= data.address < content.address + content.size
+
+
+def test_sections_carry_records_errors_and_gaps():
+    sections = [
+        Section(3, 0, 1, 12, 12, [bytes(piece) for piece in encode_blocks([StoredBatch(11, 0, 1, 0, wire("v"))])]),
+        Section(0, 41601, 5, 9, -1, ["außerhalb".encode()]),
+        Section(1, 0, 0, 30, 30, []),
+    ]
+    found = list(read_sections(pa.py_buffer(b"".join(encode_sections(sections)))))
+    assert [(s.index, s.error_code, s.log_start_offset, s.high_watermark, s.next_offset) for s in found] == [
+        (3, 0, 1, 12, 12),
+        (0, 41601, 5, 9, -1),
+        (1, 0, 0, 30, 30),
+    ]
+    assert read(found[0].content) == [(11, 0, b"v")]
+    assert found[1].message == "außerhalb"
+    assert read(found[2].content) == []
+
+
+GOOD = bytes(body(StoredBatch(0, 0, 1, 0, wire("v"))))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        GOOD[:20],
+        GOOD[:-8],
+        struct.pack("<qqiiq", 0, 0, 1, 0, -1) + GOOD[32:],
+        struct.pack("<qqiiq", 0, 0, 2, 0, len(GOOD) - 32) + GOOD[32:],
+        GOOD[:32] + bytes(len(GOOD) - 32),
+    ],
+    ids=["half a header", "cut", "negative length", "another count", "no message"],
+)
+def test_what_is_no_block_is_refused(content):
+    with pytest.raises(LogStoreError, match="not a log store"):
+        list(read_blocks(pa.py_buffer(content), 0))
+
+
+@pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqq", 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
+def test_what_is_no_section_is_refused(content):
+    with pytest.raises(LogStoreError, match="not a log store"):
+        list(read_sections(pa.py_buffer(content)))
