@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from logstore.records.schema import WIRE_SCHEMA
+from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 Form = Literal["json", "ndjson", "arrow", "arrow lz4"]
 Payload = Literal["json", "random"]
@@ -134,7 +134,8 @@ def _columns(workload: Workload, body_keys: Sequence[bytes], body_values: Sequen
         "key": pa.array(body_keys, pa.binary()) if workload.keyed else pa.nulls(rows, pa.binary()),
         "value": pa.array(body_values, pa.binary()),
     }
-    others = (columns.get(field.name, pa.nulls(rows, field.type)) for field in WIRE_SCHEMA)
+    nulls = {"headers": null_headers(rows), "timestamp": pa.nulls(rows, WIRE_SCHEMA.field("timestamp").type)}
+    others = (columns.get(field.name, nulls.get(field.name)) for field in WIRE_SCHEMA)
     return pa.RecordBatch.from_arrays(list(others), schema=WIRE_SCHEMA)
 
 

@@ -4,6 +4,7 @@ A body is read as bytes, decoded to columns (in a worker thread when large) and 
 from columns too.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -32,7 +33,7 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.errors import UnknownTopicError
 from logstore.records.batch import DecodedRecords, Records
-from logstore.records.decode import decode_arrow, decode_binary, decode_json, decode_ndjson, inflated_bytes
+from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
 from logstore.topic_config import TopicConfig
 
 # ruff: noqa: FAST003 - what a path names is read, strictly, off the request
@@ -45,30 +46,33 @@ _ANSWER_BYTES_PER_RECORD = 64
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """``decode(body, max_message_bytes, max_request_size)``; ``encode`` makes the answer.
-
-    ``size(body, max_request_size)`` is what decoding takes in memory, known beforehand.
+    """``open(body, max_message_bytes, max_request_size)`` gives the bytes that decoding takes, and what decodes;
+    ``encode`` makes the answer.
     """
 
-    decode: Callable[[bytes, int, int], Records]
+    open: Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]
     encode: Callable[[ProduceResult], bytes]
-    size: Callable[[bytes, int], int] = lambda body, _: len(body)
 
 
-def _in_bytes(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], DecodedRecords]:
-    return lambda body, max_message_bytes, _: decode(body, max_message_bytes=max_message_bytes)
+def _text(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]:
+    return lambda body, max_message_bytes, _: (
+        len(body),
+        functools.partial(decode, body, max_message_bytes=max_message_bytes),
+    )
 
 
-def _decode_arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> Records:
-    return decode_arrow(body, max_message_bytes=max_message_bytes, max_request_size=max_request_size)
+def _arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> tuple[int, Callable[[], Records]]:
+    # Few bytes may stand for many: buffers may be compressed.
+    request = ArrowRequest(body, max_request_size)
+    return request.inflated_bytes, functools.partial(request.decode, max_message_bytes)
 
 
 _FORMATS = {
-    KAFKA_JSON_V2: _Format(_in_bytes(decode_json), produced_offsets),
-    KAFKA_BINARY_V2: _Format(_in_bytes(decode_binary), produced_offsets),
-    JSON: _Format(_in_bytes(decode_json), produced_offsets),
-    NDJSON: _Format(_in_bytes(decode_ndjson), produced_ranges),
-    ARROW_STREAM: _Format(_decode_arrow, produced_ranges, inflated_bytes),
+    KAFKA_JSON_V2: _Format(_text(decode_json), produced_offsets),
+    KAFKA_BINARY_V2: _Format(_text(decode_binary), produced_offsets),
+    JSON: _Format(_text(decode_json), produced_offsets),
+    NDJSON: _Format(_text(decode_ndjson), produced_ranges),
+    ARROW_STREAM: _Format(_arrow, produced_ranges),
 }
 
 
@@ -132,20 +136,14 @@ async def _receive_records(
     max_bytes = state.settings.max_request_size
     body = await receive_body(request, reservation, max_bytes=max_bytes)
 
-    def decode(plain: bytes, size: int) -> tuple[Records, Identity | None]:
-        # Few bytes of Arrow may stand for many: its buffers may be compressed.
-        reservation.grow(size - len(plain))
-        records = form.decode(plain, max_message_bytes, max_bytes)
-        return records, None if identify is None else identify(plain)
-
-    def inflate_and_decode() -> tuple[Records, Identity | None]:
+    def open_body() -> tuple[bytes, int, Callable[[], Records]]:
         plain = inflate(body, coding, reservation, max_bytes=max_bytes)
-        return decode(plain, form.size(plain, max_bytes))
+        size, decode = form.open(plain, max_message_bytes, max_bytes)
+        reservation.grow(size - len(plain))
+        return plain, size, decode
 
-    if coding is not None:
-        return await state.work(WORKER_THREAD_BYTES_MIN, inflate_and_decode)
-    size = form.size(body, max_bytes)
-    return await state.work(size, lambda: decode(body, size))
+    plain, size, decode = await state.work(len(body) if coding is None else WORKER_THREAD_BYTES_MIN, open_body)
+    return await state.work(size, lambda: (decode(), None if identify is None else identify(plain)))
 
 
 def _existing_topic(state: ApiState, name: str) -> Topic | None:

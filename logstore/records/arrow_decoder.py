@@ -26,7 +26,7 @@ from logstore.records.batch import (
     check_record_count,
     check_records,
 )
-from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
+from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 
 _TIMESTAMP_TYPE = WIRE_SCHEMA.field("timestamp").type
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
@@ -45,20 +45,31 @@ def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) 
     ``max_request_size`` bounds what all its buffers inflate to. Raises InvalidRequestError, InvalidRecordError,
     RecordTooLargeError, RequestTooLargeError.
     """
-    layout = read_layout(memoryview(body), max_request_size)
-    check_record_count(sum(message.num_rows for message in layout.batches))
-    try:
-        return _decode(pa.py_buffer(body), layout, max_message_bytes, max_request_size)
-    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
-        raise InvalidRequestError(f"The Arrow stream is malformed: {str(error)[:_ERROR_LENGTH_MAX]}") from error
+    return ArrowRequest(body, max_request_size).decode(max_message_bytes)
 
 
-def inflated_bytes(body: bytes, max_request_size: int) -> int:
-    """Bytes of an Arrow stream with all its buffers inflated, as it declares them; at least ``len(body)``.
+class ArrowRequest:
+    """A stream of which only the frame is read: what decoding it takes is known before.
 
     Raises InvalidRequestError, RequestTooLargeError.
     """
-    return max(len(body), read_layout(memoryview(body), max_request_size).inflated_bytes)
+
+    def __init__(self, body: bytes, max_request_size: int) -> None:
+        self._body, self._max_request_size = body, max_request_size
+        self._layout = read_layout(memoryview(body), max_request_size)
+
+    @property
+    def inflated_bytes(self) -> int:
+        """Bytes with all buffers inflated, as the stream declares them; at least those of the body."""
+        return max(len(self._body), self._layout.inflated_bytes)
+
+    def decode(self, max_message_bytes: int) -> Records:
+        """See ``decode_arrow``."""
+        check_record_count(sum(message.num_rows for message in self._layout.batches))
+        try:
+            return _decode(pa.py_buffer(self._body), self._layout, max_message_bytes, self._max_request_size)
+        except (pa.ArrowException, EOFError, OSError, ValueError) as error:
+            raise InvalidRequestError(f"The Arrow stream is malformed: {str(error)[:_ERROR_LENGTH_MAX]}") from error
 
 
 def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_request_size: int) -> Records:
@@ -67,6 +78,7 @@ def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_r
     if not layout.batches:
         raise NoRecordsError("records may not be empty: the Arrow stream has no batch")
     is_wire = schema.equals(WIRE_SCHEMA)
+    has_partitions = "partition" in schema.names
     batches: list[pa.RecordBatch] = []
     partitions: list[np.ndarray] = []
     verbatim: list[pa.Buffer | None] = []
@@ -74,15 +86,18 @@ def _decode(body: pa.Buffer, layout: StreamLayout, max_message_bytes: int, max_r
         stored = body.slice(message.start, message.end - message.start)
         batch = pa.ipc.read_record_batch(stored, schema)
         batch.validate(full=True)
-        batches.append(_to_wire(batch, max_request_size))
-        partitions.append(_partitions(batch))
+        batches.append(_checked_wire(batch, max_request_size) if is_wire else _to_wire(batch, max_request_size))
+        if has_partitions:
+            partitions.append(_partitions(batch))
         verbatim.append(stored if is_wire and message.metadata_bytes <= _VERBATIM_METADATA_BYTES_MAX else None)
     if any(message.partition is not None for message in layout.batches):
         return _split(layout, schema, batches, verbatim, max_message_bytes)
     combined = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
     check_records(combined, max_message_bytes)
-    named = np.concatenate(partitions)
-    return DecodedRecords(combined, named if (named >= 0).any() else None, verbatim[0] if len(verbatim) == 1 else None)
+    named = np.concatenate(partitions) if has_partitions else None
+    if named is not None and not (named >= 0).any():
+        named = None
+    return DecodedRecords(combined, named, verbatim[0] if len(verbatim) == 1 else None)
 
 
 def _split(
@@ -162,6 +177,16 @@ _COLUMN_TYPES: dict[str, tuple[Callable[[pa.DataType], bool], str]] = {
 }
 
 
+def _checked_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
+    """A batch of WIRE_SCHEMA, whose values may still be wrong: a time, a header's key."""
+    timestamps, _, _, headers = batch.columns
+    if timestamps.null_count < len(timestamps):
+        _to_timestamp(timestamps)
+    if headers.null_count < len(headers):
+        _to_headers(headers, max_request_size)
+    return batch
+
+
 def _to_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
     names = set(batch.schema.names)
     columns = [
@@ -170,9 +195,7 @@ def _to_wire(batch: pa.RecordBatch, max_request_size: int) -> pa.RecordBatch:
         if "key" in names
         else pa.nulls(batch.num_rows, pa.binary()),
         _cast(batch.column("value"), pa.binary(), max_request_size),
-        _to_headers(batch.column("headers"), max_request_size)
-        if "headers" in names
-        else pa.nulls(batch.num_rows, HEADERS_TYPE),
+        _to_headers(batch.column("headers"), max_request_size) if "headers" in names else null_headers(batch.num_rows),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
 
@@ -236,9 +259,7 @@ def _to_headers(column: pa.Array, max_request_size: int) -> pa.Array:
 
 
 def _partitions(batch: pa.RecordBatch) -> np.ndarray:
-    """The partition that each record names, int32, -1 = none."""
-    if "partition" not in batch.schema.names:
-        return np.full(batch.num_rows, -1, np.int32)
+    """The partition that each record names in its column, int32, -1 = none."""
     column = batch.column("partition")
     bounds = pc.min_max(column).as_py()
     if bounds["min"] is not None and (bounds["min"] < 0 or bounds["max"] > _PARTITION_MAX):

@@ -4,17 +4,17 @@ Whatever the bytes are, only InvalidRequestError, InvalidRecordError, RecordTooL
 out, with what to change; memory stays within a small multiple of the body and the limits given.
 """
 
-from logstore.records.arrow_decoder import decode_arrow, inflated_bytes
+from logstore.records.arrow_decoder import ArrowRequest, decode_arrow
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.json_decoder import decode_binary, decode_json
 from logstore.records.ndjson_decoder import decode_ndjson
 
 __all__ = [
+    "ArrowRequest",
     "DecodedRecords",
     "Records",
     "decode_arrow",
     "decode_binary",
     "decode_json",
     "decode_ndjson",
-    "inflated_bytes",
 ]

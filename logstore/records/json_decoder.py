@@ -17,7 +17,7 @@ import pyarrow as pa
 from logstore.errors import InvalidRequestError
 from logstore.limits import REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
 from logstore.records.batch import DecodedRecords, check_record_count, check_records
-from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
+from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 
 _ERROR_LENGTH_MAX = 300
 _SHAPE = 'send {"records": [{"key": ..., "value": ...}]}'
@@ -131,7 +131,7 @@ def _only_keys_and_values(records: list[_KeyValue], max_message_bytes: int) -> D
         pa.nulls(rows, _TIMESTAMP_TYPE),
         _json_text_column([record.key for record in records]),
         _json_text_column([record.value for record in records]),
-        pa.nulls(rows, HEADERS_TYPE),
+        null_headers(rows),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
     check_records(batch, max_message_bytes)
@@ -221,7 +221,7 @@ def _json_text_column(texts: list[msgspec.Raw]) -> pa.Array:
 
 def _headers_column(lists: list[list[_Header] | None]) -> pa.Array:
     if lists.count(None) == len(lists):
-        return pa.nulls(len(lists), HEADERS_TYPE)
+        return null_headers(len(lists))
     flat = list(chain.from_iterable(headers for headers in lists if headers))
     elements = pa.StructArray.from_arrays(
         [

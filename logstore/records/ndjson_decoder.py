@@ -11,7 +11,7 @@ import pyarrow as pa
 from logstore.errors import RequestTooLargeError
 from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.records.batch import DecodedRecords, check_records
-from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
+from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 _CR, _LF = 0x0D, 0x0A
 
@@ -41,7 +41,7 @@ def decode_ndjson(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
             pa.nulls(rows, WIRE_SCHEMA.field("timestamp").type),
             pa.nulls(rows, pa.binary()),
             values,
-            pa.nulls(rows, HEADERS_TYPE),
+            null_headers(rows),
         ],
         schema=WIRE_SCHEMA,
     )

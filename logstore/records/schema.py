@@ -47,3 +47,14 @@ SEGMENT_SCHEMA = pa.schema(
 
 #: Columns of a topic's Delta table: those of a segment and the Delta partition column.
 TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
+
+
+_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
+
+
+def null_headers(rows: int) -> pa.Array:
+    """A column of headers that are all null. ``pa.nulls`` would bring 8 bytes a row of offsets for elements that are
+    not there, in journal, network and memory.
+    """
+    buffers = [pa.py_buffer(bytes((rows + 7) // 8)), pa.py_buffer(bytes(4 * (rows + 1)))]
+    return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, null_count=rows, children=[_NO_HEADERS])
