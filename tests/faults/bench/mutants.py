@@ -34,6 +34,7 @@ KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 10),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
+POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
 FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
 
 #: All of it, for a server that is whole.
@@ -41,6 +42,7 @@ SCRIPT: Final = (
     STRICT_POWER_CUT,
     CLOCK_SET_BACK,
     OVERWRITE,
+    POWER_CUT_AFTER_DELETE,
     KILL,
     FSYNC_ERROR,
     STRICT_POWER_CUT_OF_HISTORY,
@@ -124,6 +126,23 @@ def no_segment_sync() -> None:
             sync_file(path)
 
     filesystem.fdatasync, filesystem.sync_file = of_others, file_of_others
+
+
+def no_entry_sync() -> None:
+    """A delete-records is answered when its entry is in the log of the table; the next commit makes that durable."""
+    from logstore.delta.committer import Committer
+
+    write, sync = Committer._write, Committer.sync
+
+    def note(self: Any, table: Any, plan: Any, commit_id: str) -> None:
+        self.careless = table.version() + 1 if plan.operation == "advance-log-start" else None
+        write(self, table, plan, commit_id)
+
+    def skip(self: Any, version: int) -> None:
+        if version != getattr(self, "careless", None):
+            sync(self, version)
+
+    Committer._write, Committer.sync = note, skip  # type: ignore[method-assign]
 
 
 def free_journal_before_commit() -> None:
@@ -216,6 +235,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
         (STRICT_POWER_CUT_OF_HISTORY,),
         "the run broke off: .*(cannot start: .*parquet is damaged|takes or gives nothing)",
     ),
+    no_entry_sync: Exposure((POWER_CUT_AFTER_DELETE,), "B4 log start fell", rolled=False),
     # Commits of offsets hold the journal, too, and roll only every few seconds.
     free_journal_before_commit: Exposure(
         (KILL_WHEN_FREED,), "(A1|B1) |the run broke off: .*cannot start: .*offset", readers=0

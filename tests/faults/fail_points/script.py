@@ -208,6 +208,9 @@ class Script:
             except LogStoreError as error:
                 self._history.tell(op, "fail" if _nothing_was_done(error) else "info", **told, error=str(error))
                 if self.broker.not_ready_reason is not None:
+                    struck = self._filesystem.injected
+                    if not any(fault.startswith("journal.") for fault in struck):
+                        raise AssertionError(f"{op}: the store stopped taking appends after {struck}") from error
                     raise StoppedError from error
                 if self._struck == before:
                     raise AssertionError(f"{op} fails though nothing is wrong any more") from error
