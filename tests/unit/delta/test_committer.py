@@ -242,6 +242,11 @@ def test_losing_every_attempt_is_a_conflict_and_commits_nothing(tmp_path: Path) 
 # ---- R7: durable, and committed again when a foreign commit took it away -------------------------------------------
 
 
+def roll_next(table: TopicTable) -> Callable[[], object]:
+    part = roll_part(table, 0, 20, 30)
+    return lambda: table.commit_roll([part])
+
+
 def recommit_first_file(table: TopicTable) -> Callable[[], object]:
     part = roll(table, 0, 20, 30)
     roll(table, 0, 30, 40)
@@ -258,7 +263,7 @@ def rewrite_first_file(table: TopicTable) -> Callable[[], object]:
 
 #: Each way to a commit, prepared on a table with a roll of [0, 20).
 COMMITS: dict[str, Callable[[TopicTable], Callable[[], object]]] = {
-    "roll": lambda table: lambda part=roll_part(table, 0, 20, 30): table.commit_roll([part]),
+    "roll": roll_next,
     "recommit": recommit_first_file,
     "advance-log-start": lambda table: lambda: table.advance_log_start({0: 5}, {0: 0}),
     "rewrite": rewrite_first_file,
