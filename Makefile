@@ -21,7 +21,7 @@ test: lint ## Lint, types and tests
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
 
-torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds); without a seed it takes one and says which
+torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); without a seed it takes one
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port

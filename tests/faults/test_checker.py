@@ -367,6 +367,28 @@ def log_start_of_the_table_fell() -> list[Event]:
     return events
 
 
+@anomaly("B4: log start fell")
+def a_power_cut_took_a_log_start_that_was_told() -> list[Event]:
+    """The entry had no fsync when delete-records was answered."""
+
+    def cut(store: ModelStore) -> None:
+        bounded = store.topics[BOUNDED]
+        rows, start = dict(bounded.logs[0].rows), bounded.logs[0].start
+        store.do(store.delete_records(BOUNDED, start + 2))
+        _lose_newest_entry(store, BOUNDED)
+        bounded.logs[0].rows, bounded.logs[0].start = rows, start
+        store.do(store.fetch(BOUNDED, start))
+
+    return story(cut)
+
+
+def _lose_newest_entry(store: ModelStore, topic: str) -> None:
+    store.tell("nemesis", "fault", kind="power_cut")
+    store.tell("nemesis", "fault", kind="entry_lost", topic=topic, version=store.topics[topic].version)
+    store.topics[topic].version -= 1
+    store.restart()
+
+
 @anomaly("B4: log start above the end")
 def log_start_above_the_end() -> list[Event]:
     events = story()
@@ -409,12 +431,22 @@ def timestamp_changed() -> list[Event]:
     return story(change)
 
 
+@anomaly("B5: append time before the topic")
+def append_time_is_always_the_same() -> list[Event]:
+    events = story()
+    for event in events:
+        for row in [*event.get("rows", ()), *event.get("records", ())] if event.get("topic") == APPENDED else ():
+            if event["phase"] == "ok" and event["op"] != "produce":
+                row[-4] = 0
+    return events
+
+
 @anomaly("B5: append time went back")
 def append_time_went_back() -> list[Event]:
     def turn_back(store: ModelStore) -> None:
         store.do(store.produce(APPENDED, 1))
         log = store.topics[APPENDED].logs[0]
-        log.rows[log.end - 1][1] -= 3_600_000
+        log.rows[log.end - 1][1] -= 100
 
     return story(turn_back)
 
@@ -679,6 +711,21 @@ def sealed_fell() -> list[Event]:
     def look(store: ModelStore) -> None:
         log = store.topics[APPENDED].logs[0]
         log.sealed -= 3
+        store.roll(KEYED)
+        store.look(APPENDED)
+
+    return story(look)
+
+
+@anomaly("D2: sealed fell")
+def sealed_fell_long_after_an_entry_was_lost() -> list[Event]:
+    def look(store: ModelStore) -> None:
+        _lose_newest_entry(store, APPENDED)
+        store.wait(2)
+        store.roll(APPENDED)
+        store.events[-1]["sha256"] = "ours, again"
+        store.look(APPENDED)
+        store.topics[APPENDED].logs[0].sealed -= 3
         store.roll(KEYED)
         store.look(APPENDED)
 
@@ -960,6 +1007,16 @@ def retention_took_from_the_middle() -> list[Event]:
     return story(lambda store: store.topics[BOUNDED].logs[0].rows.pop(7))
 
 
+@anomaly("I3: retention took too much")
+def retention_took_too_much() -> list[Event]:
+    def take(store: ModelStore) -> None:
+        store.roll(BOUNDED)
+        store.retention(BOUNDED, store.topics[BOUNDED].logs[0].end)
+        store.look(BOUNDED)
+
+    return story(take)
+
+
 @anomaly("I3: prefix lost without retention")
 def prefix_lost_without_retention() -> list[Event]:
     return story(lambda store: store.retention(PLAIN, 4))
@@ -1019,6 +1076,47 @@ def job_took_rows_away() -> list[Event]:
 
 
 # Of J, and of the history itself.
+
+
+@anomaly("A1: acknowledged after a failed fsync")
+def acknowledged_after_a_failed_fsync() -> list[Event]:
+    def fail(store: ModelStore) -> None:
+        store.tell("nemesis", "fault", kind="fsync_error")
+        store.tell("nemesis", "fault", kind="fsync_failed")
+        store.do(store.produce(PLAIN, 1))
+        store.restart()
+        store.do(store.produce(PLAIN, 1))
+
+    return story(fail)
+
+
+@anomaly("J1: error of the server without a fault")
+def stored_and_answered_with_an_error() -> list[Event]:
+    """As a client that is refused nothing, and knows nothing."""
+
+    def refuse(store: ModelStore) -> None:
+        store.restart()
+        store.do(store.produce(PLAIN, 1), "info")
+        store.events[-1].update(status=500, error_code=50002)
+        store.tell("bench", "heal")
+        store.wait(4)
+        store.do(store.produce(PLAIN, 1), "info")
+        store.events[-1].update(status=503, error_code=50301)
+        store.wait(2)
+        store.do(store.produce(PLAIN, 1), "info")
+        store.events[-1].update(status=500, error_code=50002)
+
+    return story(refuse)
+
+
+@anomaly("J1: error that is not documented")
+def error_of_a_bug() -> list[Event]:
+    def fail(store: ModelStore) -> None:
+        store.restart()
+        store.do(store.fetch(PLAIN, 0), "info")
+        store.events[-1].update(status=500, error_code=500)
+
+    return story(fail)
 
 
 @anomaly("J2: no progress after healing")
@@ -1096,6 +1194,26 @@ def no_topic() -> list[Event]:
 
 
 # ---- silence --------------------------------------------------------------------------------------------------------
+
+
+def test_a_power_cut_may_take_what_nobody_was_told_of() -> None:
+    """Only Delta readers, which do not wait for an fsync, had seen the entry."""
+
+    def cut(store: ModelStore) -> None:
+        bounded = store.topics[BOUNDED]
+        rows, start, sealed = dict(bounded.logs[0].rows), bounded.logs[0].start, bounded.logs[0].sealed
+        store.retention(BOUNDED, start + 2)
+        store.look(BOUNDED)
+        _lose_newest_entry(store, BOUNDED)
+        bounded.logs[0].rows, bounded.logs[0].start, bounded.logs[0].sealed = rows, start, sealed
+        store.do(store.fetch(BOUNDED, start))
+        store.roll(BOUNDED)
+        store.events[-1]["sha256"] = "ours, again"
+        store.look(BOUNDED)
+
+    events = story(cut)
+    assert check(events) == []
+    assert check([event for event in events if event.get("kind") != "entry_lost"])
 
 
 def test_others_may_overwrite_entries() -> None:

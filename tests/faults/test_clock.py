@@ -82,7 +82,7 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
             rolls = store.control("hits")["delta.committed"] - rolls
             # What is half as old as segment.ms is rolled with what is as old.
             assert rolls <= (time.monotonic() - began) / 0.3 + 2, "a storm of rolls"
-        # All is sealed, and the journal that knew of the records is freed: of their times its snapshots tell.
+        # All is sealed, and most of the journal that knew of the records is freed.
         assert store.stop() == 0
         store.start(faults=f"clock {-HOUR_MS}")
         load.wait_for_acknowledged(100)

@@ -11,6 +11,7 @@ from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
+from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.topics import HookedFileSystem
@@ -147,6 +148,23 @@ def test_a_job_that_ends_before_its_commit_leaves_files_that_nobody_reads(spark,
     assert len(list(topic.table.path.glob("*/*.parquet"))) == 2
     compacted(topic)
     assert {o: r.value for o, r in topic.contents().items()} == {1: b"2"}
+
+
+def test_a_job_that_dies_in_its_commit_leaves_the_table_as_before_or_as_after(spark, tmp_path):
+    """Of real processes, and at every step: ``python -m tests.faults.fail_points --jobs``."""
+    topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+    for point in ("job.written", "delta.committed"):
+        topic.roll({0: [Record(b"%d" % (n % 3), b"%d" % n, NOW_MS) for n in range(10)]})
+        before = topic.contents()
+        filesystem = FaultyFileSystem()
+        filesystem.crash_at(point)
+        job = JobTopic("users", TopicTable(topic.table.path, filesystem), {}, named=True)
+        with job_context(NOW_MS) as context:
+            (report,) = run_job("compact", [job], context).topics
+        assert "the process died" in report.error
+        offset_of = {record.key: offset for offset, record in before.items()}
+        latest = {offset: before[offset] for offset in sorted(offset_of.values())}
+        assert topic.contents() == (latest if point == "delta.committed" else before)
 
 
 def test_a_stream_notices_no_compaction(spark, tmp_path):

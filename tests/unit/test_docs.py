@@ -1,5 +1,6 @@
 """The docs say what the code does."""
 
+import re
 from pathlib import Path
 
 from logstore import configuration_page
@@ -10,3 +11,21 @@ REPOSITORY = Path(__file__).parents[2]
 def test_the_configuration_page_is_the_one_made_from_the_code():
     page = (REPOSITORY / "docs/configuration.md").read_text(encoding="utf-8")
     assert page == configuration_page.render(), "run `make docs`"
+
+
+def test_every_test_that_reliability_names_exists():
+    """``file::test``, ``…::test`` of the file before it, ``…end_of_a_name`` in that file, and files alone."""
+    page = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
+    source, tests = "", 0
+    for name in re.findall(r"`([^` ]+)`", page):
+        file, _, test = name.rpartition("::")
+        if test.endswith(".py"):
+            file, test = test, ""
+        if file.endswith(".py"):
+            found = sorted(REPOSITORY.glob(f"tests/**/{file.removeprefix('tests/')}"))
+            assert found, f"no such file: {name}"
+            source = found[0].read_text(encoding="utf-8")
+        if test.startswith(("test_", "…_")):
+            tests += 1
+            assert re.search(test.replace("…", r"def test\w*") + r"\(", source), f"no such test: {name}"
+    assert tests > 30

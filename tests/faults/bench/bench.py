@@ -242,7 +242,8 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
         "configs": [{"name": name, "value": value} for name, value in {**_REMEMBER, **topic.configs}.items()],
     }
     httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()
-    recorder.tell("bench", "topic", topic=topic.name, partitions=topic.partitions, configs=dict(topic.configs))
+    made = {"partitions": topic.partitions, "configs": dict(topic.configs), "now_ms": time.time_ns() // 1_000_000}
+    recorder.tell("bench", "topic", topic=topic.name, **made)
 
 
 def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]:

@@ -44,6 +44,7 @@ def read_version(
         "sealed": _fact(table, "sealed", partitions),
         "log_start": _fact(table, "start", partitions),
         "cleaned": _fact(table, "cleaned", partitions),
+        "bytes": _bytes(table),
     }
     if since is not None:
         told["from"] = {str(partition): offset for partition, offset in since.items()}
@@ -80,6 +81,13 @@ def committed_offsets(table_path: Path) -> dict[tuple[str, str], dict[str, int]]
 
 def _fact(table: DeltaTable, name: str, partitions: int) -> dict[str, int]:
     return {str(p): table.transaction_version(f"logstore/{p}/{name}") or 0 for p in range(partitions)}
+
+
+def _bytes(table: DeltaTable) -> dict[str, int]:
+    files = (
+        pa.table(table.get_add_actions(flatten=True)).group_by("partition.partition").aggregate([("size_bytes", "sum")])
+    )
+    return {str(row["partition.partition"]): row["size_bytes_sum"] for row in files.to_pylist()}
 
 
 def partitions_of(table_path: Path) -> int:

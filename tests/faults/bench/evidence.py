@@ -38,6 +38,11 @@ FOREVER = 2**63 - 1
 #: Kafka's default, and how far two clocks of one machine may drift apart in a run.
 _DELETE_RETENTION_MS = 86_400_000
 _DRIFT_MS = 1_000
+#: So long after an entry was overwritten a store has made good what it took; so long before, at most, readers were
+#: told of that entry.
+_MADE_GOOD_NS = 30_000_000_000
+#: The fault is told a little before it happens, a look a little after.
+_TELLING_NS = 1_000_000_000
 
 E = TypeVar("E", bound=Event)
 LogName = tuple[str, int]
@@ -77,12 +82,28 @@ class Call(Generic[E]):
         return (self.asked,) if self.told is None or self.told is self.asked else (self.asked, self.told)
 
 
+@dataclass(frozen=True, slots=True)
+class TakenEntry:
+    """A log entry that is gone since ``t``: others wrote over it (``foreign``), or a power cut came before its fsync.
+
+    Nobody was told of what a power cut takes, so that only looks of others at the table may have seen it. A foreign
+    commit takes what was told, too: ``last`` is the last version that may lack it, if a later commit may have been
+    built on the entry already.
+    """
+
+    t: int
+    version: int
+    foreign: bool
+    last: int
+
+    def voids(self, look: Look | Entry, now: Look | Entry) -> bool:
+        """Whether what ``look`` saw of the table need not hold ``now``."""
+        return look.version >= self.version and look.t < self.t + _TELLING_NS and now.t >= self.t
+
+
 @dataclass(slots=True)
 class TopicFacts:
-    """What was ever true of a topic's configuration; ``overwrites``: when others took entries from its table.
-
-    ``raced``: those of them that a later commit may have been built on already, so that versions had holes.
-    """
+    """What was ever true of a topic's configuration, and which entries of its table were ``taken``."""
 
     name: str
     partitions: set[int] = field(default_factory=set)
@@ -90,17 +111,24 @@ class TopicFacts:
     retained: bool = True
     delete_retention_ms: float = _DELETE_RETENTION_MS
     timestamp_types: set[str] = field(default_factory=set)
-    overwrites: list[int] = field(default_factory=list)
-    raced: list[int] = field(default_factory=list)
+    #: What retention by size alone leaves of a partition at least; None if other things remove records.
+    retention_bytes: int | None = None
+    #: By the wall clock, when the topic was made.
+    made_ms: int = 0
+    taken: list[TakenEntry] = field(default_factory=list)
 
     @property
-    def overwritten(self) -> int:
-        """The last time; -1 if never."""
-        return max(self.overwrites, default=-1)
+    def overwrites(self) -> list[int]:
+        """When others took entries, with what readers had been told."""
+        return [entry.t for entry in self.taken if entry.foreign]
 
-    @property
-    def holed(self) -> int:
-        return max(self.raced, default=-1)
+    def undone(self, t: int) -> bool:
+        """Whether what a job had removed when somebody read at ``t`` may have come back."""
+        return any(abs(t - overwritten) < _MADE_GOOD_NS for overwritten in self.overwrites)
+
+    def holed(self, look: Look) -> bool:
+        """Whether a version may lack what an overwritten entry had added."""
+        return any(e.foreign and e.version <= look.version <= e.last and look.t >= e.t for e in self.taken)
 
     def add(self, topic: Topic) -> None:
         configs = topic.configs
@@ -109,6 +137,9 @@ class TopicFacts:
         self.compacted |= "compact" in policy
         limits = (configs.get("retention.ms", "-1"), configs.get("retention.bytes", "-1"))
         self.retained &= "delete" not in policy or all(int(limit) < 0 for limit in limits)
+        by_size_alone = policy == "delete" and int(limits[0]) < 0 <= int(limits[1])
+        self.retention_bytes = int(limits[1]) if by_size_alone else None
+        self.made_ms = topic.now_ms
         delete_retention_ms = float(configs.get("delete.retention.ms", _DELETE_RETENTION_MS))
         self.delete_retention_ms = min(self.delete_retention_ms, delete_retention_ms)
         self.timestamp_types.add(configs.get("message.timestamp.type", "CreateTime"))
@@ -278,6 +309,10 @@ class Evidence:
         """Completed ones."""
         return [call.told for call in self.calls(kind) if call.told and call.ok]
 
+    def answered(self) -> Iterator[Call[Any]]:
+        """All calls that have a completion."""
+        return (call for calls in list(self._by_type.values()) for call in calls if call.told)
+
     def log(self, topic: str, partition: int) -> Log:
         found = self.logs.get((topic, partition))
         if found is None:
@@ -315,16 +350,21 @@ class Evidence:
         for topic in self.singles(Topic):
             self.topic(topic.topic).add(topic)
         for fault in self.faults:
-            if fault.kind == "overwrite" and fault.topic is not None:
-                self.topic(fault.topic).overwrites.append(fault.t)
-                if not fault.quiet:
-                    self.topic(fault.topic).raced.append(fault.t)
+            if fault.kind in {"overwrite", "entry_lost"} and fault.topic is not None and fault.version is not None:
+                self.topic(fault.topic).taken.append(self._taken(fault, fault.topic, fault.version))
         for call in self.calls(DeleteRecords):
             if call.told and call.told.phase == "fail":
                 continue
             log = self.log(call.asked.topic, call.asked.partition)
             asked = FOREVER if call.asked.before_offset < 0 else call.asked.before_offset
             log.deleted_to = max(asked, log.deleted_to or 0)
+
+    def _taken(self, fault: Fault, topic: str, version: int) -> TakenEntry:
+        foreign, last = fault.kind == "overwrite", -1
+        if foreign and not fault.quiet:
+            told = (e.version for e in self.singles(Entry) if e.topic == topic and e.t < fault.t + _MADE_GOOD_NS)
+            last = max(told, default=-1)
+        return TakenEntry(fault.t, version, foreign, last)
 
     def effect_end(self, call: Call[E]) -> int:
         """When a call is over on the server's side too: answered, or the server that had it is no more.

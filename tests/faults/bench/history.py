@@ -34,12 +34,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", gc=False)
     process: str
     phase: Phase
     id: str
+    #: Of an HTTP answer other than a good one.
+    status: int = 0
+    error_code: int = 0
 
 
 class Topic(Event, tag="topic", frozen=True, kw_only=True):
     topic: str
     partitions: int
     configs: dict[str, str] = {}
+    now_ms: int = 0
 
 
 class Produce(Event, tag="produce", frozen=True, kw_only=True):
@@ -95,6 +99,8 @@ class Look(Event, frozen=True, kw_only=True):
     sealed: dict[int, int] = {}
     log_start: dict[int, int] = {}
     cleaned: dict[int, int] | None = None
+    #: Of the active files, by partition.
+    bytes: dict[int, int] = {}
     since: dict[int, int] = msgspec.field(default_factory=dict, name="from")
     rows: list[TableRow] = []
     error: str = ""
@@ -120,8 +126,8 @@ class Job(Event, tag="job", frozen=True, kw_only=True):
 
 
 class Fault(Event, tag="fault", frozen=True, kw_only=True):
-    """``topic`` and ``version``: of an ``overwrite``, ``quiet`` if no other commit was under way to that table then;
-    ``offset_ms``: what a ``clock`` fault added to a wall clock.
+    """``topic`` and ``version``: of an ``overwrite``, ``quiet`` if no other commit was under way to that table then,
+    and of an ``entry_lost``: what a power cut took; ``offset_ms``: what a ``clock`` fault added to a wall clock.
     """
 
     kind: str

@@ -13,6 +13,8 @@ from typing import Any
 Told = dict[str, Any]
 SentRecord = tuple[str, str | None, str | None, int | None]
 _STEP_NS = 1_000_000
+#: What a row takes in the table.
+_ROW_BYTES = 1_000
 
 
 @dataclass(slots=True)
@@ -118,7 +120,7 @@ class ModelStore:
     def topic(self, name: str, partitions: int = 1, **configs: str) -> str:
         named = {key.replace("_", "."): value for key, value in configs.items()}
         self.topics[name] = ModelTopic(name, named, [ModelLog() for _ in range(partitions)])
-        self.tell("bench", "topic", topic=name, partitions=partitions, configs=named)
+        self.tell("bench", "topic", topic=name, partitions=partitions, configs=named, now_ms=self.now_ms)
         self._entry(self.topics[name])
         return name
 
@@ -254,6 +256,8 @@ class ModelStore:
                 if (since or {}).get(p, 0) <= row[0] < log.sealed
             ],
         }
+        if not found.compacted:
+            told["bytes"] = {str(p): _ROW_BYTES * sum(at < log.sealed for at in log.rows) for p, log in logs}
         if tells_cleaned:
             told["cleaned"] = {str(p): log.cleaned for p, log in logs}
         if since is not None:

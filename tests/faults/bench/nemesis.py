@@ -138,8 +138,8 @@ class Nemesis:
         before = self._entries()
         self._server.power_cut(fault.settings["seed"], strict=fault.settings["strict"])
         for (topic, version), content in self._changed(before):
-            # The newest entries were not synced yet: nobody was told of them, and others may take their places.
-            self._tell("overwrite", topic=topic, version=version, by="power cut", left=content)
+            # The checker knows whether anybody was told of them.
+            self._tell("entry_lost", topic=topic, version=version, left=content)
         self.start()
         for neighbour in self._neighbours:
             neighbour.start()
@@ -176,6 +176,7 @@ class Nemesis:
                 how = {"seed": fault.settings["nth"], "strict": fault.settings.get("strict", False)}
                 self._power_cut(Fault("power_cut", 0, 0, how))
             case "terminate":
+                self._tell("terminate")
                 self._count_injected()
                 self._server.stop()
                 self.start()
@@ -185,6 +186,7 @@ class Nemesis:
     def _call_error(self, fault: Fault) -> None:
         self._told(fault)
         settings = fault.settings
+        process, struck = self._server.process.pid, len(self._server.control("faults"))
         self._server.control(
             f"fail {settings['call']} {settings['error']} nth={settings['nth']} times={settings['times']} "
             f"written={settings['written']}"
@@ -192,7 +194,10 @@ class Nemesis:
         self._last(fault)
         self._heal()
         if not self._is_ready():
-            # A failed write or fsync is final: only a restart reads what is there.
+            # A failed write or fsync of the journal is final: only a restart reads what is there.
+            faults = self._server.control("faults")[struck if self._server.process.pid == process else 0 :]
+            if not any(text.startswith("journal.") for text in faults):
+                self.broken.append(f"a store stopped taking appends because of {faults or 'nothing'}")
             self._kill(Fault("kill", 0, 0))
 
     def _disk_full(self, fault: Fault) -> None:
@@ -240,12 +245,23 @@ class Nemesis:
             self.broken.append(f"no roll of {topic.name} succeeds after an entry of its table was overwritten")
         client.close()
 
+    def _power_cut_after_delete(self, fault: Fault) -> None:
+        """At once when delete-records was answered, of a topic whose table nobody else commits to."""
+        (topic,) = self._by_hand
+        client = Client(self._server.url, "by-hand", self._recorder)
+        self._produce(client, topic)
+        self._roll(topic.name)
+        client.delete_records(topic.name, 0, 2)
+        client.close()
+        self._power_cut(fault)
+
     def write_by_hand(self) -> None:
         """And read, the topics that the load leaves alone."""
         client = Client(self._server.url, "by-hand", self._recorder)
         for topic in self._by_hand:
             self._produce(client, topic)
-            client.fetch(topic.name, 0, 0, form="json", max_bytes=1 << 20, max_wait_ms=0)
+            start = client.get(f"/topics/{topic.name}/partitions/0/offsets")["beginning_offset"]
+            client.fetch(topic.name, 0, start, form="json", max_bytes=1 << 20, max_wait_ms=0)
         client.close()
 
     def _produce(self, client: Client, topic: TopicSpec) -> None:

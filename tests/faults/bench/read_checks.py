@@ -29,7 +29,7 @@ class Floor:
 class _Shown:
     t: int
     floor: Floor
-    #: Others took entries from the table: a log start that was in one of them is not known any more.
+    #: Others wrote over an entry of the table: a log start that was in it is not known any more.
     forgets_start: bool = False
 
 
@@ -129,7 +129,7 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
         return
     if len(offsets) == told.next_offset - asked.offset:
         return
-    if log.topic.compacted and asked.t < log.topic.overwritten:
+    if log.topic.compacted and log.topic.undone(asked.t):
         # A compaction that others' commits undid: what it had removed has come back.
         return
     given = set(offsets)
@@ -146,7 +146,7 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
 def _check_time(log: Log, asked: OffsetForTime, told: OffsetForTime, floor: Floor) -> Iterator[Anomaly]:
     """The answer is the smallest offset with that timestamp or a later one, of all that was surely there."""
     timestamp = asked.timestamp
-    if (log.topic.compacted or not log.topic.retained) and asked.t < log.topic.overwritten:
+    if (log.topic.compacted or not log.topic.retained) and log.topic.undone(asked.t):
         return
     at = bisect_left(log.latest_timestamps, timestamp)
     due = log.offsets[at] if at < len(log.offsets) else None

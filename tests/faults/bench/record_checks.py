@@ -18,7 +18,7 @@ def check_records(evidence: Evidence) -> Iterator[Anomaly]:
         if log.final is not None:
             yield from _check_bounds(log)
             yield from _check_lost(evidence, log)
-        yield from _check_append_times(log)
+        yield from _check_append_times(evidence, log)
 
 
 # ---- each row by itself ---------------------------------------------------------------------------------------------
@@ -284,12 +284,16 @@ def _may_be_of(sent: Sent, partition: int) -> bool:
 # ---- time -----------------------------------------------------------------------------------------------------------
 
 
-def _check_append_times(log: Log) -> Iterator[Anomaly]:
+def _check_append_times(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
     if not log.topic.keeps("LogAppendTime"):
         return
     last: Row | None = None
     for offset in sorted(log.seen.keys() - log.strange):
         row = log.seen[offset]
+        if row[1] < log.topic.made_ms - evidence.clock_slack_ms:
+            where = f"{log.name}: offset {offset} at {row[1]}, the topic was made at {log.topic.made_ms}"
+            yield Anomaly("B5", "append time before the topic", where, (log.final,) if log.final else ())
+            return
         if last is not None and row[1] < last[1]:
             where = f"{log.name}: offset {last[0]} at {last[1]}, offset {offset} at {row[1]}"
             yield Anomaly("B5", "append time went back", where, (log.final,) if log.final else ())

@@ -32,11 +32,15 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_entries(evidence: Evidence) -> Iterator[Anomaly]:
-    allowed = {(fault.topic, fault.version) for fault in evidence.faults if fault.kind == "overwrite"}
     known: dict[tuple[str, int], Entry] = {}
     for entry in evidence.singles(Entry):
         first = known.setdefault((entry.topic, entry.version), entry)
-        if first.sha256 != entry.sha256 and (entry.topic, entry.version) not in allowed:
+        if first.sha256 == entry.sha256:
+            continue
+        taken = evidence.topic(entry.topic).taken
+        if any(e.version == entry.version and e.voids(first, entry) for e in taken):
+            known[entry.topic, entry.version] = entry
+        else:
             where = f"{entry.topic} version {entry.version}"
             yield Anomaly("D3", "log entry changed", where, (first, entry))
     versions: dict[str, set[int]] = defaultdict(set)
@@ -51,27 +55,26 @@ def _check_entries(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _check_facts(evidence: Evidence) -> Iterator[Anomaly]:
-    """From version to version ``sealed`` and the log start do not fall, unless others overwrite entries."""
+    """From version to version ``sealed`` and the log start do not fall, but with an entry that was taken."""
     by_topic: dict[str, list[Look]] = defaultdict(list)
     for look in evidence.looks:
         by_topic[look.topic].append(look)
     for topic, looks in by_topic.items():
-        if evidence.topic(topic).overwritten >= 0:
-            continue
+        facts = evidence.topic(topic)
         looks.sort(key=lambda look: (look.version, look.t))
-        sealed: dict[int, int] = {}
-        log_start: dict[int, int] = {}
+        # By partition and name the looks that showed more than all before them.
+        highest: dict[tuple[int, str], list[tuple[int, Look]]] = defaultdict(list)
         for look in looks:
-            for partition, offset in look.sealed.items():
-                if offset < sealed.get(partition, 0):
-                    where = f"{topic}-{partition} version {look.version}: {offset}, was {sealed[partition]}"
-                    yield Anomaly("D2", "sealed fell", where, (look,))
-                sealed[partition] = max(offset, sealed.get(partition, 0))
-            for partition, offset in look.log_start.items():
-                if offset < log_start.get(partition, 0):
-                    where = f"{topic}-{partition} version {look.version}: {offset}, was {log_start[partition]}"
-                    yield Anomaly("B4", "log start fell", where, (look,))
-                log_start[partition] = max(offset, log_start.get(partition, 0))
+            for invariant, name, told in (("D2", "sealed", look.sealed), ("B4", "log start", look.log_start)):
+                for partition, offset in told.items():
+                    seen = highest[partition, name]
+                    while seen and any(entry.voids(seen[-1][1], look) for entry in facts.taken):
+                        seen.pop()
+                    if seen and offset < seen[-1][0]:
+                        where = f"{topic}-{partition} version {look.version}: {offset}, was {seen[-1][0]}"
+                        yield Anomaly(invariant, f"{name} fell", where, (look,))
+                    else:
+                        seen.append((offset, look))
 
 
 # ---- batches --------------------------------------------------------------------------------------------------------
@@ -120,8 +123,15 @@ def _check_rows(evidence: Evidence, look: Look, log: Log, rows: Sequence[TableRo
     if final and log.final is not None and sealed < log.end:
         message = f"{where} is sealed up to {sealed}, the log ends at {log.end}"
         yield Anomaly("D2", "not all sealed after a clean stop", message, (look,))
-    if final or log.topic.holed < 0 or look.t < log.topic.holed:
-        yield from _check_missing(evidence, look, log, given, max(since, start), sealed)
+    if not final and log.topic.holed(look):
+        return
+    least = log.topic.retention_bytes
+    if start and look.bytes and least is not None and log.deleted_to is None:
+        left = look.bytes.get(log.partition, 0)
+        if left < least:
+            message = f"{where}: {left} bytes are left from {start} on, retention.bytes is {least}"
+            yield Anomaly("I3", "retention took too much", message, (look,))
+    yield from _check_missing(evidence, look, log, given, max(since, start), sealed)
 
 
 def _check_missing(

@@ -3,6 +3,8 @@
 Most of the time goes to rounds of the bench, each on a new store and with a seed of its own that follows from the first
 (``--rounds 1 --seed S`` is one of them again); the rest to the loop over fail points and to the long forms of other
 fault tests. What a round that failed has recorded is kept.
+
+``--mutant NAME`` shows what a failure looks like: a server that is broken on purpose, under the faults that expose it.
 """
 
 import argparse
@@ -13,10 +15,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load
-from tests.faults.bench.schedule import faults
+from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load, Report
+from tests.faults.bench.mutants import EXPOSED_BY, Exposure
+from tests.faults.bench.nemesis import READY_S
+from tests.faults.bench.schedule import KINDS, faults
+from tests.faults.bench.workload import TopicSpec
 
 ROOT = Path(__file__).parents[3]
 #: More than that is more history than is checked in passing.
@@ -31,30 +37,42 @@ _LONG_FORMS = (
     "tests/faults/test_disk_faults.py",
     "tests/faults/test_process_faults.py",
     "tests/faults/test_slow_clients.py",
+    "tests/faults/test_mutants.py",
 )
+#: Less leaves no time for a round with a few faults, its end, and a fail point of some kinds.
+_LEAST_S = 120
 _LOAD = Load(topics=(*TOPICS, BOTH), jobs=("retention", "compact"), deletes=("plain",))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=None)
-    parser.add_argument("--duration", type=float, default=600, help="seconds, about")
+    parser.add_argument("--duration", type=float, default=600, help=f"seconds, about; {_LEAST_S} at least")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of the bench, and nothing else")
+    parser.add_argument("--mutant", choices=[mutant.__name__ for mutant in EXPOSED_BY], help="one run of it instead")
     given = parser.parse_args()
+    if given.duration < _LEAST_S:
+        parser.error(f"--duration is {_LEAST_S} s at least")
     seed = random.randrange(2**31) if given.seed is None else given.seed
+    if given.mutant:
+        return not run_mutant(seed, given.mutant)
     print(f"make torture SEED={seed} DURATION={given.duration:.0f}", flush=True)
+    seeds = random.Random(seed)
     began = time.monotonic()
     failed = 0
     done = 0
     while done < given.rounds if given.rounds else time.monotonic() - began < _BENCH_SHARE * given.duration:
         left = _BENCH_SHARE * given.duration - (time.monotonic() - began)
-        failed += not run_round(seed + done, _ROUND_S if given.rounds else min(_ROUND_S, left))
+        failed += not run_round(seed, _ROUND_S if given.rounds else min(_ROUND_S, left))
         done += 1
+        seed = seeds.randrange(2**31)
     if not given.rounds:
         seconds = str(round(_FAIL_POINTS_SHARE * given.duration))
-        failed += not run(sys.executable, "-m", "tests.faults.fail_points", "--seed", str(seed), "--duration", seconds)
+        long = given.duration >= _LONG_FORMS_FROM_S
+        points = ("tests.faults.fail_points", "--seed", str(seed), "--duration", seconds, *(["--jobs"] if long else []))
+        failed += not run(sys.executable, "-m", *points)
         done += 1
-        if given.duration >= _LONG_FORMS_FROM_S:
+        if long:
             failed += not run(sys.executable, "-m", "pytest", *_LONG_FORMS)
             done += 1
         else:
@@ -63,13 +81,46 @@ def main() -> int:
     return 1 if failed else 0
 
 
+def load_of(exposure: Exposure) -> Load:
+    """Of a run with these faults: a small one. What a mutant does not give back need not be waited for."""
+    segment_ms = "400" if exposure.rolled else "3600000"
+    topics = (
+        TopicSpec("plain", 2, {"segment.ms": segment_ms}),
+        TopicSpec("appended", 1, {"segment.ms": segment_ms, "message.timestamp.type": "LogAppendTime"}),
+        TopicSpec("by-hand", 1, {"segment.ms": "3600000"}, by_hand=True),
+    )
+    return Load(
+        topics,
+        producers=3,
+        readers=exposure.readers,
+        pause_s=0.01,
+        large=0.5,
+        jobs=(),
+        observed=exposure.observed,
+        patience_s=10 if exposure.told else READY_S,
+    )
+
+
 def run_round(seed: int, seconds: float) -> bool:
     """One store from its beginning to its end; whether there was nothing to find."""
+    # What others overwrite excuses much: every other seed does without.
+    kinds = KINDS if seed % 2 else [kind for kind in KINDS if kind != "overwrite"]
+    again = f"--rounds 1 --seed {seed}"
+    return _run(seed, again, lambda bench: bench.run(faults(seed, kinds), seconds=seconds), _LOAD)
+
+
+def run_mutant(seed: int, name: str) -> bool:
+    """Whether nothing was noticed."""
+    (exposed,) = (exposed for mutant, exposed in EXPOSED_BY.items() if mutant.__name__ == name)
+    return _run(seed, f"--mutant {name} --seed {seed}", lambda bench: bench.run(exposed.faults), load_of(exposed), name)
+
+
+def _run(seed: int, again: str, judged: Callable[[Bench], Report], load: Load, mutant: str = "") -> bool:
     directory = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-"))
-    report = Bench(directory, seed, _LOAD).run(faults(seed), seconds=seconds)
+    report = judged(Bench(directory, seed, load, mutant=mutant))
     print(report, flush=True)
     if report.anomalies:
-        print(f"kept: {directory}", flush=True)
+        print(f"kept: {directory}\nagain: python -m tests.faults.bench.torture {again}", flush=True)
     else:
         shutil.rmtree(directory)
     return not report.anomalies

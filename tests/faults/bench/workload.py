@@ -5,6 +5,7 @@ client has one request at a time; after an answer that leaves the outcome open i
 what it sent may still take effect after its next request.
 """
 
+import contextlib
 import itertools
 import random
 import threading
@@ -106,7 +107,7 @@ class Client:
             answer = self._send_again(answer, tries - 1, method, path, **request)
         if answer.http is not None and also_good(answer.http):
             answer = Answer("ok", answer.http, "")
-        told: Mapping[str, Any] = {"reason": answer.reason}
+        told: Mapping[str, Any] = {"reason": answer.reason, **_error_of(answer.http)}
         if answer.ok:
             assert answer.http is not None
             told = result(answer.http)
@@ -249,6 +250,15 @@ class Client:
             return {"log_start": http.json()["log_start_offset"]}
 
         self.call("delete_records", "POST", path, start, asked, json={"before_offset": before_offset})
+
+
+def _error_of(http: httpx.Response | None) -> dict[str, int]:
+    """The status of an answer, and the error_code of its body if it has one."""
+    if http is None:
+        return {}
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        return {"status": http.status_code, "error_code": int(http.json()["error_code"])}
+    return {"status": http.status_code}
 
 
 def _places(

@@ -25,9 +25,13 @@ _STARTS_MAX = 150
 _IMAGES = 8
 
 
-def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[Callable[[], object]]:
+#: A point and what happens there.
+Kind = tuple[str, str]
+
+
+def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[tuple[Kind, Callable[[], object]]]:
     """All of them; the first ones see something of everything, for when the time is short."""
-    kinds: dict[tuple[str, str], list[Callable[[], object]]] = {}
+    kinds: dict[Kind, list[Callable[[], object]]] = {}
     if jobs:
         kinds["jobs", "kill"] = [loop.kill_jobs]
     for act in ACTS:
@@ -43,14 +47,16 @@ def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[Callab
             kinds.setdefault(("recovery", "errors"), []).append(failing)
     for runs in kinds.values():
         rng.shuffle(runs)
-    return [run for runs in itertools.zip_longest(*kinds.values()) for run in runs if run]
+    named = [[(kind, run) for run in runs] for kind, runs in kinds.items()]
+    rng.shuffle(named)
+    return [run for runs in itertools.zip_longest(*named) for run in runs if run]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fail_points", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--duration", type=float, default=float("inf"), help="seconds; without it until all is done")
-    parser.add_argument("--jobs", action="store_true", help="kill key compaction on a real Spark, too")
+    parser.add_argument("--jobs", action="store_true", help="kill key compaction and vacuum on a real Spark, too")
     parser.add_argument("--only", nargs="+", metavar="ACT FAULT", help="an act and its faults: point:nth:action")
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
@@ -63,15 +69,20 @@ def main() -> int:
             act, *faults = asked.only
             print("struck" if loop.run(act, [Fault.parse(fault) for fault in faults]) else "not all struck")
             return 0
-        for run in _runs(loop, rng, jobs=asked.jobs):
+        runs = _runs(loop, rng, jobs=asked.jobs)
+        left = {kind for kind, _ in runs}
+        for kind, run in runs:
             if time.monotonic() > deadline:
                 break
+            left.discard(kind)
             try:
                 run()
             except AssertionError as error:
                 failures += 1
                 print(error, *error.__notes__, sep="\n", flush=True)
         print(loop.tally)
+        if left:
+            print(f"no time for {len(left)} kinds: {', '.join(' '.join(kind) for kind in sorted(left))}")
         print(f"{failures} failures")
     return 1 if failures else 0
 

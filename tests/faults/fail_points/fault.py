@@ -4,6 +4,7 @@ A point is a step that the store names (``delta.committed``) or a call on one ki
 can happen there:
 
 * ``kill``: the process dies there, of SIGKILL, before the call;
+* ``power``: the machine dies there, and all that was not synced is gone;
 * ``torn``: it dies in the middle of a write: the beginning is there;
 * ``short``: the beginning of a write is there, then the disk is full;
 * ``EIO``, ``ENOSPC``: the call fails and has done nothing. A failed sync has not synced.
@@ -12,8 +13,11 @@ can happen there:
 """
 
 import errno
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Final, Self
 
 from tests.support.faulty_filesystem import FaultyFileSystem, kill
 
@@ -41,10 +45,15 @@ class FailPoints(FaultyFileSystem):
     on; whoever tries says so with ``attempt``, and twice each: an attempt may leave the next one less to do.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, root: Path | None = None) -> None:
+        super().__init__(root)
         self._each = ""
         self._until_failure = 0
+
+    @classmethod
+    def under(cls, data: Path, faults: "Sequence[Fault]") -> Self:
+        """The disk below ``data``, which is remembered where a power cut needs that."""
+        return cls(data if any(fault.action == "power" for fault in faults) else None)
 
     def fail_each(self, action: str) -> None:
         self._each = action
@@ -82,7 +91,7 @@ class Fault:
 
     @property
     def kills(self) -> bool:
-        return self.action in {"kill", "torn"}
+        return self.action in {"kill", "power", "torn"}
 
     @property
     def is_final(self) -> bool:
@@ -97,6 +106,13 @@ class Fault:
         match self.action:
             case "kill":
                 filesystem.at(self.point, kill, nth=self.nth)
+            case "power":
+
+                def lose_power(point: str) -> None:
+                    filesystem.power_cut(random.Random(0), strict=True)
+                    kill(point)
+
+                filesystem.at(self.point, lose_power, nth=self.nth)
             case "torn":
                 filesystem.fail(self.point, nth=self.nth, written=_WRITTEN, dies=True)
             case "short":
@@ -111,7 +127,7 @@ def actions_at(point: str) -> tuple[str, ...]:
     if not dot:
         return ()  # a call on whatever file: it is counted by its kind, too
     if call not in _CALLS:
-        return ("kill",)
+        return ("kill", "power")
     actions = ["kill", "EIO"]
     if call in _TAKES_SPACE:
         actions.append("ENOSPC")
@@ -122,4 +138,5 @@ def actions_at(point: str) -> tuple[str, ...]:
 
 def is_named(point: str) -> bool:
     """Whether a point is a step that the store names."""
-    return actions_at(point) == ("kill",)
+    _, dot, call = point.rpartition(".")
+    return bool(dot) and call not in _CALLS

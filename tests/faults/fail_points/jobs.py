@@ -1,4 +1,4 @@
-"""Key compaction on a real Spark, killed at each step of its commit and while its executors write.
+"""Key compaction and vacuum on a real Spark, killed at each step of a commit, and while they write and delete.
 
 What a table may be then: as before the job or as after it; the last record of each key is there in any case (I1). A
 store starts on it, and the next run of the job does the rest.
@@ -18,29 +18,38 @@ from tests.faults.fail_points.fault import Fault
 from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.support.keyed_topics import KeyedTopic, Record
 
-#: Where the driver dies. ``writing`` is none of its steps: all of its processes die as soon as a file is begun.
+#: Where the driver dies. These are none of its steps: all of its processes die as soon as a file is begun, or gone.
 WRITING: Final = "writing"
-POINTS: Final = (WRITING, "job.written", "delta.opened", "delta.checked", "delta.committed", "delta.synced")
+VACUUMING: Final = "vacuuming"
+POINTS: Final = (WRITING, "job.written", "delta.opened", "delta.checked", "delta.committed", "delta.synced", VACUUMING)
 _COMMITTED: Final = frozenset({"delta.committed", "delta.synced"})
 _KEYS: Final = 7
 _RECORDS: Final = 50
 
 
-def kill_compaction(directory: Path, zygote: Zygote) -> Iterator[Fault]:
-    """Kill the job at one point after another of one topic's life; each fault that struck. AssertionError."""
-    topic = KeyedTopic.create(directory / "data", "t", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+def kill_jobs(directory: Path, zygote: Zygote) -> Iterator[Fault]:
+    """Kill a job at one point after another of one topic's life; each fault that struck. AssertionError."""
+    config = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "file_delete_delay_ms": 0}
+    topic = KeyedTopic.create(directory / "data", "t", **config)
     for point in POINTS:
         _roll(topic)
+        if point == VACUUMING:
+            assert _run(topic, "compact") == 0
         before = topic.contents()
-        assert _compact(topic, point) == -signal.SIGKILL, f"the job did not come to {point}"
+        job = "vacuum" if point == VACUUMING else "compact"
+        assert _run(topic, job, point) == -signal.SIGKILL, f"the job did not come to {point}"
         after = topic.contents()
         assert after == (_last(before) if point in _COMMITTED else before), f"killed at {point}: {after}"
         _check_store(directory, zygote, after)
         yield Fault(point, 1, "kill")
     _roll(topic)
     before = topic.contents()
-    assert _compact(topic, "") == 0
+    assert _run(topic, "compact") == 0
+    assert _run(topic, "vacuum") == 0
     assert topic.contents() == _last(before)
+    # What was written and not committed is a full vacuum's, after days.
+    snapshot = topic.table.snapshot()
+    assert not {str(file.relative_to(topic.table.path)) for file in _files(topic)} & snapshot.tombstones
     _check_store(directory, zygote, topic.contents())
 
 
@@ -55,12 +64,17 @@ def _last(records: dict[int, Record]) -> dict[int, Record]:
     return {offset: records[offset] for offset in sorted(offset_of.values())}
 
 
-def _compact(topic: KeyedTopic, point: str) -> int:
+def _files(topic: KeyedTopic) -> set[Path]:
+    return set(topic.table.path.glob("partition=*/*.parquet"))
+
+
+def _run(topic: KeyedTopic, name: str, point: str = "") -> int:
     """The exit code of the job, killed at ``point``."""
-    command = [sys.executable, "-m", "tests.support.faulty_server", "job", "compact", "--topic", topic.name]
-    faults = f"point {point} kill" if point and point != WRITING else ""
+    command = [sys.executable, "-m", "tests.support.faulty_server", "job", name, "--topic", topic.name]
+    from_outside = point in {WRITING, VACUUMING}
+    faults = f"point {point} kill" if point and not from_outside else ""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULTS": faults}
-    files = set(topic.table.path.glob("partition=*/*"))
+    files = _files(topic)
     job = subprocess.Popen(
         [*command, "--data", str(topic.data)],
         cwd=topic.data,
@@ -70,10 +84,10 @@ def _compact(topic: KeyedTopic, point: str) -> int:
         start_new_session=True,
     )
     try:
-        while point == WRITING and job.poll() is None and files == set(topic.table.path.glob("partition=*/*")):
+        while from_outside and job.poll() is None and files == _files(topic):
             time.sleep(0.001)
     finally:
-        if point == WRITING:
+        if from_outside:
             os.killpg(job.pid, signal.SIGKILL)
     return job.wait(600)
 

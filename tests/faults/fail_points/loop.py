@@ -24,7 +24,7 @@ import polars as pl
 from deltalake import DeltaTable
 
 from tests.faults.fail_points.fault import Fault, actions_at, is_named
-from tests.faults.fail_points.jobs import kill_compaction
+from tests.faults.fail_points.jobs import kill_jobs
 from tests.faults.fail_points.model import Line, Model
 from tests.faults.fail_points.zygote import Zygote
 
@@ -35,6 +35,8 @@ class Tally:
 
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: int = 0
+    #: Runs whose faults did not strike: how often a point is reached depends on when files are freed and rolls begin.
+    missed: int = 0
     seconds: float = 0.0
 
     def add(self, fault: Fault, where: str = "") -> None:
@@ -42,7 +44,8 @@ class Tally:
 
     def __str__(self) -> str:
         actions = sorted({action for action, _ in self.faults})
-        lines = [f"{self.runs} runs, {sum(self.faults.values())} faults, {self.seconds:.0f} s of CPU in the store"]
+        runs = f"{self.runs} runs, {sum(self.faults.values())} faults, in {self.missed} runs none"
+        lines = [f"{runs}; {self.seconds:.0f} s of CPU in the store"]
         for action in actions:
             points = {point: count for (what, point), count in sorted(self.faults.items()) if what == action}
             named = ", ".join(f"{point} {count}" for point, count in points.items())
@@ -101,9 +104,9 @@ class FailPointLoop:
         self.run(act, [fault], in_recovery=in_recovery)
 
     def kill_jobs(self) -> None:
-        """Key compaction, at each of its steps."""
-        with self._run("compaction", []) as run:
-            for fault in kill_compaction(run, self._zygote):
+        """Key compaction and vacuum, at each of their steps."""
+        with self._run("jobs", []) as run:
+            for fault in kill_jobs(run, self._zygote):
                 self.tally.add(fault, " in a job")
 
     # ---- a run -------------------------------------------------------------------------------------------------------
@@ -133,6 +136,7 @@ class FailPointLoop:
         points = [re.split("[ :]", text)[0] for text in struck]
         for point in points:
             self.tally.add(Fault(point, 1, faults[0].action))
+        self.tally.missed += bool(faults) and not points
         return len(points) == len(faults)
 
     def _recover_with(self, run: Path, fault: Fault) -> bool:
@@ -200,7 +204,16 @@ def every_fault(hits: dict[str, int]) -> Iterator[Fault]:
 
 def named_kills(hits: dict[str, int]) -> list[Fault]:
     """Death at every named point, every time that it is reached."""
-    return [fault for fault in every_fault(hits) if is_named(fault.point)]
+    return [fault for fault in every_fault(hits) if is_named(fault.point) and fault.action == "kill"]
+
+
+def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> list[tuple[str, Fault]]:
+    """One at every named point: in one of the acts that come there, one of the times."""
+    found = []
+    for point in sorted({point for reached in hits.values() for point in reached if is_named(point)}):
+        act = rng.choice([act for act, reached in hits.items() if point in reached])
+        found.append((act, Fault(point, rng.randint(1, hits[act][point]), "power")))
+    return found
 
 
 #: What operations that are tried again have to get over.

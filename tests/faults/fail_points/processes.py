@@ -31,12 +31,13 @@ _NEVER_S: Final = 3600.0
 
 def play(directory: Path, *, act: str, faults: Sequence[str] = ()) -> None:
     """Play an act; ``hits.json`` tells which points it reached, ``struck.json`` which faults (other than death)."""
-    filesystem = FailPoints()
+    ordered = [Fault.parse(fault) for fault in faults]
+    filesystem = FailPoints.under(directory / "data", ordered)
 
     def arm() -> None:
         filesystem.hits.clear()
-        for fault in faults:
-            Fault.parse(fault).order(filesystem)
+        for fault in ordered:
+            fault.order(filesystem)
 
     def end() -> None:
         _tell(directory, filesystem)
@@ -57,9 +58,10 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
     Exits with an error if it does not start, unless a fault kept it from that.
     """
-    filesystem = FailPoints()
-    for fault in faults:
-        Fault.parse(fault).order(filesystem)
+    ordered = [Fault.parse(fault) for fault in faults]
+    filesystem = FailPoints.under(directory / "data", ordered)
+    for fault in ordered:
+        fault.order(filesystem)
     history = History(directory / "history.jsonl")
 
     async def run() -> None:

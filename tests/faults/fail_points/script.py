@@ -6,7 +6,9 @@ stopped the journal for good ends the act early.
 """
 
 import asyncio
+import base64
 import contextlib
+import functools
 import io
 import itertools
 import json
@@ -15,7 +17,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import numpy as np
+from fastapi import FastAPI
 from rich.console import Console
 
 from compaction_jobs.applications import SparkApplication
@@ -24,10 +28,19 @@ from compaction_jobs.jobs import run_job
 from compaction_jobs.report import Progress
 from compaction_jobs.topics import JobTopic
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from ingest_api.app import create_app
+from ingest_api.state import ApiState
 from logstore.broker.broker import Broker
 from logstore.clock import SystemClock
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import LogStoreError, StorageFullError, TopicExistsError, UnknownGroupError, UnknownTopicError
+from logstore.errors import (
+    LogStoreError,
+    StorageError,
+    StorageFullError,
+    TopicExistsError,
+    UnknownGroupError,
+    UnknownTopicError,
+)
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.settings import Settings
@@ -35,6 +48,8 @@ from tests.faults.fail_points.fault import FailPoints
 from tests.support.running_broker import records
 
 _ATTEMPTS: Final = 300
+_BINARY: Final = "application/vnd.kafka.binary.v2+json"
+_FULL: Final = 50302
 
 
 class StoppedError(Exception):
@@ -72,7 +87,7 @@ class Script:
     @contextlib.asynccontextmanager
     async def store(self):
         """A running store; one that cannot start because of a fault is started again."""
-        settings = Settings(data=self.data, offsets_topic_num_partitions=2)
+        self._settings = settings = Settings(data=self.data, offsets_topic_num_partitions=2)
         self.broker: Broker = await self._insist(lambda: Broker.start(settings, filesystem=self._filesystem))
         try:
             self.groups = await self._insist(lambda: GroupCoordinator.start(self.broker))
@@ -143,6 +158,56 @@ class Script:
 
         await self._do("produce", work, fields)
 
+    async def post_records(self, name: str, partition: int, count: int) -> None:
+        """A produce over HTTP, whose answer may be cut."""
+
+        def fields() -> dict[str, Any]:
+            return {"topic": name, "parts": {str(partition): [f"{next(self._values)}" for _ in range(count)]}}
+
+        async def work(topic: str, parts: dict[str, list[str]]) -> dict[str, Any]:
+            (values,) = parts.values()
+            sent = [{"value": base64.b64encode(value.encode()).decode()} for value in values]
+            told = await self._post(f"/topics/{topic}/partitions/{partition}", {"records": sent}, _BINARY)
+            return {"bases": {str(partition): told["offsets"][0]["offset"]}}
+
+        await self._do("produce", work, fields)
+
+    async def post_commit(self, group: str, *offsets: tuple[str, int, int]) -> None:
+        rows = [{"topic": name, "partition": partition, "offset": offset} for name, partition, offset in offsets]
+
+        async def work() -> None:
+            await self._post(f"/groups/{group}/offsets", {"offsets": rows})
+
+        await self._do("commit", work, group=group, offsets=offsets)
+
+    @functools.cached_property
+    def _app(self) -> FastAPI:
+        """Of the store that runs when it is first needed."""
+        app = create_app(self._settings)
+        app.state.api = ApiState(self._settings, self.broker, self.groups)
+        return app
+
+    async def _post(self, path: str, body: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:
+        """Its points are the two ends of what goes out first: a client may see the head and nothing behind it."""
+
+        async def cut(scope: Any, receive: Any, send: Any) -> None:
+            async def answer(message: Any) -> None:
+                head = message["type"] == "http.response.start"
+                if head:
+                    self._filesystem.reached("ack.before_send")
+                await send(message)
+                if head:
+                    self._filesystem.reached("ack.half_sent")
+
+            await self._app(scope, receive, answer)
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(cut), base_url="http://localhost") as client:
+            answer = await client.post(path, content=json.dumps(body), headers={"Content-Type": media_type})
+        told: dict[str, Any] = answer.json()
+        if answer.is_success:
+            return told
+        raise (StorageFullError if told["error_code"] == _FULL else StorageError)(told["message"])
+
     async def together(self, *operations: Awaitable[None]) -> None:
         """Requests of several clients at once: the journal's group commit."""
         outcomes = await asyncio.gather(*operations, return_exceptions=True)
@@ -208,6 +273,9 @@ class Script:
             except LogStoreError as error:
                 self._history.tell(op, "fail" if _nothing_was_done(error) else "info", **told, error=str(error))
                 if self.broker.not_ready_reason is not None:
+                    struck = self._filesystem.injected
+                    if not any(fault.startswith("journal.") for fault in struck):
+                        raise AssertionError(f"{op}: the store stopped taking appends after {struck}") from error
                     raise StoppedError from error
                 if self._struck == before:
                     raise AssertionError(f"{op} fails though nothing is wrong any more") from error
@@ -314,6 +382,18 @@ async def groups(script: Script) -> None:
         script.end()
 
 
+async def answers(script: Script) -> None:
+    """The last step of a request: the answer, which goes out in two parts."""
+    async with script.store():
+        await script.create("a", 1)
+        await script.produce("a", {0: 2})
+        await script.commit("g", ("a", 0, 1))
+        script.arm()
+        await script.post_records("a", 0, 2)
+        await script.post_commit("g", ("a", 0, 2))
+        script.end()
+
+
 ACTS: Final[Mapping[str, Callable[[Script], Awaitable[None]]]] = {
-    act.__name__: act for act in (start_and_stop, journal, history, topics, groups)
+    act.__name__: act for act in (start_and_stop, journal, history, topics, groups, answers)
 }

@@ -170,10 +170,31 @@ class SlowDisk(FileSystem):
 
         self.go = threading.Event()
         self.go.set()
+        #: A sync waits for it.
+        self.syncing = threading.Event()
 
     def fdatasync(self, fd: int) -> None:
+        if not self.go.is_set():
+            self.syncing.set()
         self.go.wait(30)
         super().fdatasync(fd)
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+def test_acks_1_and_all_answer_after_the_disk(tmp_path: Path, acks: int) -> None:
+    async def scenario() -> None:
+        disk = SlowDisk()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker)
+            disk.go.clear()
+            answer = asyncio.create_task(broker.produce(topic, records([b"a"]), acks=acks))
+            assert await asyncio.to_thread(disk.syncing.wait, 30)
+            await asyncio.sleep(0.05)
+            assert not answer.done()
+            disk.go.set()
+            assert (await answer).ranges[0].base_offset == 0
+
+    run(scenario())
 
 
 def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: Path) -> None:

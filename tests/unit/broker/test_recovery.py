@@ -55,3 +55,24 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
             assert fetched.records["timestamp"].cast("int64").to_pylist()[-1] == NOW_MS
 
     run(scenario())
+
+
+def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) -> None:
+    """All is sealed, and a start and a stop have left a journal without one frame of records."""
+
+    async def scenario() -> None:
+        clock = ManualClock(NOW_MS)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
+            await produce(broker, topic, [b"before"])
+            await broker.roll(topic)
+        async with running_broker(tmp_path, clock=clock):
+            pass
+        clock.step_wall(-3_600_000)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = broker.topic("t")
+            await produce(broker, topic, [b"after"])
+            fetched = await broker.fetch(topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            assert fetched.records["timestamp"].cast("int64").to_pylist() == [NOW_MS]
+
+    run(scenario())

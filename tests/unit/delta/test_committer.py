@@ -242,7 +242,38 @@ def test_losing_every_attempt_is_a_conflict_and_commits_nothing(tmp_path: Path) 
 # ---- R7: durable, and committed again when a foreign commit took it away -------------------------------------------
 
 
-def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path) -> None:
+def roll_next(table: TopicTable) -> Callable[[], object]:
+    part = roll_part(table, 0, 20, 30)
+    return lambda: table.commit_roll([part])
+
+
+def recommit_first_file(table: TopicTable) -> Callable[[], object]:
+    part = roll(table, 0, 20, 30)
+    roll(table, 0, 30, 40)
+    overwrite_entry(table, 2)
+    table.alter_config({"retention.ms": "7"})  # which makes the foreign entry durable
+    return lambda: table.recommit(part.segments)
+
+
+def rewrite_first_file(table: TopicTable) -> Callable[[], object]:
+    (old,) = table.snapshot().paths
+    new = write_segment(table, 0, 0, 20, step=2)
+    return lambda: table.commit_rewrite(0, [old], [new], data_change=False, cleaned=20)
+
+
+#: Each way to a commit, prepared on a table with a roll of [0, 20).
+COMMITS: dict[str, Callable[[TopicTable], Callable[[], object]]] = {
+    "roll": roll_next,
+    "recommit": recommit_first_file,
+    "advance-log-start": lambda table: lambda: table.advance_log_start({0: 5}, {0: 0}),
+    "rewrite": rewrite_first_file,
+    "alter-config": lambda table: lambda: table.alter_config({"retention.ms": "5"}),
+    "add-partitions": lambda table: lambda: table.add_partitions(2),
+}
+
+
+@pytest.mark.parametrize("kind", COMMITS)
+def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path, kind: str) -> None:
     synced: list[str] = []
 
     class Recording(HookedFileSystem):
@@ -255,10 +286,14 @@ def test_the_log_entry_is_durable_before_a_commit_returns(tmp_path: Path) -> Non
             synced.append(point)
 
     table = open_with(create_topic(tmp_path), Recording())
-    part = roll_part(table, 0, 0, 10)
+    roll(table, 0, 0, 20)
+    do = COMMITS[kind](table)
+    newest = table.snapshot().version
     synced.clear()
-    table.commit_roll([part])
-    assert synced[-4:] == ["delta.committed", log_entry(table, 1).name, "_delta_log", "delta.synced"]
+    do()
+    entry = log_entry(table, newest + 1)
+    assert f'"{kind}"' in entry.read_text()
+    assert synced[-4:] == ["delta.committed", entry.name, "_delta_log", "delta.synced"]
 
 
 def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good_with_a_copy(tmp_path: Path) -> None:
