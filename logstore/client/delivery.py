@@ -1,16 +1,27 @@
-"""What became of records that a producer was given: one outcome per batch, looked at record by record or as columns."""
+"""What became of records that a producer was given: one outcome per batch, looked at record by record or as columns.
 
+An outcome is settled part by part, as the partitions of its batch are answered; it is done when no record is left. No
+offset is worked out before somebody asks for it.
+"""
+
+import asyncio
+import contextlib
 import threading
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 
 from logstore.errors import LogStoreError, RequestTimedOutError
 
 
-@dataclass(frozen=True, slots=True)
-class RecordMetadata:
-    """Where a record is. ``offset`` is -1 with ``acks=0``, where the store does not say."""
+class RecordMetadata(NamedTuple):
+    """Where a record is. ``offset`` is -1 where the store does not say: with ``acks=0``, and for a record that it found
+    to be stored already, so long ago that it does not remember where.
+    """
 
     topic: str
     partition: int
@@ -19,9 +30,7 @@ class RecordMetadata:
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """Where the records of a batch are, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1 with
-    ``acks=0``).
-    """
+    """Where the records of a batch are, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
 
     topic: str
     partitions: np.ndarray
@@ -31,94 +40,211 @@ class BatchMetadata:
         return len(self.offsets)
 
 
-class Outcome:
-    """The one outcome of ``count`` records; set once, by the sender thread.
+#: Called with (error, None) or (None, where the record is), from a thread of the producer.
+OnDelivery: TypeAlias = Callable[[LogStoreError | None, RecordMetadata | None], object]
 
-    A batch whose record is too large is sent in halves, so that some of its records may be stored and others not:
-    ``errors`` holds an error per part that failed, with the rows that it is about.
+
+class _Part(NamedTuple):
+    """``rows`` of an outcome in one partition: rising, and with consecutive offsets from ``base_offset`` (-1: unknown).
+    ``partition`` is -1 where none was chosen.
     """
 
-    def __init__(self, topic: str) -> None:
+    rows: np.ndarray
+    partition: int
+    base_offset: int
+    error: LogStoreError | None
+
+
+class Outcome:
+    """The outcome of the records of one batch. ``on_done`` is called once, by the thread that settles the last of them;
+    after it come the callbacks, and then ``on_called`` with what they raised.
+    """
+
+    def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
+        #: Bytes of the buffer that it takes.
+        self.size = size
         self.count = 0
-        self._settled = threading.Event()
-        self._partitions = np.empty(0, np.int32)
-        self._offsets = np.empty(0, np.int64)
-        self.failures: list[tuple[int, int, LogStoreError]] = []
+        self._lock = threading.Lock()
+        self._left = 0
+        self._done = threading.Event()
+        self._parts: list[_Part] = []
+        self._callbacks: list[Callable[[], object]] = []
+
+    def close(self, count: int) -> None:
+        """No record joins any more."""
+        self.count = self._left = count
 
     def settle(
-        self,
-        partitions: np.ndarray,
-        offsets: np.ndarray,
-        failures: list[tuple[int, int, LogStoreError]],
-    ) -> None:
-        """``failures``: (first row, end row, error), rows rising."""
-        self._partitions, self._offsets, self.failures = partitions, offsets, failures
-        self._settled.set()
+        self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
+    ) -> bool:
+        """Say what became of ``rows``; whether that was the last of the batch. Then the caller owes ``call_back``."""
+        with self._lock:
+            self._parts.append(_Part(rows, partition, base_offset, error))
+            self._left -= len(rows)
+            if self._left:
+                return False
+        self._done.set()
+        return True
+
+    def call_back(self) -> Exception | None:
+        """Call all callbacks, whatever they raise: the first of that."""
+        raised: Exception | None = None
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 (the program's own, for flush() to raise)
+                raised = raised or error
+        return raised
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Called when all is settled; at once if it is."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def add_on_delivery(self, row: int, on_delivery: OnDelivery) -> None:
+        # Only while the batch is open, by the thread that holds the producer's lock.
+        self._callbacks.append(lambda: self._tell(row, on_delivery))
 
     def done(self) -> bool:
-        return self._settled.is_set()
+        return self._done.is_set()
 
-    def wait(self, timeout_s: float | None) -> None:
-        if not self._settled.wait(timeout_s):
-            raise RequestTimedOutError(f"Not delivered to topic {self.topic!r} within {timeout_s} s; it may still be.")
+    def wait(self, timeout: float | None) -> None:
+        if not self._done.wait(timeout):
+            raise RequestTimedOutError(f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be")
 
     def error_at(self, row: int) -> LogStoreError | None:
-        return next((error for first, end, error in self.failures if first <= row < end), None)
+        failure = self._failure_of_row.get(row)
+        return None if failure is None else self.failures[failure][1]
 
     def metadata_at(self, row: int) -> RecordMetadata:
-        return RecordMetadata(self.topic, int(self._partitions[row]), int(self._offsets[row]))
+        return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
 
+    # What follows is for a settled outcome: computed once, when it is asked for.
+
+    @cached_property
+    def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
+        """(rows, error) of what failed, by first row."""
+        failed = [(part.rows, part.error) for part in self._parts if part.error is not None]
+        return sorted(failed, key=lambda failure: int(failure[0][0]))
+
+    @cached_property
+    def _failure_of_row(self) -> dict[int, int]:
+        return {row: place for place, (rows, _) in enumerate(self.failures) for row in rows.tolist()}
+
+    @cached_property
     def metadata(self) -> BatchMetadata:
-        return BatchMetadata(self.topic, self._partitions, self._offsets)
+        partitions = np.full(self.count, -1, np.int32)
+        offsets = np.full(self.count, -1, np.int64)
+        for part in self._parts:
+            partitions[part.rows] = part.partition
+            if part.base_offset >= 0:
+                offsets[part.rows] = np.arange(part.base_offset, part.base_offset + len(part.rows))
+        return BatchMetadata(self.topic, partitions, offsets)
+
+    def _tell(self, row: int, on_delivery: OnDelivery) -> None:
+        if error := self.error_at(row):
+            on_delivery(error, None)
+        else:
+            on_delivery(None, self.metadata_at(row))
 
 
-class Delivery:
-    """The delivery of one record: a place in its batch's outcome, no lock of its own."""
+# A struct of msgspec costs a third of a Python object to make: ``send`` makes one per record.
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """The delivery of one record: a future. ``await delivery`` works in any event loop.
 
-    __slots__ = ("_outcome", "_row")
+    It is done when its batch is, that is all records that left together.
+    """
 
-    def __init__(self, outcome: Outcome, row: int) -> None:
-        self._outcome, self._row = outcome, row
+    outcome: Outcome
+    row: int
 
     def done(self) -> bool:
-        return self._outcome.done()
+        return self.outcome.done()
 
-    def exception(self, timeout_s: float | None = None) -> LogStoreError | None:
-        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout_s``."""
-        self._outcome.wait(timeout_s)
-        return self._outcome.error_at(self._row)
+    def exception(self, timeout: float | None = None) -> LogStoreError | None:
+        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
+        self.outcome.wait(timeout)
+        return self.outcome.error_at(self.row)
 
-    def result(self, timeout_s: float | None = None) -> RecordMetadata:
+    def result(self, timeout: float | None = None) -> RecordMetadata:
         """Where the record is stored; waits. Raises what ``exception`` gives."""
-        if error := self.exception(timeout_s):
+        if error := self.exception(timeout):
             raise error
-        return self._outcome.metadata_at(self._row)
+        return self.outcome.metadata_at(self.row)
+
+    def add_done_callback(self, callback: Callable[["Delivery"], object]) -> None:
+        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises what it
+        raises.
+        """
+        self.outcome.add_callback(lambda: callback(self))
+
+    def __await__(self) -> Generator[None, None, RecordMetadata]:
+        yield from _settled(self.outcome)
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<Delivery to {self.outcome.topic!r}, {'done' if self.done() else 'on its way'}>"
 
 
-class BatchDelivery:
-    """The delivery of a batch."""
+class BatchDelivery(msgspec.Struct, eq=False, gc=False):
+    """The delivery of a batch: a future, as ``Delivery``."""
 
-    __slots__ = ("_outcome",)
-
-    def __init__(self, outcome: Outcome) -> None:
-        self._outcome = outcome
+    outcome: Outcome
 
     def done(self) -> bool:
-        return self._outcome.done()
+        return self.outcome.done()
 
-    def failures(self, timeout_s: float | None = None) -> list[tuple[int, int, LogStoreError]]:
-        """(first row, end row, error) of what failed; empty if all is stored. Waits."""
-        self._outcome.wait(timeout_s)
-        return list(self._outcome.failures)
+    def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
+        """(rows, error) of what failed, rows rising; empty if all is stored. Waits."""
+        self.outcome.wait(timeout)
+        return list(self.outcome.failures)
 
-    def places(self, timeout_s: float | None = None) -> BatchMetadata:
+    def places(self, timeout: float | None = None) -> BatchMetadata:
         """Where the records are, also when some failed: offset -1 for those. Waits."""
-        self._outcome.wait(timeout_s)
-        return self._outcome.metadata()
+        self.outcome.wait(timeout)
+        return self.outcome.metadata
 
-    def result(self, timeout_s: float | None = None) -> BatchMetadata:
-        """Where the records are stored; waits. Raises the first failure."""
-        if failures := self.failures(timeout_s):
-            raise failures[0][2]
-        return self._outcome.metadata()
+    def exception(self, timeout: float | None = None) -> LogStoreError | None:
+        """The first failure, by row; None if all is stored. Waits."""
+        failures = self.failures(timeout)
+        return failures[0][1] if failures else None
+
+    def result(self, timeout: float | None = None) -> BatchMetadata:
+        """Where the records are stored; waits. Raises what ``exception`` gives."""
+        if error := self.exception(timeout):
+            raise error
+        return self.outcome.metadata
+
+    def add_done_callback(self, callback: Callable[["BatchDelivery"], object]) -> None:
+        """As of ``Delivery``."""
+        self.outcome.add_callback(lambda: callback(self))
+
+    def __await__(self) -> Generator[None, None, BatchMetadata]:
+        yield from _settled(self.outcome)
+        return self.result()
+
+
+def _settled(outcome: Outcome) -> Generator[None, None, None]:
+    """Wait in the running event loop."""
+    if outcome.done():
+        return
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not waiting.cancelled():
+            waiting.set_result(None)
+
+    def wake() -> None:
+        # The loop may have ended: then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)
+
+    outcome.add_callback(wake)
+    yield from waiting

@@ -4,85 +4,143 @@ Partition -1 in a partition column means "not named", as in the protocol.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.errors import InvalidRecordError, InvalidRequestError
-from logstore.records.schema import WIRE_SCHEMA
+from logstore.errors import InvalidRecordError, InvalidRequestError, SerializationError
+from logstore.limits import TIMESTAMP_MS_MAX
+from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 
 #: Columns of a batch, or a mapping of column names to values that pyarrow takes.
 Columns: TypeAlias = pa.RecordBatch | pa.Table | Mapping[str, Any]
-Headers = Sequence[tuple[str, bytes | None]]
-Bytes = bytes | str | None
+Pairs: TypeAlias = tuple[tuple[str, bytes | None], ...]
+Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 
 _NAMES = (*WIRE_SCHEMA.names, "partition")
+_PARTITION_MAX = np.iinfo(np.int32).max
 
 
-class RecordBuffer:
-    """Records of one topic that wait to be sent together; ``size`` is their bytes."""
+class Extras(NamedTuple):
+    """What a record may have beside key and value, checked."""
+
+    headers: Pairs | None
+    header_bytes: int
+    partition: int | None
+    timestamp_ms: int | None
+
+
+class RecordLists:
+    """Records of one topic, as a producer collects them: a list per column that every record has, and what only some
+    have by row.
+    """
+
+    __slots__ = ("headers", "keys", "partitions", "timestamps", "values")
 
     def __init__(self) -> None:
-        self._timestamps: list[int | None] = []
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._headers: list[Headers | None] = []
-        self._partitions: list[int] = []
-        self.size = 0
+        self.values: list[bytes | None] = []
+        self.keys: list[bytes | None] = []
+        self.partitions: dict[int, int] = {}
+        self.timestamps: dict[int, int] = {}
+        self.headers: dict[int, Pairs] = {}
 
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def append(
-        self,
-        value: bytes | None,
-        key: bytes | None,
-        partition: int,
-        timestamp_ms: int | None,
-        headers: Headers | None,
-        size: int,
-    ) -> None:
-        self._timestamps.append(timestamp_ms)
-        self._keys.append(key)
-        self._values.append(value)
-        self._headers.append(headers)
-        self._partitions.append(partition)
-        self.size += size
+    def add_extras(self, row: int, extras: "Extras") -> None:
+        if extras.headers is not None:
+            self.headers[row] = extras.headers
+        if extras.partition is not None:
+            self.partitions[row] = extras.partition
+        if extras.timestamp_ms is not None:
+            self.timestamps[row] = extras.timestamp_ms
 
     def columns(self) -> tuple[pa.RecordBatch, np.ndarray | None]:
-        """A WIRE_SCHEMA batch, and the partitions that records name; None if none does."""
-        headers = [
-            None if pairs is None else [{"key": name, "value": value} for name, value in pairs]
-            for pairs in self._headers
+        """A WIRE_SCHEMA batch, and the partitions that records name (-1: none); None if none does."""
+        rows = len(self.values)
+        timestamps = pa.nulls(rows, pa.int64())
+        if self.timestamps:
+            timestamps = pa.array(_scattered(self.timestamps, np.full(rows, -1, np.int64)))
+            timestamps = pc.if_else(pc.greater_equal(timestamps, 0), timestamps, None)
+        arrays = [
+            timestamps.cast(WIRE_SCHEMA.field("timestamp").type),
+            pa.array(self.keys, pa.binary()),
+            pa.array(self.values, pa.binary()),
+            self._headers(rows),
         ]
-        columns = (self._timestamps, self._keys, self._values, headers)
-        arrays = [pa.array(column, field.type) for column, field in zip(columns, WIRE_SCHEMA, strict=True)]
-        return pa.RecordBatch.from_arrays(arrays, schema=WIRE_SCHEMA), _named(np.array(self._partitions, np.int32))
+        named = _scattered(self.partitions, np.full(rows, -1, np.int32)) if self.partitions else None
+        return pa.RecordBatch.from_arrays(arrays, schema=WIRE_SCHEMA), named
+
+    def _headers(self, rows: int) -> pa.Array:
+        if not self.headers:
+            return null_headers(rows)
+        column: list[list[dict[str, Any]] | None] = [None] * rows
+        for row, pairs in self.headers.items():
+            column[row] = [{"key": name, "value": value} for name, value in pairs]
+        return pa.array(column, HEADERS_TYPE)
 
 
-def to_bytes(value: Bytes, what: str) -> bytes | None:
-    """Text as UTF-8; InvalidRecordError for anything but bytes, text and None."""
+def _scattered(by_row: Mapping[int, int], column: np.ndarray) -> np.ndarray:
+    column[np.fromiter(by_row.keys(), np.int64, len(by_row))] = np.fromiter(by_row.values(), np.int64, len(by_row))
+    return column
+
+
+def to_bytes(value: object, what: str) -> bytes | None:
+    """Text as UTF-8; SerializationError for what is neither bytes nor text nor None."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
-        return value.encode()
-    raise InvalidRecordError(f"A {what} is bytes, text or None, not {type(value).__name__}: serialize it first.")
+        try:
+            return value.encode()
+        except UnicodeEncodeError as error:
+            raise SerializationError(f"The {what} is text that UTF-8 cannot carry: {error}") from error
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    raise SerializationError(
+        f"A {what} is bytes, text or None, not {type(value).__name__}: serialize it first, or give {what}_serializer"
+    )
 
 
-def check_record(partition: int | None, timestamp_ms: int | None, headers: Headers | None) -> int:
-    """The bytes of the headers. InvalidRecordError for what no store takes, so that it fails at ``send``."""
-    if partition is not None and not 0 <= partition < 2**31:
-        raise InvalidRecordError(f"Partition {partition} is not a number from 0.")
-    if timestamp_ms is not None and timestamp_ms < 0:
-        raise InvalidRecordError(f"Timestamp {timestamp_ms} is negative: give milliseconds since 1970, or None.")
+def check_extras(headers: Headers | None, partition: int | None, timestamp_ms: int | None) -> "Extras":
+    """InvalidRecordError for what no store takes, so that it fails at ``send``."""
+    pairs, header_bytes = (None, 0) if headers is None else _check_headers(headers)
+    return Extras(
+        pairs,
+        header_bytes,
+        None if partition is None else _check_partition(partition),
+        None if timestamp_ms is None else _check_timestamp(timestamp_ms),
+    )
+
+
+def _check_partition(partition: object) -> int:
+    if not isinstance(partition, int) or not 0 <= partition <= _PARTITION_MAX:
+        raise InvalidRecordError(f"Partition {partition!r} is not a whole number from 0")
+    return partition
+
+
+def _check_timestamp(timestamp_ms: object) -> int:
+    if not isinstance(timestamp_ms, int) or not 0 <= timestamp_ms <= TIMESTAMP_MS_MAX:
+        raise InvalidRecordError(
+            f"Timestamp {timestamp_ms!r} is not a whole number of milliseconds since 1970, up to {TIMESTAMP_MS_MAX}: "
+            "leave it out for the time of the append"
+        )
+    return timestamp_ms
+
+
+def _check_headers(headers: Headers) -> tuple[Pairs, int]:
+    """The pairs of ``headers``, and their bytes."""
+    pairs: tuple[Any, ...] = tuple(headers.items()) if isinstance(headers, Mapping) else tuple(headers)
     size = 0
-    for name, value in headers or ():
-        if not all(isinstance(part, kind) for part, kind in ((name, str), (value, bytes | None))):
-            raise InvalidRecordError(f"Header {name!r} is not a pair of text and bytes or None.")
-        size += len(name) + len(value or b"")
-    return size
+    for pair in pairs:
+        if not (isinstance(pair, tuple) and len(pair) == 2):
+            raise InvalidRecordError(f"Header {pair!r} is not a pair of a name and a value")
+        name, value = pair
+        if not (isinstance(name, str) and (value is None or isinstance(value, bytes))):
+            raise InvalidRecordError(f"Header {name!r} is not a pair of text and bytes or None")
+        try:
+            size += len(name.encode()) + len(value or b"")
+        except UnicodeEncodeError as error:
+            raise InvalidRecordError(f"Header name {name!r} is text that UTF-8 cannot carry") from error
+    return pairs, size
 
 
 def from_columns(columns: Columns) -> tuple[pa.RecordBatch, np.ndarray | None]:
@@ -93,13 +151,15 @@ def from_columns(columns: Columns) -> tuple[pa.RecordBatch, np.ndarray | None]:
     """
     table = columns if isinstance(columns, pa.Table) else _table(columns)
     if unknown := [name for name in table.column_names if name not in _NAMES]:
-        raise InvalidRequestError(f"There is no column {unknown[0]!r} in a record: use {', '.join(_NAMES)}.")
+        raise InvalidRequestError(f"There is no column {unknown[0]!r} in a record: use {', '.join(_NAMES)}")
     if "value" not in table.column_names:
-        raise InvalidRequestError("A column 'value' is needed.")
+        raise InvalidRequestError("A column 'value' is needed")
     arrays = []
     for field in WIRE_SCHEMA:
         if field.name in table.column_names:
             arrays.append(_cast(table.column(field.name), field))
+        elif field.name == "headers":
+            arrays.append(null_headers(table.num_rows))
         else:
             arrays.append(pa.nulls(table.num_rows, field.type))
     named = None

@@ -17,6 +17,7 @@ from logstore.errors import (
     RequestTooLargeError,
 )
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
+from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,18 @@ def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[
     starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1))
     ends = [*starts[1:].tolist(), len(order)]
     # One copy of all, of which each partition has a slice: that is all that is written of it.
-    batch = records.batch.take(pa.array(order))
+    rows = pa.array(order)
+    timestamps, keys, values, headers = records.batch.columns
+    batch = pa.RecordBatch.from_arrays(
+        [
+            # Mostly there are neither timestamps nor headers, and nulls alone look the same in any order.
+            timestamps if timestamps.null_count == len(rows) else timestamps.take(rows),
+            keys.take(rows),
+            values.take(rows),
+            null_headers(len(rows)) if headers.null_count == len(rows) else headers.take(rows),
+        ],
+        schema=WIRE_SCHEMA,
+    )
     return [
         PartitionBatch(partition, batch.slice(start, end - start), order[start:end], None)
         for partition, start, end in zip(ordered[starts].tolist(), starts.tolist(), ends, strict=True)

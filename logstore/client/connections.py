@@ -1,0 +1,165 @@
+"""Kept HTTP/1.1 connections to one address: what ``transport`` sends its requests over.
+
+Each request has a connection to itself; between requests it waits here to be used again. ``http.client`` costs a third
+of what a full-blown client does per request, which is what a producer's single small request consists of.
+
+Invariant: an exception leaves no connection behind on which an answer may still come.
+"""
+
+import http.client
+import socket
+import ssl
+import time
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import Message
+from functools import cached_property
+from typing import Any, TypeAlias
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+from logstore.client.addresses import is_loopback
+
+Body: TypeAlias = bytes | memoryview | None
+Read: TypeAlias = Callable[[http.client.HTTPResponse], Any]
+
+_CONNECT_SECONDS = 5.0
+# Well below connections.max.idle.ms: a kept connection must not be closed by the server as a request goes out on it.
+_KEEPALIVE_SECONDS = 3.0
+
+
+class NotConnectedError(Exception):
+    """No connection could be made: nothing was sent. The reason is the text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An HTTP answer, whatever its status; ``headers`` are found in any spelling."""
+
+    status_code: int
+    headers: Message
+    content: bytes
+
+
+class Connections:
+    """To the base URL ``url``. Safe from several threads. Proxies are those of the environment (``HTTP_PROXY``,
+    ``HTTPS_PROXY``, ``NO_PROXY``), but none for our own machine: another does not know what loopback is here.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._to = urlsplit(url)
+        # Both are changed by single operations of list and set, which are atomic.
+        self._idle: list[tuple[http.client.HTTPConnection, float]] = []
+        self._busy: set[http.client.HTTPConnection] = set()
+        self._closed = False
+
+    def exchange(
+        self,
+        method: str,
+        target: str,
+        body: Body,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        *,
+        read: Read = http.client.HTTPResponse.read,
+        is_cancelled: Callable[[], bool] = lambda: False,
+    ) -> Answer:
+        """Send a request and read its answer; ``timeout_s`` bounds each wait for the other side.
+
+        ``read`` takes the content of an answer from its connection; ``is_cancelled`` is asked when ``interrupt`` can
+        reach this request. Raises NotConnectedError, TimeoutError, and OSError or HTTPException when the connection
+        breaks.
+        """
+        connection = self._kept() or self._connect(min(timeout_s, _CONNECT_SECONDS))
+        self._busy.add(connection)
+        try:
+            if self._closed or is_cancelled():
+                raise ConnectionAbortedError("closed")
+            connection.sock.settimeout(timeout_s)
+            # A server that refuses a body answers before it has read all of it, and closes: the answer counts.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, self._prefix + target, body, {**self._proxy_headers, **headers})
+            response = connection.getresponse()
+            answer = Answer(response.status, response.headers, read(response))
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._busy.discard(connection)
+        if connection.sock is not None:
+            self._idle.append((connection, time.monotonic()))
+        return answer
+
+    def close(self) -> None:
+        """Requests that wait for an answer fail, as do all later ones."""
+        self._closed = True
+        self.interrupt()
+        while self._idle:
+            self._idle.pop()[0].close()
+
+    def interrupt(self) -> None:
+        """Requests that wait for an answer fail."""
+        for connection in list(self._busy):
+            # Not closed here: its thread is reading from it, and does so.
+            if (sock := connection.sock) is not None:
+                with suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    def _kept(self) -> http.client.HTTPConnection | None:
+        oldest = time.monotonic() - _KEEPALIVE_SECONDS
+        while self._idle:
+            with suppress(IndexError):
+                connection, since = self._idle.pop()
+                if since > oldest:
+                    return connection
+                connection.close()
+        return None
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        to = self._proxy or self._to
+        port = to.port or (443 if to.scheme == "https" else 80)
+        host = to.hostname or ""
+        if self._to.scheme == "https":
+            secure = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            connection: http.client.HTTPConnection = secure
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+        if self._proxy and self._to.scheme == "https":
+            connection.set_tunnel(self._to.hostname or "", self._to.port, headers=_authorization(self._proxy))
+        try:
+            connection.connect()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise NotConnectedError(str(error) or type(error).__name__) from None
+        return connection
+
+    @cached_property
+    def _tls(self) -> ssl.SSLContext:
+        return ssl.create_default_context()
+
+    @cached_property
+    def _proxy(self) -> SplitResult | None:
+        if is_loopback(self.url) or proxy_bypass(self._to.netloc):
+            return None
+        proxies = getproxies_environment()
+        proxy = proxies.get(self._to.scheme) or proxies.get("all")
+        return urlsplit(proxy if "://" in proxy else f"http://{proxy}") if proxy else None
+
+    @cached_property
+    def _prefix(self) -> str:
+        """What stands before the target: all of the URL, if a proxy is to find the way."""
+        return self.url if self._proxy and self._to.scheme == "http" else self._to.path
+
+    @cached_property
+    def _proxy_headers(self) -> Mapping[str, str]:
+        return _authorization(self._proxy) if self._proxy and self._to.scheme == "http" else {}
+
+
+def _authorization(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {b64encode(user.encode()).decode()}"}

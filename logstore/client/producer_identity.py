@@ -1,0 +1,86 @@
+"""Who an idempotent producer is to the store, and how far it has counted in each partition (KIP-98, KIP-360).
+
+Invariants:
+
+- A partition's next sequence number rises by the records of a request that was answered, and by nothing else. It is
+  read and written by the one request of that partition that is on its way.
+- Once it cannot be known whether the store counted a request, its identity is retired: later requests have a higher
+  epoch, with which every partition begins at 0 again, and one of the old that is still under way is fenced.
+"""
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from logstore.client.connections import Answer
+from logstore.client.metadata import decode
+from logstore.client.transport import Transport
+from logstore.errors import InvalidProducerEpochError, InvalidRequestError
+
+_SEQUENCES = 2**31
+
+#: Sends a request, again and again where that may help.
+Ask = Callable[[Callable[[float], Answer]], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    producer_id: int
+    producer_epoch: int
+
+
+class Identities:
+    """The identities of one producer, one after the other."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._lock = threading.Lock()
+        self._current: Identity | None = None
+        self._retired: Identity | None = None
+        self._next: dict[tuple[str, int], tuple[Identity, int]] = {}
+
+    def current(self, ask: Ask) -> Identity:
+        """The identity that requests have now; from the store if there is none. Raises what ``ask`` raises."""
+        with self._lock:
+            if self._current is None:
+                self._current = self._new(ask)
+            return self._current
+
+    def retire(self, identity: Identity) -> None:
+        """The next request has a higher epoch than ``identity``."""
+        with self._lock:
+            if self._current == identity:
+                self._current, self._retired = None, identity
+
+    def sequences(self, identity: Identity, topic: str, partitions: Mapping[int, int]) -> dict[int, int]:
+        """The base sequence in each of ``partitions``."""
+        found = {}
+        for partition in partitions:
+            counted_by, sequence = self._next.get((topic, partition), (identity, 0))
+            found[partition] = sequence if counted_by == identity else 0
+        return found
+
+    def advance(
+        self, identity: Identity, topic: str, sequences: Mapping[int, int], partitions: Mapping[int, int]
+    ) -> None:
+        """A request with ``sequences`` was answered; ``partitions``: its records in each."""
+        for partition, count in partitions.items():
+            self._next[topic, partition] = (identity, (sequences[partition] + count) % _SEQUENCES)
+
+    def _new(self, ask: Ask) -> Identity:
+        def request(body: bytes | None) -> Identity:
+            headers = {"Content-Type": "application/json"} if body else None
+            answer = ask(
+                lambda timeout_s: self._transport.request_once(
+                    "POST", "/producers", body, headers=headers, timeout_s=timeout_s
+                )
+            )
+            return decode(answer.content, Identity)
+
+        if (old := self._retired) is not None:
+            try:
+                return request(b'{"producer_id":%d,"producer_epoch":%d}' % (old.producer_id, old.producer_epoch))
+            except (InvalidRequestError, InvalidProducerEpochError):
+                # The store does not know it any more, or somebody else counts with it.
+                self._retired = None
+        return request(None)

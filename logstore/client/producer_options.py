@@ -1,0 +1,113 @@
+"""The options of a producer: Kafka's names, what each may be, and which do not go together."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from logstore.errors import InvalidConfigError
+from logstore.limits import GIB, MIB
+
+Acks: TypeAlias = Literal["all", 1, 0]
+Compression: TypeAlias = Literal["none", "lz4", "zstd"]
+#: Called with a key and the number of partitions; the partition.
+PartitionChooser: TypeAlias = Callable[[bytes | None, int], int]
+Partitioner: TypeAlias = Literal["murmur2", "sticky", "round_robin"] | PartitionChooser
+#: Called with a key or value that is not None; bytes or text.
+Serializer: TypeAlias = Callable[[Any], bytes | str | None]
+
+RETRIES_MAX = 2**31 - 1
+_PARTITIONERS = ("murmur2", "sticky", "round_robin")
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """As given to ``Producer``, checked. InvalidConfigError naming the option and what it takes."""
+
+    client_id: str | None
+    acks: Acks
+    key_serializer: Serializer | None
+    value_serializer: Serializer | None
+    linger_ms: float
+    batch_size: int
+    buffer_memory: int
+    max_block_ms: float
+    compression_type: Compression | None
+    retries: int
+    retry_backoff_ms: float
+    retry_backoff_max_ms: float
+    delivery_timeout_ms: float
+    max_in_flight_requests_per_connection: int
+    request_timeout_ms: float
+    max_request_size: int
+    metadata_max_age_ms: float
+    partitioner: Partitioner
+    enable_idempotence: bool | None
+
+    def __post_init__(self) -> None:
+        self._one_of("acks", get_args(Acks))
+        self._one_of("compression_type", (None, *get_args(Compression)))
+        self._one_of("enable_idempotence", (None, True, False))
+        for name in ("key_serializer", "value_serializer"):
+            if getattr(self, name) is not None and not callable(getattr(self, name)):
+                raise InvalidConfigError(f"{name} is not callable: give a function from an object to bytes")
+        if not callable(self.partitioner):
+            self._one_of("partitioner", _PARTITIONERS, " or a function from (key, number of partitions) to a partition")
+        for name, least, most in (
+            ("linger_ms", 0, None),
+            ("batch_size", 1, GIB),
+            ("buffer_memory", 1, None),
+            ("max_block_ms", 0, None),
+            ("retries", 0, RETRIES_MAX),
+            ("retry_backoff_ms", 0, None),
+            ("retry_backoff_max_ms", 0, None),
+            ("delivery_timeout_ms", 0, None),
+            ("max_in_flight_requests_per_connection", 1, 1_000),
+            ("request_timeout_ms", 1, None),
+            ("max_request_size", 1, GIB),
+            ("metadata_max_age_ms", 0, None),
+        ):
+            self._from_to(name, least, most)
+        if self.batch_size > self.max_request_size:
+            raise InvalidConfigError(
+                f"batch_size = {self.batch_size} is more than max_request_size = {self.max_request_size}: "
+                "lower the first or raise the second"
+            )
+        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+            raise InvalidConfigError(
+                f"delivery_timeout_ms = {self.delivery_timeout_ms} leaves no time for one try: make it at least "
+                f"linger_ms + request_timeout_ms = {self.linger_ms + self.request_timeout_ms}"
+            )
+        if self.enable_idempotence and self.acks != "all":
+            raise InvalidConfigError(f"enable_idempotence needs acks='all', not {self.acks!r}: change one of them")
+        if self.enable_idempotence and self.retries == 0:
+            raise InvalidConfigError("enable_idempotence needs retries: leave them at their default, or turn it off")
+
+    @property
+    def idempotent(self) -> bool:
+        """As of Kafka's producer: by default, but not where other options say that a record may be lost."""
+        if self.enable_idempotence is None:
+            return self.acks == "all" and self.retries > 0
+        return self.enable_idempotence
+
+    @property
+    def codec(self) -> str | None:
+        return None if self.compression_type in (None, "none") else self.compression_type
+
+    def _one_of(self, name: str, allowed: tuple[object, ...], further: str = "") -> None:
+        value = getattr(self, name)
+        # True is 1 for Python, but not an answer to `acks`.
+        if not any(value == one and type(value) is type(one) for one in allowed):
+            raise InvalidConfigError(f"{name} = {value!r}: give {', '.join(map(repr, allowed))}{further}")
+
+    def _from_to(self, name: str, least: int, most: int | None) -> None:
+        value = getattr(self, name)
+        whole = ProducerOptions.__annotations__[name] is int
+        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
+            raise InvalidConfigError(f"{name} = {value!r}: give a {'whole ' if whole else ''}number from {least}")
+        if not least <= value or (most is not None and value > most):
+            raise InvalidConfigError(f"{name} = {value!r}: give a number from {least}{f' to {most}' if most else ''}")
+
+
+DEFAULT_BATCH_SIZE = MIB
+DEFAULT_MAX_REQUEST_SIZE = 4 * MIB
+DEFAULT_BUFFER_MEMORY = 32 * MIB
