@@ -10,6 +10,7 @@ from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.backpressure import InFlightBytes
+from ingest_api.gathering import GatheredProduce
 from logstore.broker.broker import Broker
 from logstore.settings import Settings
 
@@ -31,6 +32,7 @@ class ApiState:
         self.settings = settings
         self.broker = broker
         self.groups = groups
+        self.gathered = GatheredProduce(broker)
         self.stopping = asyncio.Event()
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")

@@ -52,6 +52,7 @@ class _Format:
 
     open: Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]
     encode: Callable[[ProduceResult], bytes]
+    is_json: bool = False
 
 
 def _text(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]:
@@ -68,9 +69,9 @@ def _arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> tuple[
 
 
 _FORMATS = {
-    KAFKA_JSON_V2: _Format(_text(decode_json), produced_offsets),
+    KAFKA_JSON_V2: _Format(_text(decode_json), produced_offsets, is_json=True),
     KAFKA_BINARY_V2: _Format(_text(decode_binary), produced_offsets),
-    JSON: _Format(_text(decode_json), produced_offsets),
+    JSON: _Format(_text(decode_json), produced_offsets, is_json=True),
     NDJSON: _Format(_text(decode_ndjson), produced_ranges),
     ARROW_STREAM: _Format(_arrow, produced_ranges),
 }
@@ -102,21 +103,23 @@ async def _produce(request: Request, partition: int | None) -> Response:
     answer_type = answer_media_type(request.headers, METADATA_TYPES)
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
 
+    timeout_ms = required(query[TIMEOUT_MS.name])
+
     with state.requests.reserve() as reservation:
-        records, identity = await _receive_records(
-            request, reservation, coding, form, config.max_message_bytes, identify
-        )
-        if topic is None:
-            # Only now, so that a request that is refused leaves no topic behind.
-            topic = await state.broker.topic_for_produce(request.path_params["topic"])
-        result = await state.broker.produce(
-            topic,
-            records,
-            partition=partition,
-            acks=acks,
-            timeout_ms=required(query[TIMEOUT_MS.name]),
-            identity=identity,
-        )
+        body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
+        may_join = form.is_json and partition is None and acks != 0 and identify is None and coding is None
+        if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
+            result = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
+        else:
+            records, identity = await _decode(
+                state, body, reservation, coding, form, config.max_message_bytes, identify
+            )
+            if topic is None:
+                # Only now, so that a request that is refused leaves no topic behind.
+                topic = await state.broker.topic_for_produce(request.path_params["topic"])
+            result = await state.broker.produce(
+                topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
+            )
     headers = REPLAYED if result.replayed else None
     if acks == 0:
         return Response(form.encode(ProduceResult((), 0)), 202, headers, answer_type)
@@ -124,17 +127,16 @@ async def _produce(request: Request, partition: int | None) -> Response:
     return Response(answer, 200, headers, answer_type)
 
 
-async def _receive_records(
-    request: Request,
+async def _decode(
+    state: ApiState,
+    body: bytes,
     reservation: Reservation,
     coding: str | None,
     form: _Format,
     max_message_bytes: int,
     identify: Callable[[bytes], Identity] | None,
 ) -> tuple[Records, Identity | None]:
-    state = api_state(request)
     max_bytes = state.settings.max_request_size
-    body = await receive_body(request, reservation, max_bytes=max_bytes)
 
     def open_body() -> tuple[bytes, int, Callable[[], Records]]:
         plain = inflate(body, coding, reservation, max_bytes=max_bytes)

@@ -7,9 +7,9 @@ offset is worked out before somebody asks for it.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple, TypeAlias
 
 import msgspec
@@ -71,9 +71,12 @@ class Outcome:
         self._parts: list[_Part] = []
         self._callbacks: list[Callable[[], object]] = []
 
-    def close(self, count: int) -> None:
-        """No record joins any more."""
+    def close(self, count: int, callbacks: Iterable[tuple[int, OnDelivery]] = ()) -> None:
+        """No record joins any more; ``callbacks`` are those of rows."""
         self.count = self._left = count
+        own = [partial(self._tell, row, on_delivery) for row, on_delivery in callbacks]
+        with self._lock:
+            self._callbacks = own + self._callbacks
 
     def settle(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
@@ -106,10 +109,6 @@ class Outcome:
                 self._callbacks.append(callback)
                 return
         callback()
-
-    def add_on_delivery(self, row: int, on_delivery: OnDelivery) -> None:
-        # Only while the batch is open, by the thread that holds the producer's lock.
-        self._callbacks.append(lambda: self._tell(row, on_delivery))
 
     def done(self) -> bool:
         return self._done.is_set()

@@ -187,21 +187,16 @@ class Producer:
             size += len(key)
         extras = None
         if headers is not None or partition is not None or timestamp_ms is not None or on_delivery is not None:
-            extras = check_extras(headers, partition, timestamp_ms)
+            extras = check_extras(headers, partition, timestamp_ms, on_delivery)
             size += extras.header_bytes
         while True:
             with self._lock:
                 batch = self._open.get(topic)
-                if batch is not None and batch.room >= size:
-                    batch.room -= size
-                    values = batch.values
-                    row = len(values)
-                    values.append(value)
-                    batch.keys.append(key)
-                    if extras:
-                        batch.add_extras(row, extras)
-                        if on_delivery:
-                            batch.outcome.add_on_delivery(row, on_delivery)
+                if batch is not None and (room := batch.room - size) >= 0:
+                    batch.room = room
+                    flat = batch.flat
+                    row = len(flat) // 3
+                    flat += (value, key, extras)
                     return Delivery(batch.outcome, row)
             self._open_batch(topic, size)
 
@@ -327,12 +322,12 @@ class Producer:
             return None
         topic.open = None
         del self._open[topic.name]
-        if not batch.values:
+        if not batch.flat:
             # It was opened for a record that has yet to join.
             del self._unsettled[batch.outcome]
             self._free(batch.reserved)
             return None
-        batch.outcome.close(len(batch.values))
+        batch.outcome.close(len(batch), batch.callbacks())
         batch.outcome.size = batch.reserved - batch.room
         self._free(batch.room)
         return self._enqueue(topic, batch.outcome, batch.columns, batch.since)
@@ -499,13 +494,13 @@ class Producer:
                 for name, batch in list(self._open.items()):
                     topic = self._topics[name]
                     end = batch.since + linger_s
-                    if not batch.values:
+                    if not batch.flat:
                         # Opened a moment ago: its first record is about to join.
                         end = max(end, now + _GRACE_SECONDS)
                     if topic.backed_up:
                         # It could not leave; `_deliver` wakes us when it can.
                         continue
-                    if now >= end and len(batch.values) > _SMALL_BATCH_RECORDS:
+                    if now >= end and len(batch) > _SMALL_BATCH_RECORDS:
                         self._no_more(batch)
                         end += _GRACE_SECONDS
                     if now >= end and (closed := self._close_batch(topic)):

@@ -3,13 +3,14 @@
 Partition -1 in a partition column means "not named", as in the protocol.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from logstore.client.delivery import OnDelivery
 from logstore.errors import InvalidRecordError, InvalidRequestError, SerializationError
 from logstore.limits import TIMESTAMP_MS_MAX
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
@@ -30,58 +31,57 @@ class Extras(NamedTuple):
     header_bytes: int
     partition: int | None
     timestamp_ms: int | None
+    on_delivery: OnDelivery | None
 
 
-class RecordLists:
-    """Records of one topic, as a producer collects them: a list per column that every record has, and what only some
-    have by row.
+class RecordList:
+    """Records of one topic, as a producer collects them: value, key, extras (or None) of each, one after the other.
+
+    One flat list, so that a record joins in one step: an exception of a signal handler (Ctrl-C) comes before or after.
     """
 
-    __slots__ = ("headers", "keys", "partitions", "timestamps", "values")
+    __slots__ = ("flat",)
 
     def __init__(self) -> None:
-        self.values: list[bytes | None] = []
-        self.keys: list[bytes | None] = []
-        self.partitions: dict[int, int] = {}
-        self.timestamps: dict[int, int] = {}
-        self.headers: dict[int, Pairs] = {}
+        self.flat: list[Any] = []
 
-    def add_extras(self, row: int, extras: "Extras") -> None:
-        if extras.headers is not None:
-            self.headers[row] = extras.headers
-        if extras.partition is not None:
-            self.partitions[row] = extras.partition
-        if extras.timestamp_ms is not None:
-            self.timestamps[row] = extras.timestamp_ms
+    def __len__(self) -> int:
+        return len(self.flat) // 3
+
+    def callbacks(self) -> Iterator[tuple[int, OnDelivery]]:
+        """The ``on_delivery`` of each row that has one."""
+        extras: list[Extras | None] = self.flat[2::3]
+        if any(extras):
+            for row, extra in enumerate(extras):
+                if extra and extra.on_delivery:
+                    yield row, extra.on_delivery
 
     def columns(self) -> tuple[pa.RecordBatch, np.ndarray | None]:
         """A WIRE_SCHEMA batch, and the partitions that records name (-1: none); None if none does."""
-        rows = len(self.values)
-        timestamps = pa.nulls(rows, pa.int64())
-        if self.timestamps:
-            timestamps = pa.array(_scattered(self.timestamps, np.full(rows, -1, np.int64)))
-            timestamps = pc.if_else(pc.greater_equal(timestamps, 0), timestamps, None)
+        values, keys, extras = self.flat[0::3], self.flat[1::3], self.flat[2::3]
+        rows = len(values)
+        timestamps, headers, named = pa.nulls(rows, pa.int64()), pa.nulls(rows, HEADERS_TYPE), None
+        if any(extras):
+            given = [extra or _NO_EXTRAS for extra in extras]
+            timestamps = pa.array([extra.timestamp_ms for extra in given], pa.int64())
+            if any(extra.headers is not None for extra in given):
+                headers = pa.array([_pairs(extra.headers) for extra in given], HEADERS_TYPE)
+            if any(extra.partition is not None for extra in given):
+                named = np.array([-1 if extra.partition is None else extra.partition for extra in given], np.int32)
         arrays = [
             timestamps.cast(WIRE_SCHEMA.field("timestamp").type),
-            pa.array(self.keys, pa.binary()),
-            pa.array(self.values, pa.binary()),
-            self._headers(rows),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            headers,
         ]
-        named = _scattered(self.partitions, np.full(rows, -1, np.int32)) if self.partitions else None
         return pa.RecordBatch.from_arrays(arrays, schema=WIRE_SCHEMA), named
 
-    def _headers(self, rows: int) -> pa.Array:
-        if not self.headers:
-            return null_headers(rows)
-        column: list[list[dict[str, Any]] | None] = [None] * rows
-        for row, pairs in self.headers.items():
-            column[row] = [{"key": name, "value": value} for name, value in pairs]
-        return pa.array(column, HEADERS_TYPE)
+
+_NO_EXTRAS = Extras(None, 0, None, None, None)
 
 
-def _scattered(by_row: Mapping[int, int], column: np.ndarray) -> np.ndarray:
-    column[np.fromiter(by_row.keys(), np.int64, len(by_row))] = np.fromiter(by_row.values(), np.int64, len(by_row))
-    return column
+def _pairs(headers: Pairs | None) -> list[dict[str, Any]] | None:
+    return None if headers is None else [{"key": name, "value": value} for name, value in headers]
 
 
 def to_bytes(value: object, what: str) -> bytes | None:
@@ -100,7 +100,9 @@ def to_bytes(value: object, what: str) -> bytes | None:
     )
 
 
-def check_extras(headers: Headers | None, partition: int | None, timestamp_ms: int | None) -> "Extras":
+def check_extras(
+    headers: Headers | None, partition: int | None, timestamp_ms: int | None, on_delivery: OnDelivery | None
+) -> Extras:
     """InvalidRecordError for what no store takes, so that it fails at ``send``."""
     pairs, header_bytes = (None, 0) if headers is None else _check_headers(headers)
     return Extras(
@@ -108,6 +110,7 @@ def check_extras(headers: Headers | None, partition: int | None, timestamp_ms: i
         header_bytes,
         None if partition is None else _check_partition(partition),
         None if timestamp_ms is None else _check_timestamp(timestamp_ms),
+        on_delivery,
     )
 
 

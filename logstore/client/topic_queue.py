@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from logstore.client.delivery import Outcome
 from logstore.client.partition_choice import PartitionChoice
-from logstore.client.record_columns import RecordLists
+from logstore.client.record_columns import RecordList
 from logstore.client.record_messages import Piece
 
 # The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
@@ -33,7 +33,7 @@ _DEADLINE_SPREAD_SECONDS = 1.0
 ColumnsAndPartitions: TypeAlias = tuple[pa.RecordBatch, np.ndarray | None]
 
 
-class OpenBatch(RecordLists):
+class OpenBatch(RecordList):
     """Records that more may join: ``room`` bytes are left of the ``reserved`` ones."""
 
     __slots__ = ("outcome", "reserved", "room", "since")

@@ -64,13 +64,15 @@ class _Request(msgspec.Struct, Generic[R], forbid_unknown_fields=True):
     value_schema_id: msgspec.Raw = _NULL_TEXT
 
 
-class _KeyValue(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    """A record with nothing but a key and a value, as JSON texts."""
+
     key: msgspec.Raw = _NULL_TEXT
     value: msgspec.Raw = _NULL_TEXT
 
 
 class _PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    records: list[_KeyValue]
+    records: list[PlainRecord]
 
 
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
@@ -83,9 +85,11 @@ def decode_json(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
     """
-    plain = _decode_plain(body)
+    plain = decode_plain(body)
     if plain is not None:
-        return _only_keys_and_values(plain, max_message_bytes)
+        decoded = plain_columns(plain)
+        check_records(decoded.batch, max_message_bytes)
+        return decoded
     records = _decode_body(body, _JSON_DECODER, _JsonRecord)
     keys = _json_text_column([record.key for record in records])
     values = _json_text_column([record.value for record in records])
@@ -115,7 +119,7 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def _decode_plain(body: bytes) -> list[_KeyValue] | None:
+def decode_plain(body: bytes) -> list[PlainRecord] | None:
     """The records if they have nothing but keys and values, as most have: a third faster. None for all else."""
     if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
         return None
@@ -125,7 +129,8 @@ def _decode_plain(body: bytes) -> list[_KeyValue] | None:
         return None
 
 
-def _only_keys_and_values(records: list[_KeyValue], max_message_bytes: int) -> DecodedRecords:
+def plain_columns(records: Sequence[PlainRecord]) -> DecodedRecords:
+    """What ``decode_plain`` gave as columns; their sizes are not checked."""
     rows = len(records)
     columns = [
         pa.nulls(rows, _TIMESTAMP_TYPE),
@@ -133,9 +138,7 @@ def _only_keys_and_values(records: list[_KeyValue], max_message_bytes: int) -> D
         _json_text_column([record.value for record in records]),
         null_headers(rows),
     ]
-    batch = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA)
-    check_records(batch, max_message_bytes)
-    return DecodedRecords(batch, None)
+    return DecodedRecords(pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA), None)
 
 
 def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> list[R]:

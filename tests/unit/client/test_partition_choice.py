@@ -5,14 +5,14 @@ import pyarrow as pa
 import pytest
 
 from logstore.client.partition_choice import PartitionChoice
-from logstore.client.record_columns import RecordLists
+from logstore.client.record_columns import RecordList
 from logstore.errors import InvalidRecordError
 
 
 def batch(*keys: bytes | None) -> pa.RecordBatch:
-    records = RecordLists()
-    records.keys += keys
-    records.values += [b"v"] * len(keys)
+    records = RecordList()
+    for key in keys:
+        records.flat += (b"v", key, None)
     return records.columns()[0]
 
 

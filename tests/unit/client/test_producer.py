@@ -12,7 +12,7 @@ import pytest
 from logstore.client.admin import Admin
 from logstore.client.delivery import Outcome, RecordMetadata
 from logstore.client.producer import Producer
-from logstore.client.record_columns import RecordLists
+from logstore.client.record_columns import RecordList
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequestError,
@@ -416,15 +416,15 @@ def test_survives_kills_of_the_store_and_makes_a_topic_by_producing(tmp_path: Pa
     with ServerProcess(tmp_path / "data", environment=environment) as server:
         port = int(server.url.rpartition(":")[2])
         with Producer(server.url, linger_ms=0, batch_size=2_000) as producer:
-            deliveries = [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(5_000)]
+            deliveries = [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000)]
             # In the middle of it.
             deliveries[0].result(30)
             server.kill()
-            deliveries += [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(5_000, 5_100)]
+            deliveries += [producer.send("made", f"{i}", key=f"{i % 100}") for i in range(2_000, 2_100)]
             with ServerProcess(tmp_path / "data", port=port, environment=environment):
                 places = [delivery.result(60) for delivery in deliveries]
                 found = stored_records(server.url, "made")
-    assert sum(len(records) for records in found.values()) == 5_100
+    assert sum(len(records) for records in found.values()) == 2_100
     for i, where in enumerate(places):
         assert found[where.partition][where.offset].value == b"%d" % i
         assert where.partition == (murmur2(b"%d" % (i % 100)) & 0x7FFFFFFF) % 3
@@ -446,7 +446,7 @@ def test_a_batch_that_another_thread_has_begun_to_cut_is_left_to_it():
     producer = Producer(NOBODY)
     topic = producer._topic("t")
     with producer._lock:
-        batch = producer._enqueue(topic, Outcome("t"), RecordLists().columns, 0.0)
+        batch = producer._enqueue(topic, Outcome("t"), RecordList().columns, 0.0)
         # A thread that finds out how many partitions there are was faster than the one that closed the batch.
         topic.asking = batch.claimed = True
     producer._cut(topic, batch)

@@ -1,0 +1,134 @@
+"""Small JSON requests that arrive together: one append, and for each request the answer that it would get alone."""
+
+import asyncio
+import json
+
+import pytest
+
+from logstore.errors import StorageError, ThrottledError
+from tests.api.api_client import JSON_V2, assert_error
+
+pytestmark = pytest.mark.anyio
+
+
+def body(*records: tuple[str | None, object]) -> bytes:
+    return json.dumps({"records": [{"key": key, "value": value} for key, value in records]}).encode()
+
+
+async def post(api, content: bytes, topic: str = "t", **query):
+    return await api.post(f"/topics/{topic}", content=content, headers={"Content-Type": JSON_V2}, params=query)
+
+
+@pytest.fixture
+def appends(api, monkeypatch) -> list[int]:
+    """The records of each append."""
+    produce = api.broker.produce
+    counts: list[int] = []
+
+    async def counted(topic, records, **options):
+        counts.append(records.num_rows)
+        return await produce(topic, records, **options)
+
+    monkeypatch.setattr(api.broker, "produce", counted)
+    return counts
+
+
+async def test_each_request_is_told_where_its_own_records_are(api, appends):
+    await api.create_topic("t", partitions=3)
+    requests = [[(f"k{n}-{i}" if n % 3 else None, f"{n}-{i}") for i in range(1 + n % 4)] for n in range(40)]
+    answers = await asyncio.gather(*(post(api, body(*records)) for records in requests))
+    told = {}
+    for records, answer in zip(requests, answers, strict=True):
+        assert answer.status_code == 200, answer.text
+        places = answer.json()["offsets"]
+        assert [place["error_code"] for place in places] == [None] * len(records)
+        told |= {
+            (place["partition"], place["offset"]): value for place, (_, value) in zip(places, records, strict=True)
+        }
+    stored = {
+        (partition, offset): value
+        for partition in range(3)
+        for offset, value in enumerate(await api.values("t", partition))
+    }
+    assert told == stored
+    assert len(stored) == sum(map(len, requests))
+    assert sum(appends) == len(stored)
+    assert len(appends) < len(requests) / 2, "they were not appended together"
+
+
+async def test_a_wrong_request_spoils_no_other(api):
+    await api.create_topic("t", partitions=2, max_message_bytes="100")
+    wrong = {
+        b'{"records":[{"value":1': 422,
+        b'{"records":[]}': 422,
+        b'{"records":[{"value":1,"vlaue":2}]}': 422,
+        b'{"records":[{"value":"\xff"}]}': 422,
+        b'{"records":[{"value":1,"partition":7}]}': 404,
+        body((None, "x" * 200)): 413,
+    }
+    good = [post(api, body((f"k{n}", n))) for n in range(20)]
+    answers = await asyncio.gather(*good, *(post(api, content) for content in wrong))
+    assert [answer.status_code for answer in answers[:20]] == [200] * 20
+    for answer, status in zip(answers[20:], wrong.values(), strict=True):
+        assert_error(answer, status)
+    assert sorted(await api.values("t", 0) + await api.values("t", 1)) == list(range(20))
+
+
+async def test_a_compacted_topic_refuses_the_request_without_a_key_alone(api):
+    await api.create_topic("t", cleanup_policy="compact")
+    keyed, keyless = await asyncio.gather(post(api, body(("k", 1))), post(api, body((None, 2))))
+    assert keyed.status_code == 200
+    assert_error(keyless, 422)
+    assert await api.values("t") == [1]
+
+
+@pytest.mark.parametrize(("error", "status"), [(StorageError("broken"), 500), (ThrottledError("full"), 429)])
+async def test_what_fails_all_is_told_to_all(api, monkeypatch, error, status):
+    await api.create_topic("t")
+
+    async def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(api.broker, "produce", fail)
+    answers = await asyncio.gather(*(post(api, body((None, n))) for n in range(10)))
+    for answer in answers:
+        assert_error(answer, status)
+        assert answer.json()["message"] == error.message
+        assert ("Retry-After" in answer.headers) == (status == 429)
+
+
+async def test_each_request_waits_as_long_as_it_asked_to(api, monkeypatch):
+    await api.create_topic("t")
+    durable = asyncio.Event()
+    produce = api.broker.produce
+
+    async def slow(*given, **options):
+        await durable.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    patient = asyncio.create_task(post(api, body((None, "patient"))))
+    impatient = await post(api, body((None, "impatient")), timeout_ms=20)
+    assert_error(impatient, 504)
+    durable.set()
+    assert (await patient).status_code == 200
+    assert sorted(await api.values("t")) == ["impatient", "patient"], "in doubt means: it may be stored"
+
+
+@pytest.mark.parametrize("query", [{"acks": "0"}, {"acks": "1"}, {"acks": "all"}])
+async def test_acks_are_what_they_are(api, query):
+    await api.create_topic("t")
+    answers = await asyncio.gather(*(post(api, body((None, n)), **query) for n in range(5)))
+    assert {answer.status_code for answer in answers} == {202 if query["acks"] == "0" else 200}
+    await api.broker.topic("t").partition(0).wait_beyond(4, timeout_s=10)
+    assert sorted(await api.values("t")) == list(range(5))
+
+
+async def test_a_stopped_client_costs_only_its_own_answer(api):
+    await api.create_topic("t")
+    gone = asyncio.create_task(post(api, body((None, "gone"))))
+    await asyncio.sleep(0)
+    staying = asyncio.create_task(post(api, body((None, "staying"))))
+    gone.cancel()
+    assert (await staying).status_code == 200
+    assert "staying" in await api.values("t")
