@@ -37,6 +37,7 @@ def test_every_error_has_an_answer_and_unknown_outcomes_are_5xx(name):
     extra = {
         "OffsetOutOfRangeError": {"log_start_offset": 1, "high_watermark": 2},
         "UnreadableRecordError": {"offset": 1},
+        "RecordDeserializationError": {"topic": "t", "partition": 0, "offset": 1},
         "MethodNotAllowedError": {"allow": "GET"},
     }
     answer = log_store_error_response(cls("what to change", **extra.get(name, {})))

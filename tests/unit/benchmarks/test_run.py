@@ -67,7 +67,7 @@ def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert case["absent"] == {"kafka": "kafka", "kafka fsync": "kafka"}
     assert "ours alone, without Kafka" in printed
     assert list((tmp_path / "data").iterdir()) == []
-    assert not _children("logstore.cli")
+    assert not _children(str(tmp_path))
 
 
 def test_a_load_that_is_refused_fails_the_case_and_not_the_run(
@@ -116,18 +116,18 @@ def test_servers_end_with_their_case(tmp_path: Path):
         store = Stage(tmp_path, Peers(), stack).store("ours, one")
         store.create_topic("t", 2)
         store.pause()
-        assert _children("logstore.cli")
-    assert not _children("logstore.cli")
+        assert _children(str(tmp_path))
+    assert not _children(str(tmp_path))
 
 
-def _children(command: str) -> list[int]:
-    """Processes that this one has started, and that have not ended."""
+def _children(argument: str) -> list[int]:
+    """Processes that this one has started with ``argument`` in their command line, and that have not ended."""
     found = []
     for directory in Path("/proc").iterdir():
         if directory.name.isdigit():
             try:
                 parent = int((directory / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == os.getpid() and command in (directory / "cmdline").read_text():
+                if parent == os.getpid() and argument in (directory / "cmdline").read_text():
                     found.append(int(directory.name))
             except OSError:
                 continue
