@@ -2,8 +2,9 @@
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.run import Stage
 from benchmarks.server import BenchmarkError, Result, Store, Turn, result_of, run_command, run_load, turn_of
@@ -27,16 +28,7 @@ class HttpProduce:
         store.create_topic(TOPIC, self.workload.partitions, self.configs)
         store.pause()
         specification = http_specification(stage, store, self.workload, self.form)
-        acknowledged = 0
-
-        def load(seconds: float) -> Result:
-            nonlocal acknowledged
-            result = run_load("http_produce", {**specification, "seconds": seconds})
-            acknowledged += result.records
-            check_stored(store, acknowledged)
-            return result
-
-        return turn_of(store, self.workload.record_bytes, load)
+        return turn_of(store, self.workload.record_bytes, _checked_load("http_produce", specification, store))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +96,7 @@ class ClientProduce:
         store.pause()
         bodies = write_bodies(stage.directory, self.workload, "arrow")
         specification = {"url": store.url, "topic": TOPIC, "bodies": bodies, "call": self.call}
-        acknowledged = 0
-
-        def load(seconds: float) -> Result:
-            nonlocal acknowledged
-            result = run_load("logstore_client", {**specification, "seconds": seconds})
-            acknowledged += result.records
-            check_stored(store, acknowledged)
-            return result
-
-        return turn_of(store, self.workload.record_bytes, load)
+        return turn_of(store, self.workload.record_bytes, _checked_load("logstore_client", specification, store))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +191,20 @@ def filled_store(
         store.roll(TOPIC)
     store.pause()
     return store
+
+
+def _checked_load(program: str, specification: Mapping[str, Any], store: Store) -> Callable[[float], Result]:
+    """A load that fails when the store does not show all that it has acknowledged in this turn and before."""
+    acknowledged = 0
+
+    def load(seconds: float) -> Result:
+        nonlocal acknowledged
+        result = run_load(program, {**specification, "seconds": seconds})
+        acknowledged += result.records
+        check_stored(store, acknowledged)
+        return result
+
+    return load
 
 
 def check_stored(store: Store, acknowledged: int) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from logstore.broker.broker import Broker, ProducedRange, ProduceResult, Topic
-from logstore.errors import LogStoreError, RequestTimedOutError
+from logstore.broker.broker import Broker, ProducedRange, ProduceResult, Topic, not_acknowledged
+from logstore.errors import LogStoreError
 from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
 
 #: A larger request gains nothing from company.
 GATHERED_BYTES_MAX = 4096
+_NO_TIMEOUT_MS = 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +52,7 @@ class GatheredProduce:
         await asyncio.wait([waiting.result], timeout=timeout_ms / 1000)
         if not waiting.result.done():
             waiting.result.cancel()
-            raise RequestTimedOutError(
-                f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
-            )
+            raise not_acknowledged(timeout_ms)
         return waiting.result.result()
 
     def _append(self, topic: Topic) -> None:
@@ -74,9 +73,6 @@ class GatheredProduce:
         for waiting, result in zip(gathered, results, strict=True):
             if not waiting.result.done():
                 waiting.result.set_result(result)
-
-
-_NO_TIMEOUT_MS = 24 * 3_600_000
 
 
 def _divide(result: ProduceResult, gathered: Sequence[_Waiting]) -> list[ProduceResult]:

@@ -564,9 +564,7 @@ class Broker:
             await asyncio.wait(appends, timeout=timeout_ms / 1000)
         for durable in appends:
             if not durable.done():
-                raise RequestTimedOutError(
-                    f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
-                )
+                raise not_acknowledged(timeout_ms)
             durable.result()
         self._filesystem.reached("produce.durable")
 
@@ -706,6 +704,12 @@ class Broker:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
         self._require_ready()
         return await self._roller.roll(topic)
+
+
+def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
+    return RequestTimedOutError(
+        f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
+    )
 
 
 def _counted(topic: Topic, result: FetchResult[T]) -> FetchResult[T]:

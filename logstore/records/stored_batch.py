@@ -37,11 +37,11 @@ def encode_blocks(batches: Sequence[StoredBatch]) -> list[Buffer]:
     """The body in pieces; payloads are not copied."""
     pieces: list[Buffer] = []
     for batch in batches:
-        length = len(batch.payload) if not isinstance(batch.payload, pa.Buffer) else batch.payload.size
+        payload = memoryview(batch.payload)
         pieces.append(
-            BLOCK_HEADER.pack(batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, length)
+            BLOCK_HEADER.pack(batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, payload.nbytes)
         )
-        pieces.append(memoryview(batch.payload))
-        if padding := -length % ALIGNMENT:
+        pieces.append(payload)
+        if padding := -payload.nbytes % ALIGNMENT:
             pieces.append(bytes(padding))
     return pieces
