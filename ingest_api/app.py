@@ -1,7 +1,8 @@
 """The FastAPI application: routers, error handlers and the broker's life around them."""
 
 import contextlib
-from collections.abc import AsyncIterator
+import functools
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -22,6 +23,8 @@ from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
 _RECORDS = ("/topics/", "/fetch")
+# A path may have 64 KiB: this many of them at the worst.
+_PATHS_CACHED = 256
 _DESCRIPTION = (
     "A log store with the interface of Kafka's REST Proxy (v2 for records and metadata, v3 for administration); "
     "topics are Delta tables."
@@ -86,16 +89,23 @@ class _Application(FastAPI):
             if isinstance(route, APIRoute) and route.path.startswith(_RECORDS) and "records" in route.tags
         ]
         self._records = RequestContextMiddleware(self._answer_records, allowed_methods)
+        self._find = functools.lru_cache(_PATHS_CACHED)(self._find_route)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_RECORDS):
-            method, path = scope["method"], scope["path"]
-            for route in self._record_routes:
-                if method in (route.methods or ()) and (found := route.path_regex.match(path)):
-                    scope.update(app=self, route=route, path_params=found.groupdict())
-                    await self._records(scope, receive, send)
-                    return
+            found = self._find(scope["method"], scope["path"])
+            if found is not None:
+                scope["app"] = self
+                scope["route"], scope["path_params"] = found
+                await self._records(scope, receive, send)
+                return
         await super().__call__(scope, receive, send)
+
+    def _find_route(self, method: str, path: str) -> tuple[APIRoute, Mapping[str, str]] | None:
+        for route in self._record_routes:
+            if method in (route.methods or ()) and (found := route.path_regex.match(path)):
+                return route, found.groupdict()
+        return None
 
     async def _answer_records(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

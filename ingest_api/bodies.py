@@ -6,10 +6,10 @@ send nothing would keep all others out); a client that sends too slowly is given
 """
 
 import asyncio
+from collections.abc import Iterable
 from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from ingest_api.backpressure import Reservation
@@ -35,7 +35,7 @@ async def receive_body(request: Request, reservation: Reservation, *, max_bytes:
     SlowRequestError for a client that sends less than CLIENT_BYTES_PER_SECOND_MIN over ``request.body.timeout.ms``,
     ClientDisconnectedError for one that left.
     """
-    declared = _content_length(request.headers)
+    declared = _content_length(request.scope["headers"])
     if declared > max_bytes:
         raise _too_large(max_bytes)
     reservation.require(declared)
@@ -137,7 +137,7 @@ def _too_large(max_bytes: int) -> RequestTooLargeError:
     )
 
 
-def _content_length(headers: Headers) -> int:
+def _content_length(headers: Iterable[tuple[bytes, bytes]]) -> int:
     """The declared length, 0 if there is none. The server has checked its form and that the body keeps to it."""
-    text = headers.get("content-length", "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
+    text = next((value for name, value in headers if name == b"content-length"), b"")
+    return int(text) if text.isdigit() and len(text) < 20 else 0

@@ -135,7 +135,12 @@ TOPIC = TextParameter("topic", "Answer for this topic alone.")
 
 def read_query(request: Request, known: Sequence[NumberParameter] = ()) -> dict[str, int | None]:
     """The value of every ``known`` parameter, its default where absent."""
-    texts = _read_texts(request, known)
+    return parse_query(request.scope["query_string"], known)
+
+
+def parse_query(query: bytes, known: Sequence[NumberParameter]) -> dict[str, int | None]:
+    """As ``read_query``, of a query as it was sent."""
+    texts = _read_texts(query, known)
     return {
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
         for parameter in known
@@ -144,12 +149,11 @@ def read_query(request: Request, known: Sequence[NumberParameter] = ()) -> dict[
 
 def read_text_query(request: Request, known: TextParameter) -> str | None:
     """The value of the one parameter there is; None where absent."""
-    return _read_texts(request, (known,)).get(known.name)
+    return _read_texts(request.scope["query_string"], (known,)).get(known.name)
 
 
-def _read_texts(request: Request, known: Sequence[Parameter]) -> dict[str, str]:
+def _read_texts(query: bytes, known: Sequence[Parameter]) -> dict[str, str]:
     """The parameters that are there, each of them known, once, and not empty."""
-    query = request.scope["query_string"]
     if not query:
         return {}
     try:

@@ -24,13 +24,13 @@ from ingest_api.errors import (
     log_store_error_response,
 )
 from logstore.errors import RequestTimedOutError
-from logstore.observability import REQUEST_SECONDS, REQUESTS, client_label
+from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
-_READ_HEADERS = (b"x-request-id", b"logstore-client-id", b"expect")
+_READ_HEADERS = frozenset((b"x-request-id", b"logstore-client-id", b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
@@ -47,24 +47,21 @@ class RequestContextMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        given: dict[bytes, list[bytes]] = {name: [] for name in _READ_HEADERS}
-        for name, value in scope["headers"]:
-            if name in given:
-                given[name].append(value)
-        request_id = _sane(given[b"x-request-id"]) or f"{random.getrandbits(128):032x}"
-        client_id = _sane(given[b"logstore-client-id"])
-        exchange = _Exchange(scope, receive, send, request_id, given[b"expect"])
-        context = {"request_id": request_id}
+        given = [header for header in scope["headers"] if header[0] in _READ_HEADERS]
+        request_id = _sane(given, b"x-request-id") or f"{random.getrandbits(128):032x}"
+        client_id = _sane(given, b"logstore-client-id")
+        expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in given)
+        exchange = _Exchange(scope, receive, send, request_id, expects)
+        fields = {"request_id": request_id}
         if client_id:
-            context["client_id"] = client_id
-        # Not bound_contextvars, which copies the whole context first.
-        tokens = structlog.contextvars.bind_contextvars(**context)
+            fields["client_id"] = client_id
+        token = LOG_FIELDS.set(fields)
         began = time.perf_counter()
         try:
             await self._answer(exchange)
         finally:
             _record(exchange, client_id, time.perf_counter() - began)
-            structlog.contextvars.reset_contextvars(**tokens)
+            LOG_FIELDS.reset(token)
 
     async def _answer(self, exchange: "_Exchange") -> None:
         scope = exchange.scope
@@ -98,7 +95,7 @@ class RequestContextMiddleware:
 class _Exchange:
     """One request and its answer: what passes between the server and the application."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, expect: list[bytes]) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, expects: bool) -> None:
         self.scope = scope
         self.request_id = request_id
         self.method: str = scope["method"]
@@ -108,7 +105,7 @@ class _Exchange:
         self.sent_bytes = 0
         self._receive = receive
         self._send = send
-        self._awaits_continue = bool(expect) and expect[0].lower() == b"100-continue"
+        self._awaits_continue = expects
 
     async def receive(self) -> Message:
         self._awaits_continue = False
@@ -155,6 +152,7 @@ def _request_seconds(method: str, route: str) -> Histogram:
     return REQUEST_SECONDS.labels(method, route)
 
 
-def _sane(values: list[bytes]) -> str:
+def _sane(headers: list[tuple[bytes, bytes]], wanted: bytes) -> str:
     """The header's value if it is there once, printable and at most 128 characters; else ""."""
+    values = [value for name, value in headers if name == wanted] if headers else ()
     return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fastapi import APIRouter
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import openapi
-from ingest_api.answers import produced_offsets, produced_ranges
+from ingest_api.answers import BytesResponse, offsets_of, produced_offsets, produced_ranges
 from ingest_api.backpressure import Reservation
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
@@ -28,7 +29,7 @@ from ingest_api.content_types import (
     request_media_type,
 )
 from ingest_api.idempotence import REPLAYED, Identity, identity_of
-from ingest_api.parameters import ACKS, TIMEOUT_MS, partition_in_path, read_query, required
+from ingest_api.parameters import ACKS, TIMEOUT_MS, parse_query, partition_in_path, required
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.errors import UnknownTopicError
@@ -77,6 +78,41 @@ _FORMATS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a request says before its body, but for what it is about."""
+
+    acks: int
+    timeout_ms: int
+    form: _Format
+    coding: str | None
+    answer_type: str
+
+
+_HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
+_HEAD_CACHED_BYTES_MAX = 512
+
+
+def _read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
+    """``headers``: those of _HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
+    query = parse_query(query_string, (ACKS, TIMEOUT_MS))
+    given = Headers(raw=list(headers))
+    form = _FORMATS[request_media_type(given, tuple(_FORMATS))]
+    answer_type = answer_media_type(given, METADATA_TYPES)
+    return _Head(required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, request_coding(given), answer_type)
+
+
+# Producers send the same again and again.
+_read_head_again = functools.lru_cache(256)(_read_head)
+
+
+def _head_of(request: Request) -> _Head:
+    query_string = request.scope["query_string"]
+    headers = tuple([header for header in request.scope["headers"] if header[0] in _HEADERS_READ])
+    size = len(query_string) + sum(len(value) for _, value in headers)
+    return (_read_head_again if size <= _HEAD_CACHED_BYTES_MAX else _read_head)(query_string, headers)
+
+
 @router.post("/topics/{topic}", **openapi.PRODUCE)
 async def produce(request: Request) -> Response:
     """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
@@ -91,40 +127,33 @@ async def produce_to_partition(request: Request) -> Response:
 
 async def _produce(request: Request, partition: int | None) -> Response:
     state = api_state(request)
-    query = read_query(request, (ACKS, TIMEOUT_MS))
-    acks = required(query[ACKS.name])
+    head = _head_of(request)
+    form, coding, acks, timeout_ms = head.form, head.coding, head.acks, head.timeout_ms
     # All that can be refused without the body is, so that nothing is sent or held in vain.
     topic = _existing_topic(state, request.path_params["topic"])
     if topic is not None and partition is not None:
         topic.partition(partition)
-    form = _FORMATS[request_media_type(request.headers, tuple(_FORMATS))]
-    coding = request_coding(request.headers)
     identify = identity_of(request.scope["headers"])
-    answer_type = answer_media_type(request.headers, METADATA_TYPES)
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
-
-    timeout_ms = required(query[TIMEOUT_MS.name])
-
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
         may_join = form.is_json and partition is None and acks != 0 and identify is None and coding is None
         if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
-            result = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
-        else:
-            records, identity = await _decode(
-                state, body, reservation, coding, form, config.max_message_bytes, identify
-            )
-            if topic is None:
-                # Only now, so that a request that is refused leaves no topic behind.
-                topic = await state.broker.topic_for_produce(request.path_params["topic"])
-            result = await state.broker.produce(
-                topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
-            )
+            places = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
+            return BytesResponse(offsets_of(*places), head.answer_type)
+        records, identity = await _decode(state, body, reservation, coding, form, config.max_message_bytes, identify)
+        del body  # nobody needs it while the disk is waited for
+        if topic is None:
+            # Only now, so that a request that is refused leaves no topic behind.
+            topic = await state.broker.topic_for_produce(request.path_params["topic"])
+        result = await state.broker.produce(
+            topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
+        )
     headers = REPLAYED if result.replayed else None
     if acks == 0:
-        return Response(form.encode(ProduceResult((), 0)), 202, headers, answer_type)
+        return Response(form.encode(ProduceResult((), 0)), 202, headers, head.answer_type)
     answer = await state.work(result.count * _ANSWER_BYTES_PER_RECORD, lambda: form.encode(result))
-    return Response(answer, 200, headers, answer_type)
+    return Response(answer, 200, headers, head.answer_type)
 
 
 async def _decode(

@@ -103,6 +103,16 @@ class ProduceResult:
     count: int
     replayed: bool = False
 
+    def places(self) -> tuple[np.ndarray, np.ndarray]:
+        """Partition (int32) and offset (int64) of each record, in the order of the request."""
+        partitions = np.empty(self.count, np.int32)
+        offsets = np.empty(self.count, np.int64)
+        for found in self.ranges:
+            rows = slice(None) if found.rows is None else found.rows
+            partitions[rows] = found.partition
+            offsets[rows] = np.arange(found.base_offset, found.base_offset + found.count)
+        return partitions, offsets
+
 
 class ProducerId(NamedTuple):
     producer_id: int

@@ -12,14 +12,12 @@ Owns the order of appends and the list of files; the disk work is ``JournalWrite
 
 import asyncio
 import bisect
-import functools
 import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, ParamSpec, TypeVar
+from typing import Final
 from uuid import UUID
 
 import structlog
@@ -28,6 +26,7 @@ from logstore.clock import Clock
 from logstore.crc32c import crc32c
 from logstore.errors import BrokerNotReadyError, LogStoreError, StorageError, StorageFullError
 from logstore.filesystem import FileSystem
+from logstore.journal.disk_thread import DiskThread
 from logstore.journal.errors import JournalCorruptionError, JournalRangeFreedError
 from logstore.journal.frame import (
     HEADER_BYTES,
@@ -48,9 +47,6 @@ from logstore.observability import JOURNAL_RETAINED_BYTES
 # Locations this near to each other are read together with what lies between them.
 _READ_GAP_BYTES: Final = 64 * KIB
 _READ_RUN_BYTES: Final = 8 * MIB
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _log = structlog.get_logger(__name__)
 
@@ -84,7 +80,7 @@ class Journal:
         self._filesystem = filesystem
         self._file_bytes = file_bytes
         self._writer = JournalWriter(directory, filesystem, clock, file_bytes)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._thread = DiskThread("journal")
         self._files: list[JournalFile] = []
         self._files_lock = threading.Lock()
         self._current: JournalFile | None = None
@@ -256,7 +252,7 @@ class Journal:
                 locations.append(FrameLocation(position, buffers.add(frame)))
             results.append(locations)
         length = buffers.end - begin
-        await self._on_thread(self._writer.commit, file, buffers.buffers(), length)
+        await self._thread.run(self._writer.commit, file, buffers.buffers(), length)
         self._end_position = file.end
         file.data_bytes += length
         for append, locations in zip(group, results, strict=True):
@@ -267,14 +263,11 @@ class Journal:
             append.future.set_result(locations)
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
-        if not self._queue:
-            # The next group would say what the mark says.
-            self._in_background(self._writer.mark, file)
 
     async def _begin_file(self) -> None:
         old = self._current
         try:
-            file = await self._on_thread(self._writer.begin_file, old, self._end_position, self._snapshots())
+            file = await self._thread.run(self._writer.begin_file, old, self._end_position, self._snapshots())
         except FileSwitchPostponedError as e:
             _log.warning("journal_file_postponed", directory=str(self._directory), reason=str(e.__cause__))
             return
@@ -433,17 +426,11 @@ class Journal:
         with self._files_lock:
             del self._files[: len(freed)]
         for file in freed:
-            self._in_background(self._writer.free, file)
+            # Nobody waits for it; its failure is final.
+            self._thread.run(self._writer.free, file).add_done_callback(self._background_done)
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
     # ---- the thread -----------------------------------------------------------------------------------------------
-
-    async def _on_thread(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, functools.partial(work, *args, **kwargs))
-
-    def _in_background(self, work: Callable[[JournalFile], None], file: JournalFile) -> None:
-        """Disk work that nobody waits for, before whatever is handed to the thread next; its failure is final."""
-        asyncio.get_running_loop().run_in_executor(self._thread, work, file).add_done_callback(self._background_done)
 
     def _background_done(self, done: asyncio.Future[None]) -> None:
         if (error := done.exception()) is not None:
@@ -461,9 +448,9 @@ class Journal:
             await self._committer
         try:
             if self._current is not None and self._failed is None:
-                await self._on_thread(self._writer.finish, self._current)
+                await self._thread.run(self._writer.finish, self._current)
         finally:
-            self._thread.shutdown()
+            self._thread.close()
             self._writer.close()
             self._close_files()
 

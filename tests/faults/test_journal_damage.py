@@ -24,7 +24,7 @@ def _killed_journal(directory, groups, *, filesystem=None, file_bytes=1 << 20):
         list(journal.recover())
         await journal.start(lambda: [snapshot_frame(), snapshot_frame(partition=1)])
         locations = [await journal.append(group) for group in groups]
-        await journal._on_thread(filesystem.crash)
+        await journal._thread.run(filesystem.crash)
         journal._failed = CorruptionError("the process is dead")
         await journal.close()
         return locations

@@ -145,7 +145,7 @@ class JournalMachine(RuleBasedStateMachine):
             await asyncio.wait([future for _, future in pending])
             # The journal's own callback, and what it gave its thread to do.
             await asyncio.sleep(0)
-            await self.journal._on_thread(lambda: None)
+            await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
 
         self.loop.run_until_complete(scenario())
@@ -185,7 +185,7 @@ class JournalMachine(RuleBasedStateMachine):
                 return
             for header, location in moved:
                 self.locations[header.partition, header.base_offset] = location
-            await self.journal._on_thread(lambda: None)
+            await self.journal._thread.run(lambda: None)
 
         self.loop.run_until_complete(scenario())
 
@@ -193,7 +193,7 @@ class JournalMachine(RuleBasedStateMachine):
         async def scenario():
             work()
             await asyncio.sleep(0)
-            await self.journal._on_thread(lambda: None)
+            await self.journal._thread.run(lambda: None)
             await asyncio.sleep(0)
 
         self.loop.run_until_complete(scenario())

@@ -7,7 +7,7 @@ import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from logstore import observability
-from logstore.observability import client_label, configure_logging, forget_topic, render_metrics
+from logstore.observability import LOG_FIELDS, client_label, configure_logging, forget_topic, render_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def logging_as_before() -> Iterator[None]:
     for name, old in levels.items():
         logging.getLogger(name).setLevel(old)
     structlog.reset_defaults()
-    structlog.contextvars.clear_contextvars()
+    LOG_FIELDS.set({})
 
 
 def samples(name: str, label: str) -> dict[str, float]:
@@ -32,7 +32,7 @@ def samples(name: str, label: str) -> dict[str, float]:
 
 def test_json_lines_carry_event_fields_level_and_bound_request_id(capsys: pytest.CaptureFixture[str]):
     configure_logging("info", "json")
-    structlog.contextvars.bind_contextvars(request_id="r-1")
+    LOG_FIELDS.set({"request_id": "r-1"})
     structlog.get_logger("logstore.log").info("rolled", topic="flights", sealed=3)
     logging.getLogger("uvicorn.error").warning("slow %s", "start")
     structlog.get_logger("logstore.log").debug("not shown")

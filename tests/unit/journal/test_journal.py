@@ -176,7 +176,7 @@ async def _fill(
 
 async def _settle(journal: Journal) -> None:
     """Let the journal's thread do what it was given."""
-    await journal._on_thread(lambda: None)
+    await journal._thread.run(lambda: None)
 
 
 def test_files_go_oldest_first_when_all_in_them_is_sealed(tmp_path):

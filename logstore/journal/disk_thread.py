@@ -1,0 +1,62 @@
+"""The one thread that does the journal's disk work, in order, and how the event loop hears of it.
+
+A ThreadPoolExecutor would do the same with two futures, three locks and five callbacks for each piece of work, which is
+most of what a small append costs.
+"""
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class DiskThread:
+    """Begins with the first work. For one event loop."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
+        """The result of ``work``, done after all that was handed over before, also if the future is cancelled."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[R] = loop.create_future()
+
+        def do() -> None:
+            settle: Callable[[Any], None] = future.set_result
+            result: Any
+            try:
+                result = work(*args, **kwargs)
+            except BaseException as error:  # noqa: BLE001 - it is told to who waits
+                settle, result = future.set_exception, error
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_settle, future, settle, result)
+
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+        self._work.put(do)
+        return future
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+            work = None  # while it waits for more it holds nothing of this
+
+    def close(self) -> None:
+        """Do what was handed over, then end. Blocking."""
+        if self._thread is not None:
+            self._work.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+def _settle(future: "asyncio.Future[R]", settle: Callable[[Any], None], result: Any) -> None:
+    if not future.done():
+        settle(result)
