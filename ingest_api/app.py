@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,6 +16,7 @@ from ingest_api import openapi
 from ingest_api.errors import MethodNotAllowedError, add_error_handlers, log_store_error_response
 from ingest_api.request_context import RequestContextMiddleware
 from ingest_api.routers import ROUTERS
+from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
 from logstore import __version__
 from logstore.broker.broker import Broker
@@ -31,7 +32,7 @@ _DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: Settings) -> "Application":
     """The application. Its lifespan starts and stops the broker, which locks ``settings.data``, and the groups on it.
 
     Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise.
@@ -46,7 +47,7 @@ def create_app(settings: Settings) -> FastAPI:
             finally:
                 app.state.api.close()
 
-    app = _Application(
+    app = Application(
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
@@ -73,7 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-class _Application(FastAPI):
+class Application(FastAPI):
     """FastAPI, with a short way to the routes for records.
 
     What it does for them (one regular expression after another, layers of middleware, dependencies that there are none
@@ -90,6 +91,7 @@ class _Application(FastAPI):
         ]
         self._records = RequestContextMiddleware(self._answer_records, allowed_methods)
         self._find = functools.lru_cache(_PATHS_CACHED)(self._find_route)
+        self.short_requests = ShortRequests(lambda: self.state.api, self._find)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"].startswith(_RECORDS):
@@ -101,7 +103,7 @@ class _Application(FastAPI):
                 return
         await super().__call__(scope, receive, send)
 
-    def _find_route(self, method: str, path: str) -> tuple[APIRoute, Mapping[str, str]] | None:
+    def _find_route(self, method: str, path: str) -> tuple[APIRoute, dict[str, str]] | None:
         for route in self._record_routes:
             if method in (route.methods or ()) and (found := route.path_regex.match(path)):
                 return route, found.groupdict()

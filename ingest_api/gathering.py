@@ -8,8 +8,7 @@ share no more than the fate of the journal; the records of a request stay togeth
 
 import asyncio
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from logstore.broker.broker import Broker, Topic, not_acknowledged
 from logstore.errors import LogStoreError
@@ -25,10 +24,27 @@ _NO_TIMEOUT_MS = 24 * 3_600_000
 Places = tuple[list[int], list[int]]
 
 
-@dataclass(frozen=True, slots=True)
+#: Told where the records are, or what became of them instead.
+Told = Callable[[Places | None, BaseException | None], None]
+
+
 class _Waiting:
-    records: Sequence[PlainRecord]
-    result: asyncio.Future[Places]
+    __slots__ = ("_timer", "_told", "records")
+
+    def __init__(self, records: Sequence[PlainRecord], told: Told, timeout_ms: int) -> None:
+        self.records = records
+        self._told: Told | None = told
+        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
+
+    def tell(self, places: Places | None, error: BaseException | None = None) -> None:
+        """Once: who has been told of a time-out hears no more."""
+        told, self._told = self._told, None
+        if told is not None:
+            self._timer.cancel()
+            told(places, error)
+
+    def _time_out(self, timeout_ms: int) -> None:
+        self.tell(None, not_acknowledged(timeout_ms))
 
 
 class GatheredProduce:
@@ -44,24 +60,34 @@ class GatheredProduce:
             return None
         return decode_plain(body) or None
 
-    async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
-        """As ``Broker.produce`` with acks=all."""
-        loop = asyncio.get_running_loop()
-        waiting = _Waiting(records, loop.create_future())
+    def begin(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int, told: Told) -> None:
+        """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop, and may not raise."""
+        waiting = _Waiting(records, told, timeout_ms)
         gathered = self._waiting.get(topic)
-        if gathered is None:
-            self._waiting[topic] = [waiting]
-            # Begins after the other requests that this turn of the loop has read.
-            appends = loop.create_task(self._append_waiting(topic))
-            self._appends.add(appends)
-            appends.add_done_callback(self._appends.discard)
-        else:
+        if gathered is not None:
             gathered.append(waiting)
-        timer = loop.call_later(timeout_ms / 1000, _time_out, waiting.result, timeout_ms)
-        try:
-            return await waiting.result
-        finally:
-            timer.cancel()
+            return
+        self._waiting[topic] = [waiting]
+        # Begins after the other requests that this turn of the loop has read.
+        appends = asyncio.get_running_loop().create_task(self._append_waiting(topic))
+        self._appends.add(appends)
+        appends.add_done_callback(self._appends.discard)
+
+    async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
+        """``begin``, and what was told."""
+        result: asyncio.Future[Places] = asyncio.get_running_loop().create_future()
+
+        def told(places: Places | None, error: BaseException | None) -> None:
+            if result.done():
+                return
+            if places is None:
+                assert error is not None
+                result.set_exception(error)
+            else:
+                result.set_result(places)
+
+        self.begin(topic, records, timeout_ms=timeout_ms, told=told)
+        return await result
 
     async def _append_waiting(self, topic: Topic) -> None:
         """One append after the other, until nobody waits."""
@@ -78,19 +104,12 @@ class GatheredProduce:
             partitions, offsets = (places.tolist() for places in result.places())
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in gathered:
-                if not waiting.result.done():
-                    waiting.result.set_exception(_copy(error))
+                waiting.tell(None, _copy(error))
             return
         end = 0
         for waiting in gathered:
             first, end = end, end + len(waiting.records)
-            if not waiting.result.done():
-                waiting.result.set_result((partitions[first:end], offsets[first:end]))
-
-
-def _time_out(result: "asyncio.Future[Places]", timeout_ms: int) -> None:
-    if not result.done():
-        result.set_exception(not_acknowledged(timeout_ms))
+            waiting.tell((partitions[first:end], offsets[first:end]))
 
 
 def _copy(error: BaseException) -> BaseException:

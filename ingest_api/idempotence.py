@@ -23,6 +23,7 @@ IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 REPLAYED: Final = {"Idempotent-Replayed": "true"}
 
 _NAMES = {name.lower().encode(): name for name in (PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCES, IDEMPOTENCY_KEY)}
+IDENTITY_HEADERS: Final = frozenset(_NAMES)
 _OF_PRODUCERS = (PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCES)
 _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _PRINTABLE = re.compile(rf"[!-~]([ -~]{{0,{IDEMPOTENCY_KEY_LENGTH_MAX - 2}}}[!-~])?")

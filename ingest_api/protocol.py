@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import httptools
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.errors import HttpError, error_body
+from ingest_api.short_requests import ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -76,13 +78,14 @@ class ConnectionLimits:
         )
 
 
-def http_protocol(limits: ConnectionLimits) -> type["HttpProtocol"]:
+def http_protocol(limits: ConnectionLimits, short_requests: ShortRequests | None = None) -> type["HttpProtocol"]:
     """The protocol with ``limits``: uvicorn makes the instances, and knows no arguments of ours."""
-    return type("HttpProtocol", (HttpProtocol,), {"limits": limits})
+    return type("HttpProtocol", (HttpProtocol,), {"limits": limits, "short_requests": short_requests})
 
 
 class HttpProtocol(HttpToolsProtocol):
     limits: ClassVar[ConnectionLimits] = ConnectionLimits()
+    short_requests: ClassVar[ShortRequests | None] = None
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -96,6 +99,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._unanswered: deque[Any] = deque()
         self._refusal: tuple[HttpError, str] | None = None
+        # Of a request that is short, unless its body turns out to come later: its head and what is there of its body.
+        self._short_head: ShortHead | None = None
+        self._short_body = b""
         self._client_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
@@ -204,6 +210,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
+        if self._short_head is not None:
+            self._begin_application()
         if number == self._request_number:  # else most of what has just come may belong to the request before
             self._bound_framing(len(data))
 
@@ -251,13 +259,26 @@ class HttpProtocol(HttpToolsProtocol):
             raise ValueError  # makes the parser stop
         if self.parser.should_upgrade():
             return
+        self._in_body = True
+        self._short_head = self._find_short_head()
+        if self._short_head is None:
+            self._begin_application()
+
+    def _begin_application(self) -> None:
+        """Leave the request to it, with what has come of the body."""
         super().on_headers_complete()
         if self.scope["method"] != "HEAD":  # whose answer is a head alone
             self.cycle.transport = _AnswerWriter(self.transport)  # type: ignore[assignment]  # has all that is used
-        self._in_body = True
         self._unanswered.append(self.cycle)
+        if self._short_head is not None:
+            body, self._short_head, self._short_body = self._short_body, None, b""
+            super().on_body(body)
 
     def on_body(self, body: bytes) -> None:
+        if self._short_head is not None:
+            self._short_body += body
+            self._body_bytes_read += len(body)
+            return
         super().on_body(body)
         self._body_bytes_read += len(body)
         if self.cycle.response_complete:
@@ -269,9 +290,38 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return
         self._in_body = False
+        if self._short_head is not None and self._begin_short():
+            return
         super().on_message_complete()
         if not self._unanswered:
             self._expect_within(self.limits.idle_seconds, self._close)
+
+    # ---- a short one ------------------------------------------------------------------------------------------------
+
+    def _find_short_head(self) -> ShortHead | None:
+        if (
+            self.short_requests is None
+            or self._unanswered
+            or self.flow.write_paused
+            or self.parser.get_method() != b"POST"
+            or self.parser.get_http_version() != "1.1"
+            or not self.parser.should_keep_alive()
+        ):
+            return None
+        return self.short_requests.head(self.url, self.headers)
+
+    def _begin_short(self) -> bool:
+        """Whether the request, which is there as a whole, is under way; else the application has it."""
+        assert self.short_requests is not None
+        assert self._short_head is not None
+        cycle = _ShortCycle(self)
+        if not self.short_requests.begin(self._short_head, self.headers, self._short_body, cycle.answer):
+            self._begin_application()
+            return False
+        self._short_head, self._short_body = None, b""
+        self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
+        self._unanswered.append(cycle)
+        return True
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse the request again without its offer: the parser stops at the end of such a head, whatever follows."""
@@ -349,6 +399,39 @@ class HttpProtocol(HttpToolsProtocol):
             % (len(body), uuid.uuid4().hex.encode(), retry)
         )
         self.transport.write(STATUS_LINE[http.status] + head + body)
+
+
+class _ShortCycle:
+    """In the place of uvicorn's cycle of request and answer, while a short request is carried out."""
+
+    __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
+
+    message_event = asyncio.Event()  # nobody waits for more of the request
+    response_started = True  # nothing may be put in its place
+
+    def __init__(self, connection: HttpProtocol) -> None:
+        self._connection = connection
+        self.disconnected = False
+        self.keep_alive = True
+        self.response_complete = False
+
+    def answer(self, response: Response, request_id: bytes) -> None:
+        """As the application would write it."""
+        connection, transport = self._connection, self._connection.transport
+        self.response_complete = True
+        if self.disconnected or transport.is_closing():
+            return
+        lines = [STATUS_LINE[response.status_code]]
+        for name, value in (*connection.server_state.default_headers, *response.raw_headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines += (b"x-request-id: ", request_id, b"\r\n")
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        lines += (b"\r\n", bytes(response.body))
+        transport.write(b"".join(lines))
+        if not self.keep_alive:
+            transport.close()
+        connection.on_response_complete()
 
 
 class _AnswerWriter:

@@ -11,10 +11,11 @@ import logging
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import structlog
 from prometheus_client import Counter, Histogram
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ingest_api.errors import (
@@ -23,14 +24,15 @@ from ingest_api.errors import (
     error_response,
     log_store_error_response,
 )
-from logstore.errors import RequestTimedOutError
+from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
-_READ_HEADERS = frozenset((b"x-request-id", b"logstore-client-id", b"expect"))
+REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
+_READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
@@ -48,19 +50,21 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send)
             return
         given = [header for header in scope["headers"] if header[0] in _READ_HEADERS]
-        request_id = _sane(given, b"x-request-id") or f"{random.getrandbits(128):032x}"
-        client_id = _sane(given, b"logstore-client-id")
+        request_id = sane(given, REQUEST_ID) or f"{random.getrandbits(128):032x}"
+        client_id = sane(given, CLIENT_ID)
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in given)
         exchange = _Exchange(scope, receive, send, request_id, expects)
-        fields = {"request_id": request_id}
-        if client_id:
-            fields["client_id"] = client_id
-        token = LOG_FIELDS.set(fields)
+        token = LOG_FIELDS.set(log_fields(request_id, client_id))
         began = time.perf_counter()
         try:
             await self._answer(exchange)
         finally:
-            _record(exchange, client_id, time.perf_counter() - began)
+            # FastAPI leaves the matched route in the scope; a path of a client's own making is never a label.
+            route = getattr(exchange.scope.get("route"), "path", _NO_ROUTE)
+            seconds = time.perf_counter() - began
+            record_answer(
+                exchange.method, route, exchange.raw_path, exchange.status, exchange.sent_bytes, client_id, seconds
+            )
             LOG_FIELDS.reset(token)
 
     async def _answer(self, exchange: "_Exchange") -> None:
@@ -78,18 +82,13 @@ class RequestContextMiddleware:
             await self._app(exchange.scope, exchange.receive, exchange.send)
         except ClientDisconnectedError:
             exchange.status = exchange.status or _CLIENT_CLOSED_REQUEST
-        except asyncio.CancelledError:
-            # The server gives up on requests that outlast its shutdown. Not 503, after which nothing was stored.
-            if exchange.status == 0:
-                error = RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
-                await log_store_error_response(error)(scope, exchange.receive, exchange.send)
-            raise
-        except Exception:
-            log.exception("http.unexpected_error", method=scope["method"], path=exchange.raw_path)
-            if exchange.status != 0:
+        except (asyncio.CancelledError, Exception) as error:
+            answer = error_answer(error, scope["method"], exchange.raw_path, exchange.request_id)
+            begun = exchange.status != 0
+            if not begun:
+                await answer(scope, exchange.receive, exchange.send)
+            if begun or isinstance(error, asyncio.CancelledError):
                 raise
-            message = f"Internal error. The server's log has it under request id {exchange.request_id!r}."
-            await error_response(INTERNAL_ERROR, message)(scope, exchange.receive, exchange.send)
 
 
 class _Exchange:
@@ -124,20 +123,39 @@ class _Exchange:
         await self._send(message)
 
 
-def _record(exchange: _Exchange, client_id: str, seconds: float) -> None:
-    # FastAPI leaves the matched route in the scope; a path of a client's own making is never a label.
-    route = getattr(exchange.scope.get("route"), "path", _NO_ROUTE)
-    _requests(exchange.method, route, exchange.status, client_label(client_id)).inc()
-    _request_seconds(exchange.method, route).observe(seconds)
-    if exchange.status < 400 and not _logger.isEnabledFor(logging.DEBUG):
+def log_fields(request_id: str, client_id: str) -> dict[str, str]:
+    """What every line says that is logged for a request."""
+    return {"request_id": request_id, "client_id": client_id} if client_id else {"request_id": request_id}
+
+
+def error_answer(error: BaseException, method: str, raw_path: str, request_id: str) -> Response:
+    """The answer to what a request failed with; what nothing below expected is logged."""
+    if isinstance(error, LogStoreError):
+        return log_store_error_response(error)
+    if isinstance(error, asyncio.CancelledError):
+        # The server gives up on requests that outlast its shutdown. Not 503, after which nothing was stored.
+        return log_store_error_response(
+            RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
+        )
+    log.error("http.unexpected_error", method=method, path=raw_path, exc_info=error)
+    return error_response(INTERNAL_ERROR, f"Internal error. The server's log has it under request id {request_id!r}.")
+
+
+def record_answer(
+    method: str, route: str, raw_path: str, status: int, sent_bytes: int, client_id: str, seconds: float
+) -> None:
+    """In the metrics, and as a line of the log."""
+    _requests(method, route, status, client_label(client_id)).inc()
+    _request_seconds(method, route).observe(seconds)
+    if status < 400 and not _logger.isEnabledFor(logging.DEBUG):
         return  # structlog would find out only at the end
-    write = log.error if exchange.status >= 500 else log.info if exchange.status >= 400 else log.debug
+    write = log.error if status >= 500 else log.info if status >= 400 else log.debug
     write(
         "http.answered",
-        method=exchange.method,
-        path=exchange.raw_path,
-        status=exchange.status,
-        bytes=exchange.sent_bytes,
+        method=method,
+        path=raw_path,
+        status=status,
+        bytes=sent_bytes,
         milliseconds=round(seconds * 1000, 3),
     )
 
@@ -152,7 +170,7 @@ def _request_seconds(method: str, route: str) -> Histogram:
     return REQUEST_SECONDS.labels(method, route)
 
 
-def _sane(headers: list[tuple[bytes, bytes]], wanted: bytes) -> str:
+def sane(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:
     """The header's value if it is there once, printable and at most 128 characters; else ""."""
     values = [value for name, value in headers if name == wanted] if headers else ()
     return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

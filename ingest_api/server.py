@@ -73,7 +73,9 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     app = create_app(settings)
     config = uvicorn.Config(
         app,
-        http=http_protocol(ConnectionLimits.of(settings, max_connections=_max_connections(settings))),
+        http=http_protocol(
+            ConnectionLimits.of(settings, max_connections=_max_connections(settings)), app.short_requests
+        ),
         ws="none",
         # The lifespan is entered below: its errors are ours to report, and it ends after the last answer.
         lifespan="off",

@@ -80,7 +80,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """What a request says before its body, but for what it is about."""
+    """What a request says before its body, but for its topic and who sends it."""
 
     acks: int
     timeout_ms: int
@@ -88,13 +88,18 @@ class _Head:
     coding: str | None
     answer_type: str
 
+    @property
+    def may_join(self) -> bool:
+        """Whether others may be appended with it."""
+        return self.form.is_json and self.coding is None and self.acks != 0
 
-_HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
+
+HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
 _HEAD_CACHED_BYTES_MAX = 512
 
 
-def _read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
-    """``headers``: those of _HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
+def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
+    """``headers``: those of HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
     query = parse_query(query_string, (ACKS, TIMEOUT_MS))
     given = Headers(raw=list(headers))
     form = _FORMATS[request_media_type(given, tuple(_FORMATS))]
@@ -103,14 +108,14 @@ def _read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) ->
 
 
 # Producers send the same again and again.
-_read_head_again = functools.lru_cache(256)(_read_head)
+_read_head_again = functools.lru_cache(256)(read_head)
 
 
 def _head_of(request: Request) -> _Head:
     query_string = request.scope["query_string"]
-    headers = tuple([header for header in request.scope["headers"] if header[0] in _HEADERS_READ])
+    headers = tuple([header for header in request.scope["headers"] if header[0] in HEADERS_READ])
     size = len(query_string) + sum(len(value) for _, value in headers)
-    return (_read_head_again if size <= _HEAD_CACHED_BYTES_MAX else _read_head)(query_string, headers)
+    return (_read_head_again if size <= _HEAD_CACHED_BYTES_MAX else read_head)(query_string, headers)
 
 
 @router.post("/topics/{topic}", **openapi.PRODUCE)
@@ -137,7 +142,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
-        may_join = form.is_json and partition is None and acks != 0 and identify is None and coding is None
+        may_join = head.may_join and partition is None and identify is None
         if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
             places = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
             return BytesResponse(offsets_of(*places), head.answer_type)

@@ -1,50 +1,17 @@
 """Bounds in time, shortened: clients that send nothing, or a little, or stop in the middle."""
 
 import asyncio
-import contextlib
 import socket
 import time
 
 import pytest
-import uvicorn
-from uvicorn.server import ServerState
 
-from ingest_api.protocol import ConnectionLimits, http_protocol
 from tests.api.api_client import running_api
+from tests.api.listening import connected, listening
 
 pytestmark = pytest.mark.anyio
 
 POST = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-
-
-@contextlib.asynccontextmanager
-async def listening(app, **limits):
-    """The application behind our protocol on a socket of this process: the port."""
-    protocol = http_protocol(ConnectionLimits(**limits))
-    config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
-    config.load()
-    state = ServerState()
-    loop = asyncio.get_running_loop()
-    listener = socket.create_server(("127.0.0.1", 0))
-    # Little, so that what a client does not take stays with the protocol; a connection inherits it.
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = await loop.create_server(lambda: protocol(config=config, server_state=state, app_state={}), sock=listener)
-    try:
-        yield server.sockets[0].getsockname()[1], state
-    finally:
-        server.close()
-        for connection in list(state.connections):
-            connection.transport.abort()
-        await asyncio.gather(*state.tasks, return_exceptions=True)
-
-
-@contextlib.asynccontextmanager
-async def connected(port: int):
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    try:
-        yield reader, writer
-    finally:
-        writer.close()
 
 
 async def until(condition):

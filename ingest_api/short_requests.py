@@ -1,0 +1,141 @@
+"""Small produce requests without an application around them.
+
+What is done for a request of whatever kind (a task, a scope, messages to and fro, a response) takes several times as
+long as to append one record together with others. A request is short if it is a POST of a few plain JSON records to a
+topic and was there as a whole when its head was read. Invariants: it is answered as the application would answer it, to
+the byte; whatever is not plain about it (in its head or body, or a bound that is reached) is left to the application,
+which then finds it untouched.
+"""
+
+import functools
+import random
+import time
+import urllib.parse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import httptools
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from ingest_api.answers import BytesResponse, offsets_of
+from ingest_api.backpressure import Reservation
+from ingest_api.gathering import GATHERED_BYTES_MAX, Places
+from ingest_api.idempotence import IDENTITY_HEADERS
+from ingest_api.request_context import CLIENT_ID, REQUEST_ID, error_answer, log_fields, record_answer, sane
+from ingest_api.routers.produce import HEADERS_READ, read_head
+from ingest_api.state import ApiState
+from logstore.errors import LogStoreError
+from logstore.observability import LOG_FIELDS
+
+HeaderPairs = Sequence[tuple[bytes, bytes]]
+
+_PRODUCE: Final = "/topics/{topic}"
+_LENGTH: Final = b"content-length"
+# What makes a request one for the application, whatever it says.
+_NOT_PLAIN: Final = IDENTITY_HEADERS | {b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"}
+_HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
+_HEADS_CACHED: Final = 256
+_HEAD_CACHED_BYTES_MAX: Final = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ShortHead:
+    """What the heads of many requests say."""
+
+    topic: str
+    path: str
+    timeout_ms: int
+    answer_type: str
+    client_id: str
+
+
+class ShortRequests:
+    """``state`` is asked for once there are requests; ``find_route(method, path)`` as the application's own."""
+
+    def __init__(
+        self,
+        state: Callable[[], ApiState],
+        find_route: Callable[[str, str], tuple[APIRoute, dict[str, str]] | None],
+    ) -> None:
+        self._state = state
+        self._find_route = find_route
+        self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
+
+    def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
+        """Of a POST of HTTP/1.1; None if the request is not short."""
+        told = []
+        size = len(url)
+        length = b""
+        for header in headers:
+            name = header[0]
+            if name == _LENGTH:
+                length = header[1]
+            elif name in _HEADERS_READ:
+                told.append(header)
+                size += len(header[1])
+        if size > _HEAD_CACHED_BYTES_MAX or not length.isdigit() or not 0 < int(length[:9]) <= GATHERED_BYTES_MAX:
+            return None
+        return self._read_again(url, tuple(told))
+
+    def _read(self, url: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ShortHead | None:
+        if any(name in _NOT_PLAIN for name, _ in headers):
+            return None
+        parsed = httptools.parse_url(url)
+        raw_path = parsed.path.decode("ascii")
+        found = self._find_route("POST", urllib.parse.unquote(raw_path))
+        if found is None or found[0].path != _PRODUCE:
+            return None
+        try:
+            head = read_head(parsed.query or b"", tuple(header for header in headers if header[0] in HEADERS_READ))
+        except LogStoreError:
+            return None
+        if not head.may_join:
+            return None
+        return ShortHead(found[1]["topic"], raw_path, head.timeout_ms, head.answer_type, sane(headers, CLIENT_ID))
+
+    def begin(
+        self, head: ShortHead, headers: HeaderPairs, body: bytes, answer: Callable[[Response, bytes], None]
+    ) -> bool:
+        """Whether ``answer`` will be called, with an answer and the request's id; else nothing has happened."""
+        state = self._state()
+        try:
+            topic = state.broker.topic(head.topic)
+            records = state.gathered.open(topic, body)
+            if not records:
+                return False
+            reservation = state.requests.reserve(len(body))
+        except LogStoreError:
+            return False
+        request_id = sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
+        request = _ShortRequest(head, request_id, reservation, time.perf_counter(), answer)
+        state.gathered.begin(topic, records, timeout_ms=head.timeout_ms, told=request.told)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class _ShortRequest:
+    head: ShortHead
+    request_id: str
+    reservation: Reservation
+    began: float
+    answer: Callable[[Response, bytes], None]
+
+    def told(self, places: Places | None, error: BaseException | None) -> None:
+        head = self.head
+        self.reservation.release()
+        token = LOG_FIELDS.set(log_fields(self.request_id, head.client_id))
+        try:
+            response: Response
+            if places is not None:
+                response = BytesResponse(offsets_of(*places), head.answer_type)
+            else:
+                assert error is not None
+                response = error_answer(error, "POST", head.path, self.request_id)
+            self.answer(response, self.request_id.encode())
+            seconds = time.perf_counter() - self.began
+            size = len(response.body)
+            record_answer("POST", _PRODUCE, head.path, response.status_code, size, head.client_id, seconds)
+        finally:
+            LOG_FIELDS.reset(token)

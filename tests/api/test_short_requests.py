@@ -1,0 +1,274 @@
+"""A small produce request gets the same answer whether it came at once or in pieces: by the short way or the long."""
+
+import asyncio
+import gzip
+import json
+import re
+
+import pytest
+
+from ingest_api.gathering import GATHERED_BYTES_MAX
+from logstore.errors import StorageError, ThrottledError
+from logstore.observability import configure_logging, render_metrics
+from tests.api.api_client import JSON_V2, running_api
+from tests.api.listening import connected, listening
+
+pytestmark = pytest.mark.anyio
+
+ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
+SEVERAL = json.dumps({"records": [{"key": f"k{n % 5}", "value": n} for n in range(70)]}).encode()
+
+
+def request(body: bytes = ONE, path: str = "/topics/t", version: str = "1.1", **headers: str | None) -> bytes:
+    given = {"Host": "x", "Content-Type": JSON_V2, "Content-Length": str(len(body))}
+    given |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{name}: {value}" for name, value in given.items() if value is not None]
+    return "\r\n".join([f"POST {path} HTTP/{version}", *lines, "", ""]).encode() + body
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str], bytes]:
+    status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+    pairs = [tuple(line.split(": ", 1)) for line in lines]
+    assert len(dict(pairs)) == len(pairs), pairs
+    headers = dict(pairs)
+    return status, headers, await reader.readexactly(int(headers["content-length"]))
+
+
+@pytest.fixture
+async def short(api, monkeypatch):
+    """What the short way said of each request that it was asked to take."""
+    taken: list[bool] = []
+    begin = api.app.short_requests.begin
+
+    def counted(*given):
+        taken.append(begin(*given))
+        return taken[-1]
+
+    monkeypatch.setattr(api.app.short_requests, "begin", counted)
+    await api.create_topic("t", partitions=3, max_message_bytes="2000")
+    await api.create_topic("compacted", cleanup_policy="compact")
+    await api.create_topic("a.b")
+    return taken
+
+
+def comparable(answer: tuple[str, dict[str, str], bytes]) -> tuple[str, list[str], dict[str, str], object]:
+    """Without what differs between any two requests: the times, ids made here, partitions and offsets."""
+    status, headers, body = answer
+    order = list(headers)
+    headers = {name: value for name, value in headers.items() if name != "date"}
+    if re.fullmatch("[0-9a-f]{32}", headers["x-request-id"]):
+        body = body.replace(headers["x-request-id"].encode(), b"id")
+        headers["x-request-id"] = "id"
+    content = json.loads(body)
+    for place in content.get("offsets", ()):
+        place["offset"] = place["partition"] = 0
+    headers["content-length"] = str(len(re.sub(rb"\d+", b"0", body)))
+    return status, order, headers, content
+
+
+TAKEN = {
+    "one record": request(),
+    "several": request(SEVERAL),
+    "no key": request(b'{"records":[{"value":1}]}'),
+    "nulls": request(b'{"records":[{}, {"key":null,"value":null}]}'),
+    "spaces": request(b' { "records" : [ { "value" : "\xc3\xa9" } ] } '),
+    "plain JSON": request(Content_Type="application/json; charset=utf-8"),
+    "acks of the leader": request(path="/topics/t?acks=1&timeout_ms=5000"),
+    "another answer": request(Accept="application/json"),
+    "any answer": request(Accept="*/*", User_Agent="curl", Accept_Encoding="gzip", Connection="keep-alive"),
+    "with an id": request(X_Request_Id="mine", Logstore_Client_Id="me"),
+    "with a bad id": request(X_Request_Id="x" * 200, Logstore_Client_Id="\tm\te"),
+    "escaped": request(path="/topics/a%2Eb"),
+    "absolute": request(path="http://x/topics/t"),
+}
+LEFT = {
+    "malformed": request(b'{"records":['),
+    "not UTF-8": request(b'{"records":[{"value":"\xff"}]}'),
+    "no records": request(b'{"records":[]}'),
+    "no body": request(b""),
+    "a misspelt field": request(b'{"records":[{"value":1,"vlaue":2}]}'),
+    "a partition": request(b'{"records":[{"value":1,"partition":2}]}'),
+    "no such partition": request(b'{"records":[{"value":1,"partition":7}]}'),
+    "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
+    "too large a record": request(b'{"records":[{"value":"%b"}]}' % (b"x" * 2_001)),
+    "too large to join": request(b'{"records":[{"value":1}]}'.ljust(GATHERED_BYTES_MAX + 1)),
+    "no such topic": request(path="/topics/unknown"),
+    "no topic's name": request(path="/topics/%2F"),
+    "another path": request(path="/topics/t/u/v"),
+    "one partition": request(path="/topics/t/partitions/1"),
+    "of another type": request(Content_Type="text/plain"),
+    "of no type": request(Content_Type=None),
+    "no answer is good": request(Accept="image/png"),
+    "unknown query": request(path="/topics/t?acsk=1"),
+    "no acks": request(path="/topics/t?acks=0"),
+    "named": request(Idempotency_Key="a request"),
+    "of a producer": request(Logstore_Producer_Id="1"),
+    "compressed": request(gzip.compress(ONE, mtime=0), Content_Encoding="gzip"),
+    "the last": request(Connection="close"),
+    "of old": request(version="1.0"),
+    "compacted": request(path="/topics/compacted"),
+    "compacted, no key": request(b'{"records":[{"value":1}]}', path="/topics/compacted"),
+}
+
+
+async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str, str], object]:
+    async with connected(port) as (reader, writer):
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.05)
+        return comparable(await asyncio.wait_for(read_answer(reader), 10))
+
+
+@pytest.mark.parametrize("requests", [TAKEN, LEFT], ids=["taken", "left"])
+async def test_it_is_answered_the_same_at_once_and_in_pieces(api, short, requests):
+    async with listening(api.app) as (port, _):
+        for name, whole in requests.items():
+            short.clear()
+            head_end = whole.index(b"\r\n\r\n") + 4
+            at_once = await exchange(port, whole)
+            assert any(short) == (requests is TAKEN), name
+            in_pieces = await exchange(port, whole[:head_end].replace(b"a request", b"another"), whole[head_end:])
+            assert at_once == in_pieces, name
+
+
+async def test_every_record_is_where_the_answer_says(api, short):
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        told = {}
+        for n in range(20):
+            value = f"v{n}"
+            writer.write(request(json.dumps({"records": [{"key": f"k{n}", "value": value}] * 2}).encode()))
+            _, _, body = await read_answer(reader)
+            told |= {(place["partition"], place["offset"]): value for place in json.loads(body)["offsets"]}
+    assert short == [True] * 20
+    stored = {(p, offset): value for p in range(3) for offset, value in enumerate(await api.values("t", p))}
+    assert told == stored
+
+
+async def test_pipelined_requests_are_answered_in_their_order(api, short):
+    requests = [request(X_Request_Id=str(n)) for n in range(5)]
+    requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: x\r\nX-Request-Id: list\r\n\r\n")
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        writer.write(b"".join(requests))
+        ids = [(await asyncio.wait_for(read_answer(reader), 10))[1]["x-request-id"] for _ in requests]
+    assert ids == ["0", "1", "list", "2", "3", "4"]
+    assert sum(api.end_offsets("t")) == 5
+
+
+async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(api, short, monkeypatch):
+    produce, durable = api.broker.produce, asyncio.Event()
+
+    async def slow(*given, **options):
+        await durable.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        writer.write(request() + b"NONSENSE\r\n\r\n")
+        await asyncio.sleep(0.02)
+        durable.set()
+        assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
+        assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 400")
+    assert short == [True]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StorageError("broken"), 500), (ThrottledError("full"), 429), (RuntimeError("a bug"), 500)],
+    ids=lambda given: type(given).__name__,
+)
+async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
+    api, short, monkeypatch, error, status, own_logging, capsys
+):
+    async def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(api.broker, "produce", fail)
+    configure_logging("info", "json")
+    whole = request(X_Request_Id="mine", Logstore_Client_Id="me")
+    split = len(whole) - len(ONE)
+    answers, logged, counted = [], [], []
+    async with listening(api.app) as (port, _):
+        for pieces in ((whole,), (whole[:split], whole[split:])):
+            async with connected(port) as (reader, writer):
+                for piece in pieces:
+                    writer.write(piece)
+                    await asyncio.sleep(0.02)
+                answers.append(comparable(await asyncio.wait_for(read_answer(reader), 10)))
+            lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+            logged.append([{k: line.get(k) for k in ("event", "request_id", "client_id", "status")} for line in lines])
+            counted.append(answered(status))
+    assert short == [True]
+    assert answers[0] == answers[1]
+    assert answers[0][0].startswith(f"HTTP/1.1 {status}")
+    assert logged[0] == logged[1]
+    assert {"event": "http.answered", "request_id": "mine", "client_id": "me", "status": status} in logged[0]
+    assert counted[1] - counted[0] == 1
+
+
+def answered(status: int) -> float:
+    name = rf'logstore_http_requests_total{{client="me",method="POST",route="/topics/{{topic}}",status="{status}"}}'
+    return sum(
+        float(line.rpartition(" ")[2]) for line in render_metrics().decode().splitlines() if line.startswith(name)
+    )
+
+
+async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
+    produce, durable = api.broker.produce, asyncio.Event()
+
+    async def slow(*given, **options):
+        await durable.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    async with (
+        listening(api.app) as (port, _),
+        connected(port) as (reader, writer),
+        connected(port) as (_, gone_writer),
+        connected(port) as (other_reader, other_writer),
+    ):
+        writer.write(request(path="/topics/t?timeout_ms=20"))
+        gone_writer.write(request())
+        other_writer.write(request())
+        assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 504")
+        gone_writer.transport.abort()
+        await asyncio.sleep(0.02)
+        durable.set()
+        assert (await asyncio.wait_for(read_answer(other_reader), 10))[0] == "HTTP/1.1 200 OK"
+        writer.write(request(X_Request_Id="next"))
+        assert (await asyncio.wait_for(read_answer(reader), 10))[1]["x-request-id"] == "next", "answered twice"
+    assert short == [True] * 4
+    assert api.app.state.api.requests.reserved == 0
+
+
+async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path):
+    async with running_api(tmp_path / "data", queued_max_request_bytes=4096, max_request_size=4096) as api:
+        await api.create_topic("t")
+        held = api.app.state.api.requests.reserve(4090)
+        async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+            writer.write(request())
+            status, headers, _ = await asyncio.wait_for(read_answer(reader), 10)
+            assert status.startswith("HTTP/1.1 429")
+            assert headers["retry-after"]
+            held.release()
+            writer.write(request())
+            assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
+
+
+async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, monkeypatch):
+    produce, durable = api.broker.produce, asyncio.Event()
+
+    async def slow(*given, **options):
+        await durable.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    async with listening(api.app) as (port, state), connected(port) as (reader, writer):
+        writer.write(request())
+        await asyncio.sleep(0.02)
+        for connection in list(state.connections):
+            connection.shutdown()
+        durable.set()
+        status, headers, _ = await asyncio.wait_for(read_answer(reader), 10)
+        assert status == "HTTP/1.1 200 OK"
+        assert headers["connection"] == "close"
+        assert await asyncio.wait_for(reader.read(), 10) == b""
