@@ -18,7 +18,6 @@ from logstore.records.json_decoder import PlainRecord, decode_plain, plain_colum
 GATHERED_BYTES_MAX = 4096
 # Bounds an append to about 1 MiB.
 GATHERED_REQUESTS_MAX = 256
-_NO_TIMEOUT_MS = 24 * 3_600_000
 
 #: Partition and offset of each record of a request, in its order.
 Places = tuple[list[int], list[int]]
@@ -100,7 +99,7 @@ class GatheredProduce:
         try:
             records = plain_columns(list(itertools.chain.from_iterable(waiting.records for waiting in gathered)))
             # Each request waits as long as it wants to: this waits for the journal's word.
-            result = await self._broker.produce(topic, records, timeout_ms=_NO_TIMEOUT_MS)
+            result = await self._broker.produce(topic, records, timeout_ms=None)
             partitions, offsets = (places.tolist() for places in result.places())
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in gathered:

@@ -495,7 +495,7 @@ class Broker:
         *,
         partition: int | None = None,
         acks: int = -1,
-        timeout_ms: int = 30_000,
+        timeout_ms: int | None = 30_000,
         internal: bool = False,
         identity: ProducerIdentity | IdempotencyKey | None = None,
     ) -> ProduceResult:
@@ -532,7 +532,7 @@ class Broker:
         records: Records,
         partition: int | None,
         acks: int,
-        timeout_ms: int,
+        timeout_ms: int | None,
         identity: ProducerIdentity | IdempotencyKey,
     ) -> ProduceResult:
         """``produce`` without what is stored already, or on its way."""
@@ -569,11 +569,15 @@ class Broker:
         )
         return ProduceResult(ranges, records.num_rows, replayed=not new)
 
-    async def _acknowledged(self, appends: Collection[asyncio.Future[list[FrameLocation]]], timeout_ms: int) -> None:
-        if appends:
+    async def _acknowledged(
+        self, appends: Collection[asyncio.Future[list[FrameLocation]]], timeout_ms: int | None
+    ) -> None:
+        if appends and timeout_ms is not None:
             await asyncio.wait(appends, timeout=timeout_ms / 1000)
         for durable in appends:
-            if not durable.done():
+            if timeout_ms is None:
+                await durable
+            elif not durable.done():
                 raise not_acknowledged(timeout_ms)
             durable.result()
         self._filesystem.reached("produce.durable")

@@ -3,6 +3,8 @@
 One element name, ``element``, and one order of columns everywhere: Spark, delta-rs, DuckDB and Polars agree on them.
 """
 
+import functools
+
 import pyarrow as pa
 
 HEADERS_TYPE = pa.list_(
@@ -49,6 +51,7 @@ SEGMENT_SCHEMA = pa.schema(
 TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 
+_FEW_ROWS = 64
 _NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 
 
@@ -56,5 +59,13 @@ def null_headers(rows: int) -> pa.Array:
     """A column of headers that are all null. ``pa.nulls`` would bring 8 bytes a row of offsets for elements that are
     not there, in journal, network and memory.
     """
+    return _few_null_headers(rows) if rows <= _FEW_ROWS else _null_headers(rows)
+
+
+def _null_headers(rows: int) -> pa.Array:
     buffers = [pa.py_buffer(bytes((rows + 7) // 8)), pa.py_buffer(bytes(4 * (rows + 1)))]
     return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, null_count=rows, children=[_NO_HEADERS])
+
+
+# Arrays never change: one for each number of rows will do.
+_few_null_headers = functools.lru_cache(_FEW_ROWS + 1)(_null_headers)
