@@ -45,7 +45,7 @@ class BytesResponse(Response):
 class RecordsResponse(Response):
     """A large body, sent as fast as the client takes it (``protocol`` cuts one that does not); reserved until then.
 
-    The pieces of ``body`` are sent as they are, small ones together and large ones bit by bit.
+    The pieces of ``body`` are sent as they are, small ones together.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class RecordsResponse(Response):
                 if size + len(piece) > _PIECE_BYTES:
                     await _send_more(send, b"".join(gathered))
                     gathered, size = [], 0
-                view = memoryview(piece)
-                while len(view) > _PIECE_BYTES:
-                    await _send_more(send, view[:_PIECE_BYTES])
-                    view = view[_PIECE_BYTES:]
-                gathered.append(view)
-                size += len(view)
+                if len(piece) > _PIECE_BYTES:
+                    await _send_more(send, piece)
+                else:
+                    gathered.append(piece)
+                    size += len(piece)
+            # A small piece or none: it is sent when what went before is taken but for a rest as small.
             await send({"type": "http.response.body", "body": b"".join(gathered)})
 
 

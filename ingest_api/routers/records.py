@@ -2,7 +2,7 @@
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -36,6 +36,7 @@ from ingest_api.parameters import (
 from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import ApiState, api_state
 from logstore.broker.broker import FetchResult, Topic
+from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
 from logstore.records.stored_batch import StoredBatch, encode_blocks
 
@@ -43,17 +44,22 @@ from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 router = APIRouter(tags=["records"])
 
-_Result = FetchResult[pa.RecordBatch] | FetchResult[list[StoredBatch]]
+_Result = FetchResult[pa.Table] | FetchResult[list[StoredBatch]]
+_Encoder = Callable[[pa.Table, str, int], Sequence[Buffer]]
 
 
-def _encode_arrow(records: pa.RecordBatch, _topic: str, _partition: int) -> bytes:
+def _encode_arrow(records: pa.Table, _topic: str, _partition: int) -> Sequence[Buffer]:
     return encode_arrow_stream(records)
 
 
-_ENCODERS: dict[str, Callable[[pa.RecordBatch, str, int], bytes]] = {
-    KAFKA_JSON_V2: encode_json,
-    JSON: encode_json,
-    KAFKA_BINARY_V2: encode_binary,
+def _in_one_piece(encode: Callable[[pa.Table, str, int], bytes]) -> _Encoder:
+    return lambda records, topic, partition: [encode(records, topic, partition)]
+
+
+_ENCODERS: dict[str, _Encoder] = {
+    KAFKA_JSON_V2: _in_one_piece(encode_json),
+    JSON: _in_one_piece(encode_json),
+    KAFKA_BINARY_V2: _in_one_piece(encode_binary),
     ARROW_STREAM: _encode_arrow,
 }
 
@@ -114,10 +120,10 @@ async def _answer(
     reservation = state.answers.reserve(result.num_bytes)
     try:
         if isinstance(records, list):
-            body = encode_blocks(records)
+            body: Sequence[Buffer] = encode_blocks(records)
         else:
             encode = _ENCODERS[media_type]
-            body = [await state.work(records.nbytes, lambda: encode(records, topic.name, partition))]
+            body = await state.work(records.nbytes, lambda: encode(records, topic.name, partition))
         reservation.grow(sum(map(len, body)) - reservation.size)
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),

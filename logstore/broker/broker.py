@@ -664,7 +664,7 @@ class Broker:
 
     async def fetch(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
-    ) -> FetchResult[pa.RecordBatch]:
+    ) -> FetchResult[pa.Table]:
         """Records from ``offset`` on; see ``LogReader.fetch``."""
         return _counted(
             topic,

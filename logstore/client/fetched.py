@@ -1,8 +1,7 @@
 """What a consumer hands out: records as columns, and the same as objects.
 
 Objects are made column by column, without a line of Python per record: about 0.1 µs each, most of it copying bytes.
-``pa.array``, ``pa.scalar`` and ``to_numpy`` are left alone: the first of them imports pandas, if there is one, which
-makes the first record wait for half a second.
+What imports pandas is left alone here, too (``logstore.records.log_batches``).
 """
 
 from collections.abc import Callable
@@ -15,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.errors import LogStoreError, RecordDeserializationError
+from logstore.records.log_batches import int64_values
 
 Deserializer = Callable[[bytes], Any]
 
@@ -106,11 +106,6 @@ class FetchedBatch:
 
     def _offset_at(self, row: int) -> int:
         return int(int64_values(self.batch.column("offset"))[row])
-
-
-def int64_values(column: pa.Array) -> np.ndarray:
-    """A view of an int64 or timestamp column; anything where it is null."""
-    return np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
 
 
 def _deserialized(

@@ -23,11 +23,12 @@ from typing import Literal
 import msgspec
 import pyarrow as pa
 
-from logstore.client.fetched import FetchedBatch, int64_values
+from logstore.client.fetched import FetchedBatch
 from logstore.client.metadata import TopicPartition
 from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
 from logstore.client.transport import Transport, backoffs, error_of_code
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError
+from logstore.records.log_batches import int64_values
 
 FETCH_SECTIONS = "application/vnd.logstore.fetch"
 # A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.

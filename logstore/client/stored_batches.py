@@ -5,20 +5,18 @@ Large batches stay where the answer was received, small ones are put together: w
 here is validated beyond its shape: the store has checked what it took, and checks what it reads from disk.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.fetched import int64_values
 from logstore.errors import LogStoreError
 from logstore.records.fetch_sections import SECTION_HEADER
+from logstore.records.log_batches import WireBatch, int64_values, log_batches
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
 from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME
-
-# Copying this much costs about as much as the fixed price of a batch further on.
-_GATHER_BYTES = 128 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,26 +55,12 @@ def read_blocks(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBatc
 
     LogStoreError for anything else than blocks.
     """
-    gathered: list[_WireBatch] = []
-    gathered_bytes = 0
     try:
-        for block in _blocks(content):
-            if block.flags & HAS_OFFSETS:
-                yield from _combined(gathered, first_offset)
-                gathered, gathered_bytes = [], 0
-                yield from _from(pa.ipc.read_record_batch(block.payload, LOG_SCHEMA), first_offset)
-                continue
-            batch = pa.ipc.read_record_batch(block.payload, WIRE_SCHEMA)
-            if batch.num_rows != block.record_count:
-                raise _malformed(f"{batch.num_rows} records in a block of {block.record_count}")
-            gathered.append(_WireBatch(batch, block.base_offset, block.append_time_ms, block.flags))
-            gathered_bytes += block.payload.size
-            if gathered_bytes >= _GATHER_BYTES:
-                yield from _combined(gathered, first_offset)
-                gathered, gathered_bytes = [], 0
+        for have_offsets, blocks in groupby(_blocks(content), lambda block: bool(block.flags & HAS_OFFSETS)):
+            for batch in map(_log_batch, blocks) if have_offsets else log_batches(map(_wire_batch, blocks)):
+                yield from _from(batch, first_offset)
     except (pa.ArrowException, EOFError, OSError) as error:
         raise _malformed(str(error)) from error
-    yield from _combined(gathered, first_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +70,6 @@ class _Block:
     record_count: int
     flags: int
     payload: pa.Buffer
-
-
-@dataclass(frozen=True, slots=True)
-class _WireBatch:
-    records: pa.RecordBatch
-    base_offset: int
-    append_time_ms: int
-    flags: int
 
 
 def _blocks(content: pa.Buffer) -> Iterator[_Block]:
@@ -109,28 +85,15 @@ def _blocks(content: pa.Buffer) -> Iterator[_Block]:
         at += length + -length % ALIGNMENT
 
 
-def _combined(batches: Sequence[_WireBatch], first_offset: int) -> Iterator[pa.RecordBatch]:
-    """``batches`` with offsets and timestamps, as one."""
-    if not batches:
-        return
-    records = batches[0].records if len(batches) == 1 else pa.concat_batches([batch.records for batch in batches])
-    offsets = np.concatenate([np.arange(b.base_offset, b.base_offset + b.records.num_rows) for b in batches])
-    timestamps, *others = records.columns
-    overruled = [bool(batch.flags & LOG_APPEND_TIME) for batch in batches]
-    if timestamps.null_count or any(overruled):
-        counts = [batch.records.num_rows for batch in batches]
-        append_times = np.repeat([batch.append_time_ms for batch in batches], counts)
-        if timestamps.null_count < len(timestamps):
-            stands = np.array(timestamps.is_valid().to_pylist()) & ~np.repeat(overruled, counts)
-            append_times = np.where(stands, int64_values(timestamps), append_times)
-        timestamps = _column(LOG_SCHEMA.field("timestamp").type, append_times)
-    columns = [_column(pa.int64(), offsets), timestamps, *others]
-    yield from _from(pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA), first_offset)
+def _log_batch(block: _Block) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(block.payload, LOG_SCHEMA)
 
 
-def _column(kind: pa.DataType, numbers: np.ndarray) -> pa.Array:
-    """int64 numbers as they are."""
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+def _wire_batch(block: _Block) -> WireBatch:
+    records = pa.ipc.read_record_batch(block.payload, WIRE_SCHEMA)
+    if records.num_rows != block.record_count:
+        raise _malformed(f"{records.num_rows} records in a block of {block.record_count}")
+    return WireBatch(records, block.base_offset, block.append_time_ms, bool(block.flags & LOG_APPEND_TIME))
 
 
 def _from(records: pa.RecordBatch, first_offset: int) -> Iterator[pa.RecordBatch]:

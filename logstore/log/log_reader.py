@@ -2,17 +2,18 @@
 
 ``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads.
 A journal range that is freed, or a segment that is replaced, while a read is under way makes that step start again on
-the newer state. What was decoded is kept in a cache bounded in bytes, because consumers come back for the next slice.
-Readers that decode for themselves get the tail as it is stored.
+the newer state. What was decoded and not handed out to its end is kept, bounded in bytes, because consumers come back
+for the next slice. Readers that decode for themselves get the tail as it is stored.
 """
 
 import asyncio
+import dataclasses
+import functools
 import threading
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -31,25 +32,25 @@ from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
+from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch
 from logstore.segments.reader import RowGroup, read_row_group, row_groups
 
 T = TypeVar("T")
+C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-_ENTRY_BYTES = 2048  # what a cached batch costs beside its buffers
-EMPTY = pa.RecordBatch.from_pylist([], schema=LOG_SCHEMA)
-
-
-C = TypeVar("C")
+_ENTRY_BYTES = 2048  # what a kept batch costs beside its buffers
+# Of the rows that are left so many are looked at first for what fits into a slice.
+_ROWS_LOOKED_AT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult(Generic[C]):
     """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
 
-    Records are a batch of LOG_SCHEMA, or stored batches, of which the first may begin below what was asked for.
+    Records are a table of LOG_SCHEMA, or stored batches, of which the first may begin below what was asked for.
     """
 
     records: C
@@ -62,12 +63,22 @@ class FetchResult(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class _Slice(Generic[C]):
-    """``records`` out of one place: ``count`` of them, which take ``num_bytes`` of what was asked for."""
+    """Batches out of one place: ``count`` records, which take ``num_bytes`` of what was asked for."""
 
-    records: C
+    batches: list[C]
     count: int
     num_bytes: int
     next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``."""
+
+    start: int
+    end: int
+    max_bytes: int
+    may_be_empty: bool
 
 
 class LogReader:
@@ -75,15 +86,16 @@ class LogReader:
         self._journal = journal
         self._executor = executor
         self._refresh = refresh
-        self._cache: LRUCache[tuple[object, ...], pa.RecordBatch] = LRUCache(
+        #: By what they were read from.
+        self._begun: LRUCache[object, pa.RecordBatch] = LRUCache(
             ROW_GROUP_CACHE_BYTES, getsizeof=lambda batch: batch.nbytes + _ENTRY_BYTES
         )
         self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
-        self._cache_lock = threading.Lock()
+        self._lock = threading.Lock()
 
     async def fetch(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
-    ) -> FetchResult[pa.RecordBatch]:
+    ) -> FetchResult[pa.Table]:
         """Records from ``offset`` on: at least one if there is any, else up to ``max_bytes`` of them.
 
         Waits up to ``max_wait_s`` for ``min_bytes``. Raises OffsetOutOfRangeError outside [log start, high watermark],
@@ -92,9 +104,14 @@ class LogReader:
         log = topic.partition(partition)
 
         async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
-            return await self._next_slice(topic, log, at, max_bytes, may_be_empty=may_be_empty)
+            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
+            if not log.sealed_offset <= at < wanted.end:
+                return await self._history_slice(topic, log, wanted, lambda batch: batch)
+            frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
+            return await self._in_thread(lambda: self._read_frames(frames, wanted))
 
-        return await self._fetch(log, offset, decoded, _combine, max_bytes, min_bytes, max_wait_s)
+        result = await self._fetch(topic, log, offset, decoded, max_bytes, min_bytes, max_wait_s)
+        return dataclasses.replace(result, records=pa.Table.from_batches(result.records, LOG_SCHEMA))
 
     async def fetch_stored(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
@@ -102,33 +119,43 @@ class LogReader:
         """As ``fetch``; batches of the tail as they lie in the journal, whole, at least one if there is any."""
         log = topic.partition(partition)
 
-        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[list[StoredBatch]]:
-            return await self._next_stored(topic, log, at, max_bytes, may_be_empty=may_be_empty)
+        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[StoredBatch]:
+            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
+            if not log.sealed_offset <= at < wanted.end:
+                return await self._history_slice(topic, log, wanted, _to_stored)
+            frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
+            num_bytes = sum(frame.inflated_bytes for frame in frames)
+            if num_bytes > max_bytes and (may_be_empty or len(frames) > 1):
+                num_bytes -= frames.pop().inflated_bytes
+            if not frames:
+                return _Slice([], 0, 0, at)
+            batches = await self._in_thread(lambda: self._read_stored(frames))
+            count = frames[-1].end_offset - max(at, frames[0].base_offset)
+            return _Slice(batches, count, num_bytes, frames[-1].end_offset)
 
-        def combine(pieces: list[list[StoredBatch]]) -> list[StoredBatch]:
-            return list(chain.from_iterable(pieces))
-
-        return await self._fetch(log, offset, stored, combine, max_bytes, min_bytes, max_wait_s)
+        return await self._fetch(topic, log, offset, stored, max_bytes, min_bytes, max_wait_s)
 
     async def _fetch(
         self,
+        topic: Topic,
         log: PartitionLog,
         offset: int,
         next_slice: Callable[..., Awaitable[_Slice[C]]],
-        combine: Callable[[list[C]], C],
         max_bytes: int,
         min_bytes: int,
         max_wait_s: float,
-    ) -> FetchResult[C]:
+    ) -> FetchResult[list[C]]:
         _check_range(log, offset)
         deadline = asyncio.get_running_loop().time() + max_wait_s
         taken: list[C] = []
         count = num_bytes = 0
         at = offset
         while True:
-            piece = await next_slice(at, max_bytes - num_bytes, may_be_empty=bool(taken))
+            piece = await self._again_if_moved(
+                topic, functools.partial(next_slice, at, max_bytes - num_bytes, may_be_empty=bool(taken))
+            )
             if piece.count:
-                taken.append(piece.records)
+                taken += piece.batches
                 count += piece.count
                 num_bytes += piece.num_bytes
             elif piece.next_offset == at and at < log.last_stable_offset:
@@ -143,7 +170,7 @@ class LogReader:
             left = deadline - asyncio.get_running_loop().time()
             if num_bytes >= max(min_bytes, 1) or left <= 0 or not await log.wait_beyond(at, left):
                 break
-        return FetchResult(combine(taken), count, num_bytes, at, log.log_start_offset, log.high_watermark)
+        return FetchResult(taken, count, num_bytes, at, log.log_start_offset, log.high_watermark)
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """The smallest offset whose record has a timestamp of at least ``timestamp_ms``, and that timestamp."""
@@ -161,59 +188,26 @@ class LogReader:
 
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
-    async def _next_slice(
-        self, topic: Topic, log: PartitionLog, offset: int, max_bytes: int, *, may_be_empty: bool
-    ) -> _Slice[pa.RecordBatch]:
-        """Records from ``offset`` out of one place: a row group, or frames of the tail."""
-
-        async def read() -> _Slice[pa.RecordBatch]:
-            end = _readable_end(log, offset)
-            if not log.sealed_offset <= offset < end:
-                return await self._history_slice(topic, log, offset, end, max_bytes, may_be_empty=may_be_empty)
-            frames = log.index.frames_by_bytes(offset, end, max_bytes)
-            batch = await self._in_thread(lambda: self._read_frames(frames))
-            return _cut(batch, offset, end, max_bytes, frames[-1].end_offset, may_be_empty=may_be_empty)
-
-        return await self._again_if_moved(topic, read)
-
-    async def _next_stored(
-        self, topic: Topic, log: PartitionLog, offset: int, max_bytes: int, *, may_be_empty: bool
-    ) -> _Slice[list[StoredBatch]]:
-        """As ``_next_slice``, frames as they are stored."""
-
-        async def read() -> _Slice[list[StoredBatch]]:
-            end = _readable_end(log, offset)
-            if not log.sealed_offset <= offset < end:
-                rows = await self._history_slice(topic, log, offset, end, max_bytes, may_be_empty=may_be_empty)
-                batches = [await self._in_thread(lambda: _to_stored(rows.records))] if rows.count else []
-                return _Slice(batches, rows.count, rows.num_bytes, rows.next_offset)
-            frames = log.index.frames_by_bytes(offset, end, max_bytes)
-            num_bytes = sum(frame.inflated_bytes for frame in frames)
-            if num_bytes > max_bytes and (may_be_empty or len(frames) > 1):
-                num_bytes -= frames.pop().inflated_bytes
-            if not frames:
-                return _Slice([], 0, 0, offset)
-            batches = await self._in_thread(lambda: self._read_stored(frames))
-            count = frames[-1].end_offset - max(offset, frames[0].base_offset)
-            return _Slice(batches, count, num_bytes, frames[-1].end_offset)
-
-        return await self._again_if_moved(topic, read)
-
     async def _history_slice(
-        self, topic: Topic, log: PartitionLog, offset: int, end: int, max_bytes: int, *, may_be_empty: bool
-    ) -> _Slice[pa.RecordBatch]:
-        """Records from ``offset`` out of one row group; none from the end of the history on."""
-        if offset >= end:
-            return _Slice(EMPTY, 0, 0, offset)
+        self, topic: Topic, log: PartitionLog, wanted: _Wanted, convert: Callable[[pa.RecordBatch], C]
+    ) -> _Slice[C]:
+        """Records out of one row group; none from the end of the history on."""
+        if wanted.start >= wanted.end:
+            return _Slice([], 0, 0, wanted.start)
         sealed = log.sealed_offset
         segments = log.segments
-        at = bisect_left(segments, offset, key=lambda s: s.max_offset)
+        at = bisect_left(segments, wanted.start, key=lambda s: s.max_offset)
         if at == len(segments) or segments[at].min_offset >= sealed:
-            return _Slice(EMPTY, 0, 0, sealed)  # compaction left nothing between offset and the tail
+            return _Slice([], 0, 0, sealed)  # compaction left nothing between there and the tail
         segment = segments[at]
         following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
-        batch, scanned_to = await self._in_thread(lambda: self._read_history(topic, segment, offset, following))
-        return _cut(batch, offset, min(sealed, end), max_bytes, scanned_to, may_be_empty=may_be_empty)
+        wanted = dataclasses.replace(wanted, end=min(sealed, wanted.end))
+
+        def read() -> _Slice[C]:
+            rows = self._read_history(topic, segment, wanted, following)
+            return _Slice([convert(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
+
+        return await self._in_thread(read)
 
     async def _again_if_moved(self, topic: Topic, read: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(_ATTEMPTS):
@@ -237,14 +231,15 @@ class LogReader:
 
     # ---- in threads -------------------------------------------------------------------------------------------------
 
-    def _read_frames(self, frames: Sequence[IndexedFrame]) -> pa.RecordBatch:
-        batches = {f.base_offset: self._cached(("frame", f.location.position)) for f in frames}
-        missing = [frame for frame in frames if batches[frame.base_offset] is None]
-        for frame, stored in zip(missing, self._journal.read_many([f.location for f in missing]), strict=True):
-            batch = frame_records(stored)
-            self._remember(("frame", frame.location.position), batch)
-            batches[frame.base_offset] = batch
-        return _combine([batch for batch in batches.values() if batch is not None])
+    def _read_frames(self, frames: Sequence[IndexedFrame], wanted: _Wanted) -> _Slice[pa.RecordBatch]:
+        end = frames[-1].end_offset
+        if len(frames) > 1:
+            batches = list(frame_records(self._journal.read_many([frame.location for frame in frames])))
+            return _cut(batches, wanted, end)
+        location = frames[0].location
+        return self._slice_of_one(
+            location.position, lambda: next(frame_records([self._journal.read(location)])), wanted, end
+        )
 
     def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[StoredBatch]:
         return [
@@ -259,16 +254,33 @@ class LogReader:
         ]
 
     def _read_history(
-        self, topic: Topic, segment: SegmentFile, offset: int, following: int
-    ) -> tuple[pa.RecordBatch, int]:
-        """The row group that holds ``offset`` or the next record after it, and the offset up to which it speaks."""
+        self, topic: Topic, segment: SegmentFile, wanted: _Wanted, following: int
+    ) -> _Slice[pa.RecordBatch]:
+        """Out of the row group that holds the first offset wanted or the next record after it."""
         path = topic.table.path / segment.path
         groups = self._groups(path, segment)
-        for at, group in enumerate(groups):
-            if group.last_offset >= offset:
-                scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
-                return self._row_group(path, group.index), scanned_to
-        return EMPTY, following
+        at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
+        if at == len(groups):
+            return _cut([], wanted, following)
+        index = groups[at].index
+        scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
+        return self._slice_of_one((path, index), lambda: read_row_group(path, index), wanted, scanned_to)
+
+    def _slice_of_one(
+        self, key: object, read: Callable[[], pa.RecordBatch], wanted: _Wanted, scanned_to: int
+    ) -> _Slice[pa.RecordBatch]:
+        """As ``_cut`` of a batch, which is kept until its end was handed out."""
+        with self._lock:
+            batch = self._begun.get(key)
+        if batch is None:
+            batch = read()
+        found = _cut([batch], wanted, scanned_to)
+        with self._lock:
+            if found.next_offset >= scanned_to:
+                self._begun.pop(key, None)
+            elif batch.nbytes + _ENTRY_BYTES <= self._begun.maxsize:
+                self._begun[key] = batch
+        return found
 
     def _find_timestamp(
         self,
@@ -283,11 +295,12 @@ class LogReader:
             path = topic.table.path / segment.path
             for group in self._groups(path, segment):
                 if group.last_offset >= start and group.max_timestamp_ms >= timestamp_ms:
-                    found = _first_at(self._row_group(path, group.index), start, sealed, timestamp_ms)
+                    times = read_row_group(path, group.index, ("offset", "timestamp"))
+                    found = _first_at(times, start, sealed, timestamp_ms)
                     if found:
                         return found
         for frame in tail:
-            batch = frame_records(self._journal.read(frame.location))
+            (batch,) = frame_records([self._journal.read(frame.location)])
             found = _first_at(batch, max(start, sealed), frame.end_offset, timestamp_ms)
             if found:
                 return found
@@ -295,31 +308,14 @@ class LogReader:
 
     def _groups(self, path: Path, segment: SegmentFile) -> tuple[RowGroup, ...]:
         # A segment's name is never used again, so what its footer says holds for ever.
-        with self._cache_lock:
+        with self._lock:
             groups = self._row_groups.get(path)
         if groups is None:
             groups = row_groups(path)
             _check_against_log(path, groups, segment)
-            with self._cache_lock:
+            with self._lock:
                 self._row_groups[path] = groups
         return groups
-
-    def _row_group(self, path: Path, index: int) -> pa.RecordBatch:
-        key = ("row group", path, index)
-        batch = self._cached(key)
-        if batch is None:
-            batch = read_row_group(path, index)
-            self._remember(key, batch)
-        return batch
-
-    def _cached(self, key: tuple[object, ...]) -> pa.RecordBatch | None:
-        with self._cache_lock:
-            return self._cache.get(key)
-
-    def _remember(self, key: tuple[object, ...], batch: pa.RecordBatch) -> None:
-        with self._cache_lock:
-            if batch.nbytes + _ENTRY_BYTES <= self._cache.maxsize:
-                self._cache[key] = batch
 
 
 def _readable_end(log: PartitionLog, offset: int) -> int:
@@ -349,24 +345,38 @@ def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentF
         )
 
 
-def _cut(
-    batch: pa.RecordBatch, start: int, end: int, max_bytes: int, scanned_to: int, *, may_be_empty: bool
-) -> _Slice[pa.RecordBatch]:
-    """Rows of [start, end) that fit ``max_bytes``; ``scanned_to`` is the offset up to which ``batch`` is complete."""
-    offsets = batch.column("offset").to_numpy()
-    first, last = np.searchsorted(offsets, (start, end))
-    rows = batch.slice(first, last - first)
-    if not rows.num_rows:
-        return _Slice(EMPTY, 0, 0, max(start, min(scanned_to, end)))
-    ends = np.cumsum(record_sizes(rows) + RECORD_OVERHEAD_BYTES)
-    fitting = int(np.searchsorted(ends, max_bytes, side="right"))
-    if fitting == 0 and may_be_empty:
-        return _Slice(EMPTY, 0, 0, start)
-    fitting = max(1, fitting)
-    num_bytes = int(ends[fitting - 1])
-    if fitting < rows.num_rows:
-        return _Slice(rows.slice(0, fitting), fitting, num_bytes, int(offsets[first + fitting]))
-    return _Slice(rows, fitting, num_bytes, min(scanned_to, end))
+def _cut(batches: Sequence[pa.RecordBatch], wanted: _Wanted, scanned_to: int) -> _Slice[pa.RecordBatch]:
+    """What is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
+    taken: list[pa.RecordBatch] = []
+    count = num_bytes = 0
+    for batch in batches:
+        offsets = int64_values(batch.column("offset"))
+        first, last = np.searchsorted(offsets, (wanted.start, wanted.end)).tolist()
+        rows = batch.slice(first, last - first)
+        fitting, size = _fitting(rows, wanted.max_bytes - num_bytes, at_least=0 if taken or wanted.may_be_empty else 1)
+        if fitting:
+            taken.append(rows.slice(0, fitting))
+            count += fitting
+            num_bytes += size
+        if fitting < rows.num_rows:
+            return _Slice(taken, count, num_bytes, int(offsets[first + fitting]))
+    return _Slice(taken, count, num_bytes, max(wanted.start, min(scanned_to, wanted.end)))
+
+
+def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[int, int]:
+    """How many of the first rows fit ``max_bytes``, and their bytes. Not many more are looked at."""
+    count = num_bytes = 0
+    looked_at = _ROWS_LOOKED_AT
+    while count < rows.num_rows:
+        ends = num_bytes + np.cumsum(record_sizes(rows.slice(count, looked_at)) + RECORD_OVERHEAD_BYTES)
+        fitting = max(int(np.searchsorted(ends, max_bytes, side="right")), at_least - count)
+        if fitting > 0:
+            num_bytes = int(ends[fitting - 1])
+            count += fitting
+        if fitting < len(ends):
+            break
+        looked_at *= 2
+    return count, num_bytes
 
 
 def _to_stored(rows: pa.RecordBatch) -> StoredBatch:
@@ -374,15 +384,6 @@ def _to_stored(rows: pa.RecordBatch) -> StoredBatch:
 
 
 def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:
-    offsets = batch.column("offset").to_numpy()
-    timestamps = batch.column("timestamp").cast(pa.int64()).to_numpy()
+    offsets, timestamps = int64_values(batch.column("offset")), int64_values(batch.column("timestamp"))
     rows = np.flatnonzero((offsets >= start) & (offsets < end) & (timestamps >= timestamp_ms))
     return (int(offsets[rows[0]]), int(timestamps[rows[0]])) if len(rows) else None
-
-
-def _combine(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    if not batches:
-        return EMPTY
-    if len(batches) == 1:
-        return batches[0]
-    return pa.concat_batches(batches)

@@ -249,9 +249,10 @@ class Roller:
         ) as writer:
             append_time_ms = 0
             for frames in _in_chunks(piece.frames, _READ_BYTES):
-                for frame in self._journal.read_many([f.location for f in frames]):
-                    writer.write(frame_records(frame))
-                    append_time_ms = max(append_time_ms, frame.header.append_time_ms)
+                stored = self._journal.read_many([f.location for f in frames])
+                for batch in frame_records(stored):
+                    writer.write(batch)
+                append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
             base, end = piece.base_offset, piece.end_offset
             return writer.finish(
                 end,

@@ -81,10 +81,11 @@ def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
     sizes: np.ndarray = _lengths(batch.column("key")) + _lengths(batch.column("value"))
     headers = batch.column("headers")
     if headers.null_count < len(headers):
-        elements = headers.values
-        # Prefix sums over the elements: a record's headers are one range of them.
-        ends = np.concatenate(([0], np.cumsum(_lengths(elements.field("key")) + _lengths(elements.field("value")))))
+        # Prefix sums over the elements of these rows: a record's headers are one range of them.
         offsets = headers.offsets.to_numpy()
+        elements = headers.values.slice(offsets[0], offsets[-1] - offsets[0])
+        offsets = offsets - offsets[0]
+        ends = np.concatenate(([0], np.cumsum(_lengths(elements.field("key")) + _lengths(elements.field("value")))))
         sizes += np.where(_valid(headers), ends[offsets[1:]] - ends[offsets[:-1]], 0)
     return sizes
 

@@ -5,8 +5,10 @@ producers store any bytes), so that each text is proven to be one JSON value by 
 value like ``1,"offset":0`` would rewrite its record.
 """
 
+import struct
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -14,19 +16,42 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.errors import UnreadableRecordError
+from logstore.filesystem import Buffer
 from logstore.records.json_decoder import is_utf8
 from logstore.records.schema import LOG_SCHEMA
 
 _NULL = b"null"
 _JSON_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _JSON_TEXT = msgspec.json.Decoder(msgspec.Raw)
+# Around the record batch messages of a stream: the schema, and a continuation of no bytes.
+_STREAM_BEGIN = LOG_SCHEMA.serialize().to_pybytes()
+_STREAM_END = struct.pack("<II", 0xFFFFFFFF, 0)
 
 
-def encode_json(batch: pa.RecordBatch, topic: str, partition: int) -> bytes:
+def encode_json(records: pa.Table, topic: str, partition: int) -> bytes:
     """A json.v2 array: topic, key, value, partition, offset, timestamp (ms) and, where it has any, headers.
 
     UnreadableRecordError with the offset of the first record whose key or value is not JSON.
     """
+    return _encode_array(_json_rows(batch, topic, partition) for batch in records.to_batches())
+
+
+def encode_binary(records: pa.Table, topic: str, partition: int) -> bytes:
+    """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
+    return _encode_array(_binary_rows(batch, topic, partition) for batch in records.to_batches())
+
+
+def encode_arrow_stream(records: pa.Table) -> list[Buffer]:
+    """An Arrow IPC stream of LOG_SCHEMA, in pieces; no records are a stream of the schema alone."""
+    batches = [memoryview(batch.serialize()) for batch in records.to_batches() if batch.num_rows]
+    return [_STREAM_BEGIN, *batches, _STREAM_END]
+
+
+def _encode_array(rows: Iterable[Iterable[bytes]]) -> bytes:
+    return b"[" + b",".join(chain.from_iterable(rows)) + b"]"
+
+
+def _json_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
     columns = []
     for name in ("key", "value"):
         texts = [_NULL if text is None else text for text in batch.column(name).to_pylist()]
@@ -36,32 +61,20 @@ def encode_json(batch: pa.RecordBatch, topic: str, partition: int) -> bytes:
     return _encode_rows(batch, topic, partition, *columns)
 
 
-def encode_binary(batch: pa.RecordBatch, topic: str, partition: int) -> bytes:
-    """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
+def _binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
     columns = ([_base64_text(data) for data in batch.column(name).to_pylist()] for name in ("key", "value"))
     return _encode_rows(batch, topic, partition, *columns)
 
 
-def encode_arrow_stream(batch: pa.RecordBatch) -> bytes:
-    """An Arrow IPC stream of LOG_SCHEMA with one batch; no rows are a stream of the schema alone."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, LOG_SCHEMA) as writer:
-        if batch.num_rows:
-            writer.write_batch(batch)
-    encoded: bytes = sink.getvalue().to_pybytes()
-    return encoded
-
-
 def _encode_rows(
     batch: pa.RecordBatch, topic: str, partition: int, keys: Sequence[bytes], values: Sequence[bytes]
-) -> bytes:
+) -> Iterable[bytes]:
     name = msgspec.json.encode(topic).replace(b"%", b"%%")
     row = b'{"topic":%b,"key":%%b,"value":%%b,"partition":%d,"offset":%%d,"timestamp":%%d%%b}' % (name, partition)
     offsets = batch.column("offset").to_pylist()
     timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
     headers = _headers_fields(batch.column("headers"))
-    rows = map(row.__mod__, zip(keys, values, offsets, timestamps, headers, strict=True))
-    return b"[" + b",".join(rows) + b"]"
+    return map(row.__mod__, zip(keys, values, offsets, timestamps, headers, strict=True))
 
 
 def _headers_fields(column: pa.Array) -> Iterable[bytes]:

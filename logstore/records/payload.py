@@ -6,12 +6,10 @@ sent in exactly this form is stored as it was sent.
 
 from typing import Literal
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from logstore.errors import CorruptionError
-from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+from logstore.records.schema import WIRE_SCHEMA
 
 _ALIGNMENT_BYTES = 8
 
@@ -46,20 +44,3 @@ def decode_payload(payload: bytes | bytearray | memoryview | pa.Buffer) -> pa.Re
             f"A journal payload of {len(buffer)} bytes is not an Arrow record batch message: {error}"
         ) from error
     return batch
-
-
-def to_log_batch(batch: pa.RecordBatch, base_offset: int, append_time_ms: int, log_append_time: bool) -> pa.RecordBatch:
-    """WIRE_SCHEMA to LOG_SCHEMA: record i gets offset ``base_offset`` + i.
-
-    ``append_time_ms`` becomes the timestamp of records that have none, or of all with ``log_append_time``
-    (message.timestamp.type = LogAppendTime).
-    """
-    rows = batch.num_rows
-    append_time = pa.scalar(append_time_ms, WIRE_SCHEMA.field("timestamp").type)
-    timestamps = (
-        pa.repeat(append_time, rows) if log_append_time else pc.fill_null(batch.column("timestamp"), append_time)
-    )
-    offsets = pa.array(np.arange(base_offset, base_offset + rows, dtype=np.int64))
-    return pa.RecordBatch.from_arrays(
-        [offsets, timestamps, batch.column("key"), batch.column("value"), batch.column("headers")], schema=LOG_SCHEMA
-    )

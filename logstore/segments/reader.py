@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from logstore.errors import CorruptionError
+from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.names import parse_segment_name, partition_directory
@@ -112,7 +113,7 @@ def read_row_group(path: Path, index: int, columns: Sequence[str] = LOG_SCHEMA.n
         raise damaged(file.where(index), error) from error
     if len(batches) != 1:
         raise CorruptionError(f"{file.where(index)}: {len(batches)} batches where one is expected")
-    offsets = batches[0].column("offset").to_numpy()
+    offsets = int64_values(batches[0].column("offset"))
     if not (offsets[1:] > offsets[:-1]).all():
         raise CorruptionError(f"{file.where(index)}: offsets do not rise")
     return batches[0]

@@ -17,8 +17,8 @@ from ingest_api.errors import http_error
 from logstore.broker.broker import Broker
 from logstore.errors import CommitRefusedError, CorruptionError
 from logstore.log.topic import Topic
+from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
-from logstore.records.payload import to_log_batch
 from logstore.segments import checksums
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file, verify_segment
@@ -91,7 +91,7 @@ def _group_offsets(base: int) -> pa.RecordBatch:
     commits = [
         (OffsetKey(f"g{n}", "t", n), OffsetCommit(n, 1, "é", -1, UUID(int=n), 5) if n % 3 else None) for n in range(7)
     ]
-    return to_log_batch(encode_offset_records(commits), base, TIMESTAMP_MS, False)
+    return to_log_batch([WireBatch(encode_offset_records(commits), base, TIMESTAMP_MS, False)])
 
 
 def flips(good: bytes, step: int) -> Iterator[tuple[int, int]]:
@@ -198,7 +198,7 @@ async def two_segments_and_a_tail(broker: Broker) -> Topic:
 
 
 def as_after_a_restart(broker: Broker) -> None:
-    broker._reader._cache.clear()
+    broker._reader._begun.clear()
     broker._reader._row_groups.clear()
 
 
@@ -223,6 +223,7 @@ def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
                 offsets: list[int] = result.records["offset"].to_pylist()
                 return offsets
 
+            found = await broker.offset_for_timestamp(topic, 0, 1)
             for at in [0, *range(4, size, size // 12), size - 9, size - 5, size - 1]:
                 content = bytearray(good)
                 content[at] ^= 0x10
@@ -230,7 +231,9 @@ def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
                 as_after_a_restart(broker)
                 for offset in (0, 1):
                     await is_refused(lambda o=offset: fetch(o), path)
-                await is_refused(lambda: broker.offset_for_timestamp(topic, 0, 1), path)
+                # Of a column chunk that it does not read it need not know.
+                with contextlib.suppress(CorruptionError):
+                    assert await broker.offset_for_timestamp(topic, 0, 1) == found
                 assert [await fetch(offset) for offset in (2, 3, 4)] == [[2], [3], [4]]
                 assert await read_all(broker, topic, 1) == [(0, b"other")]
             path.write_bytes(good)

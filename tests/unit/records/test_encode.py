@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from logstore.errors import UnreadableRecordError
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
-from logstore.records.payload import to_log_batch
+from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.schema import LOG_SCHEMA
 from tests.support.records import Row, headers_lists, rows, timestamps, wire_batch, wire_rows
 
@@ -22,8 +22,12 @@ _JSON_ROWS = st.builds(
 )
 
 
-def _log(records: list[Row], base_offset: int = 10) -> pa.RecordBatch:
-    return to_log_batch(wire_batch(records), base_offset, 1_000, log_append_time=False)
+def _log(records: list[Row], base_offset: int = 10) -> pa.Table:
+    """In two batches."""
+    half = len(records) // 2
+    parts = ((records[:half], base_offset), (records[half:], base_offset + half))
+    batches = [to_log_batch([WireBatch(wire_batch(rows), base, 1_000, log_append_time=False)]) for rows, base in parts]
+    return pa.Table.from_batches(batches)
 
 
 def _expected(row: Row, offset: int, key: object, value: object) -> dict[str, object]:
@@ -103,13 +107,14 @@ def test_texts_that_are_json_only_together_are_not_json(texts):
 @given(st.lists(rows, max_size=8))
 @settings(deadline=None)
 def test_arrow_streams(records):
-    batch = _log(records)
-    table = pa.ipc.open_stream(encode_arrow_stream(batch)).read_all()
+    log = _log(records)
+    table = pa.ipc.open_stream(b"".join(encode_arrow_stream(log))).read_all()
     assert table.schema.equals(LOG_SCHEMA)
-    assert table.equals(pa.Table.from_batches([batch]))
+    table.validate(full=True)
+    assert table.equals(log)
 
 
 def test_no_records():
     empty = _log([])
     assert encode_json(empty, "t", 0) == encode_binary(empty, "t", 0) == b"[]"
-    assert pa.ipc.open_stream(encode_arrow_stream(empty)).read_all().num_rows == 0
+    assert pa.ipc.open_stream(b"".join(encode_arrow_stream(empty))).read_all().num_rows == 0

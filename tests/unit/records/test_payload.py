@@ -1,11 +1,10 @@
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import CorruptionError
-from logstore.records.payload import decode_payload, encode_payload, to_log_batch
-from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+from logstore.records.payload import decode_payload, encode_payload
+from logstore.records.schema import WIRE_SCHEMA
 from tests.support.records import Row, rows, wire_batch, wire_rows
 
 
@@ -37,22 +36,3 @@ def test_what_does_not_parse_is_corruption(damage):
     payload = encode_payload(wire_batch([Row(None, b"k", b"v" * 50, None)])).to_pybytes()
     with pytest.raises(CorruptionError, match="not an Arrow record batch message"):
         decode_payload(damage(payload))
-
-
-def test_offsets_rise_from_the_base_and_missing_timestamps_are_the_append_time():
-    records = [Row(5, b"k", None, None), Row(None, None, b"v", (("h", b"1"),))]
-    batch = to_log_batch(wire_batch(records), 1000, 77, log_append_time=False)
-    assert batch.schema.equals(LOG_SCHEMA)
-    batch.validate(full=True)
-    assert batch.column("offset").to_pylist() == [1000, 1001]
-    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [5, 77]
-    assert [(row.key, row.value, row.headers) for row in wire_rows(batch)] == [
-        (row.key, row.value, row.headers) for row in records
-    ]
-
-
-def test_log_append_time_replaces_every_timestamp():
-    batch = to_log_batch(
-        wire_batch([Row(5, None, None, None), Row(None, None, None, None)]), 0, 77, log_append_time=True
-    )
-    assert batch.column("timestamp").cast(pa.int64()).to_pylist() == [77, 77]

@@ -4,8 +4,8 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
-from logstore.records.payload import to_log_batch
 from logstore.records.schema import SEGMENT_SCHEMA, TABLE_SCHEMA
 from logstore.segments.layout import PLAIN_LAYOUT, layout_of
 from logstore.segments.reader import read_row_group
@@ -17,7 +17,7 @@ def offsets_batch(count: int, base_offset: int) -> pa.RecordBatch:
         (OffsetKey(f"g{n}", "t", n), OffsetCommit(10 * n, 1, "é", -1, UUID(int=n), 5) if n % 3 else None)
         for n in range(base_offset, base_offset + count)
     ]
-    return to_log_batch(encode_offset_records(records), base_offset, 1_700_000_000_000, False)
+    return to_log_batch([WireBatch(encode_offset_records(records), base_offset, 1_700_000_000_000, False)])
 
 
 def test_a_users_topic_has_the_logs_columns_alone():

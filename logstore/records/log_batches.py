@@ -1,0 +1,80 @@
+"""From batches as their producers made them (WIRE_SCHEMA) to records of the log (LOG_SCHEMA): offsets and timestamps.
+
+Store and client share it. ``pa.array``, ``pa.scalar`` and ``to_numpy`` are left alone: the first of them imports
+pandas, if there is one, for which a client's first record would wait half a second.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.records.schema import LOG_SCHEMA
+
+# Copying this much costs about as much as the fixed price of a batch further on.
+_GATHER_BYTES = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WireBatch:
+    """Record i of ``records`` (WIRE_SCHEMA) has the offset ``base_offset`` + i.
+
+    ``append_time_ms`` is the timestamp of those that have none, or of all with ``log_append_time``
+    (message.timestamp.type = LogAppendTime).
+    """
+
+    records: pa.RecordBatch
+    base_offset: int
+    append_time_ms: int
+    log_append_time: bool
+
+
+def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
+    """LOG_SCHEMA, in the order given: small ones put together, large ones where they lie."""
+    gathered: list[WireBatch] = []
+    gathered_bytes = 0
+    for batch in batches:
+        num_bytes = batch.records.nbytes
+        if gathered and gathered_bytes + num_bytes > _GATHER_BYTES:
+            yield to_log_batch(gathered)
+            gathered, gathered_bytes = [], 0
+        gathered.append(batch)
+        gathered_bytes += num_bytes
+    if gathered:
+        yield to_log_batch(gathered)
+
+
+def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
+    """``batches``, at least one, as one of LOG_SCHEMA; nothing is copied of a single one but its timestamps."""
+    records = batches[0].records if len(batches) == 1 else pa.concat_batches([batch.records for batch in batches])
+    counts = np.array([batch.records.num_rows for batch in batches])
+    firsts = np.array([batch.base_offset for batch in batches]) - np.cumsum(counts) + counts
+    offsets = np.arange(records.num_rows) + np.repeat(firsts, counts)
+    timestamps, *others = records.columns
+    overruled = np.array([batch.log_append_time for batch in batches])
+    if timestamps.null_count or overruled.any():
+        append_times = np.repeat(np.array([batch.append_time_ms for batch in batches]), counts)
+        if timestamps.null_count < len(timestamps):
+            stands = _valid(timestamps) & ~np.repeat(overruled, counts)
+            append_times = np.where(stands, int64_values(timestamps), append_times)
+        timestamps = _column(LOG_SCHEMA.field("timestamp").type, append_times)
+    return pa.RecordBatch.from_arrays([_column(pa.int64(), offsets), timestamps, *others], schema=LOG_SCHEMA)
+
+
+def int64_values(column: pa.Array) -> np.ndarray:
+    """A view of an int64 or timestamp column; anything where it is null."""
+    return np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
+
+
+def _valid(column: pa.Array) -> np.ndarray:
+    bits = column.buffers()[0]
+    if bits is None:
+        return np.ones(len(column), np.bool_)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), count=column.offset + len(column), bitorder="little")
+    return flags[column.offset :].view(np.bool_)
+
+
+def _column(kind: pa.DataType, numbers: np.ndarray) -> pa.Array:
+    """int64 numbers as they are."""
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
