@@ -41,7 +41,8 @@ FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
 # Of one request for many partitions.
 FETCH_PARTITIONS_MAX = 10_000
-ROW_GROUP_CACHE_BYTES = 128 * MIB
+# What readers of history and of large frames hold between two slices.
+READINGS_BYTES_MAX = 128 * MIB
 
 # Timestamps that fit both ms and the table's µs in 64 bits, within what Spark, Python and JSON readers accept:
 # 0001-01-01T00:00:00Z to 9999-12-31T23:59:59.999Z.

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import threading
 from bisect import bisect_left
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ from logstore.errors import CorruptionError, OffsetOutOfRangeError, StorageError
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import FrameFlags
 from logstore.journal.journal import Journal
-from logstore.limits import RECORD_OVERHEAD_BYTES, ROW_GROUP_CACHE_BYTES
+from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
@@ -35,13 +35,14 @@ from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
 from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch
-from logstore.segments.reader import RowGroup, read_row_group, row_groups
+from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
 
 T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-_ENTRY_BYTES = 2048  # what a kept batch costs beside its buffers
+# A page of each column, and a batch of what is in them.
+_DECODER_BYTES = 4 * MIB
 # Of the rows that are left so many are looked at first for what fits into a slice.
 _ROWS_LOOKED_AT = 1024
 
@@ -81,15 +82,36 @@ class _Wanted:
     may_be_empty: bool
 
 
+class _Reading:
+    """A row group, or a large frame of the tail, decoded as far as it was handed out: to ``next_offset``.
+
+    Iterating begins with the batch in which the iteration before was left.
+    """
+
+    def __init__(self, key: object, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
+        self.key = key
+        self.num_bytes = num_bytes
+        self.next_offset = -1
+        self._batches = batches
+        self._left_in: pa.RecordBatch | None = None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            if self._left_in is None:
+                self._left_in = next(self._batches, None)
+            if self._left_in is None:
+                return
+            yield self._left_in
+            self._left_in = None
+
+
 class LogReader:
     def __init__(self, journal: Journal, executor: Executor, refresh: Callable[[Topic], Awaitable[None]]) -> None:
         self._journal = journal
         self._executor = executor
         self._refresh = refresh
-        #: By what they were read from.
-        self._begun: LRUCache[object, pa.RecordBatch] = LRUCache(
-            ROW_GROUP_CACHE_BYTES, getsizeof=lambda batch: batch.nbytes + _ENTRY_BYTES
-        )
+        #: The one that was used last comes last.
+        self._begun: list[_Reading] = []
         self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
         self._lock = threading.Lock()
 
@@ -237,8 +259,9 @@ class LogReader:
             batches = list(frame_records(self._journal.read_many([frame.location for frame in frames])))
             return _cut(batches, wanted, end)
         location = frames[0].location
-        return self._slice_of_one(
-            location.position, lambda: next(frame_records([self._journal.read(location)])), wanted, end
+        num_bytes = location.length + frames[0].inflated_bytes
+        return self._read_on(
+            location.position, num_bytes, lambda: frame_records([self._journal.read(location)]), wanted, end
         )
 
     def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[StoredBatch]:
@@ -262,25 +285,36 @@ class LogReader:
         at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
         if at == len(groups):
             return _cut([], wanted, following)
-        index = groups[at].index
+        group = groups[at]
         scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
-        return self._slice_of_one((path, index), lambda: read_row_group(path, index), wanted, scanned_to)
+        num_bytes = group.stored_bytes + _DECODER_BYTES
+        return self._read_on((path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, scanned_to)
 
-    def _slice_of_one(
-        self, key: object, read: Callable[[], pa.RecordBatch], wanted: _Wanted, scanned_to: int
+    def _read_on(
+        self,
+        key: object,
+        num_bytes: int,
+        begin: Callable[[], Iterator[pa.RecordBatch]],
+        wanted: _Wanted,
+        scanned_to: int,
     ) -> _Slice[pa.RecordBatch]:
-        """As ``_cut`` of a batch, which is kept until its end was handed out."""
-        with self._lock:
-            batch = self._begun.get(key)
-        if batch is None:
-            batch = read()
-        found = _cut([batch], wanted, scanned_to)
-        with self._lock:
-            if found.next_offset >= scanned_to:
-                self._begun.pop(key, None)
-            elif batch.nbytes + _ENTRY_BYTES <= self._begun.maxsize:
-                self._begun[key] = batch
+        """As ``_cut`` of what ``begin`` gives, gone on with where it was left."""
+        reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
+        found = _cut(reading, wanted, scanned_to)
+        if found.next_offset < scanned_to:
+            reading.next_offset = found.next_offset
+            with self._lock:
+                self._begun.append(reading)
+                while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
+                    del self._begun[0]
         return found
+
+    def _take_begun(self, key: object, offset: int) -> "_Reading | None":
+        with self._lock:
+            for at, reading in enumerate(self._begun):
+                if (reading.key, reading.next_offset) == (key, offset):
+                    return self._begun.pop(at)
+        return None
 
     def _find_timestamp(
         self,
@@ -345,7 +379,7 @@ def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentF
         )
 
 
-def _cut(batches: Sequence[pa.RecordBatch], wanted: _Wanted, scanned_to: int) -> _Slice[pa.RecordBatch]:
+def _cut(batches: Iterable[pa.RecordBatch], wanted: _Wanted, scanned_to: int) -> _Slice[pa.RecordBatch]:
     """What is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
     taken: list[pa.RecordBatch] = []
     count = num_bytes = 0

@@ -6,7 +6,8 @@ checksums: of them Parquet's own, of pages, are verified where they are.
 """
 
 import os
-from collections.abc import Collection
+from collections import deque
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError
+from logstore.limits import ROW_GROUP_ROWS_MAX
 from logstore.segments import checksums
 from logstore.segments.footer import CHECKSUM_FORMAT, SegmentFooter, decode_footer, format_of
 from logstore.segments.names import parse_segment_name
@@ -41,15 +43,19 @@ class ParquetFile:
         """CorruptionError if it is not a segment's."""
         return decode_footer(self.metadata.metadata or {}, str(self.path))
 
-    def read(self, row_group: int, columns: Collection[str]) -> pa.Table:
-        """Columns of one row group. OSError; CorruptionError if they are not what was written."""
+    def read(self, row_group: int, columns: Collection[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """Columns of one row group, decoded ``rows`` at a time; meanwhile its checked bytes are held.
+
+        OSError; CorruptionError if they are not what was written.
+        """
         try:
             if self.chain:
                 image = self._checked(row_group, columns)
                 parquet = pq.ParquetFile(pa.BufferReader(image), metadata=self.metadata, pre_buffer=False)
             else:
                 parquet = pq.ParquetFile(self.path, page_checksum_verification=True)
-            return parquet.read_row_group(row_group, columns=list(columns))
+            # One column has nearly all of the bytes: threads would gain little, and each keeps memory of its own.
+            yield from parquet.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False)
         except _BAD_BYTES as error:
             raise damaged(self.where(row_group), error) from error
 
@@ -58,7 +64,7 @@ class ParquetFile:
         columns = {self._column(leaf).split(".")[0] for leaf in range(self.metadata.num_columns)}
         for row_group in range(self.metadata.num_row_groups):
             if not self.chain:
-                self.read(row_group, columns)
+                deque(self.read(row_group, columns, ROW_GROUP_ROWS_MAX), maxlen=0)
                 continue
             try:
                 self._checked(row_group, columns)

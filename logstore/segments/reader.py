@@ -1,16 +1,17 @@
-"""Reads segments: what they hold (footer), where (row groups), and one row group at a time.
+"""Reads segments: what they hold (footer), where (row groups), and one row group, as a whole or bit by bit.
 
 Invariant: what is handed out has rising offsets and is of LOG_SCHEMA; anything else is CorruptionError naming the file.
-Memory is bounded by one row group.
+Memory is bounded by one row group; bit by bit, by its compressed bytes and a few MiB.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
 from logstore.errors import CorruptionError
+from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments.footer import SegmentFooter
@@ -18,16 +19,21 @@ from logstore.segments.names import parse_segment_name, partition_directory
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.writer import Segment
 
+_BATCH_BYTES = MIB
+
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One unit of reading. Bounds are inclusive; ``num_bytes`` is its uncompressed size in Parquet."""
+    """One unit of reading. Bounds are inclusive; ``num_bytes`` is its uncompressed size in Parquet, ``stored_bytes``
+    that in the file.
+    """
 
     index: int
     first_offset: int
     last_offset: int
     num_rows: int
     num_bytes: int
+    stored_bytes: int
     min_timestamp_ms: int
     max_timestamp_ms: int
 
@@ -105,18 +111,31 @@ def read_row_group(path: Path, index: int, columns: Sequence[str] = LOG_SCHEMA.n
     Raises FileNotFoundError, OSError; CorruptionError if it does not read back.
     """
     file = open_parquet(path)
-    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
-    table = file.read(index, schema.names)
-    try:
-        batches = table.select(schema.names).cast(schema).combine_chunks().to_batches()
-    except (pa.ArrowException, KeyError) as error:
-        raise damaged(file.where(index), error) from error
+    batches = list(_batches(file, index, columns, file.metadata.row_group(index).num_rows))
     if len(batches) != 1:
         raise CorruptionError(f"{file.where(index)}: {len(batches)} batches where one is expected")
-    offsets = int64_values(batches[0].column("offset"))
-    if not (offsets[1:] > offsets[:-1]).all():
-        raise CorruptionError(f"{file.where(index)}: offsets do not rise")
     return batches[0]
+
+
+def row_group_batches(path: Path, group: RowGroup) -> Iterator[pa.RecordBatch]:
+    """As ``read_row_group``, about 1 MiB at a time."""
+    rows = max(1, group.num_rows * _BATCH_BYTES // max(group.num_bytes, 1))
+    return _batches(open_parquet(path), group.index, LOG_SCHEMA.names, rows)
+
+
+def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+    before = -1
+    for batch in file.read(index, schema.names, rows):
+        try:
+            batch = batch.select(schema.names).cast(schema)  # noqa: PLW2901
+        except (pa.ArrowException, KeyError) as error:
+            raise damaged(file.where(index), error) from error
+        offsets = int64_values(batch.column("offset"))
+        if offsets[0] <= before or not (offsets[1:] > offsets[:-1]).all():
+            raise CorruptionError(f"{file.where(index)}: offsets do not rise")
+        before = int(offsets[-1])
+        yield batch
 
 
 def _row_groups(file: ParquetFile) -> tuple[RowGroup, ...]:
@@ -142,6 +161,7 @@ def _row_groups(file: ParquetFile) -> tuple[RowGroup, ...]:
                 offsets.max,
                 group.num_rows,
                 group.total_byte_size,
+                sum(group.column(leaf).total_compressed_size for leaf in range(group.num_columns)),
                 timestamps.min_raw // 1000,
                 -(-timestamps.max_raw // 1000),
             )
