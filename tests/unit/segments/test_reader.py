@@ -6,13 +6,14 @@ import pytest
 
 from logstore.errors import CorruptionError
 from logstore.records.schema import SEGMENT_SCHEMA
-from logstore.segments import checksums
+from logstore.segments import checksums, reader
 from logstore.segments.footer import FORMAT_VERSION, SegmentFooter, encode_footer
 from logstore.segments.reader import (
     FoundSegments,
     find_segments,
     read_footer,
     read_row_group,
+    row_group_batches,
     row_groups,
     segment_from_file,
     verify_segment,
@@ -58,6 +59,29 @@ def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
     write_foreign(tmp_path / "x.parquet", [3, 1, 2])
     with pytest.raises(CorruptionError, match="do not rise"):
         read_row_group(tmp_path / "x.parquet", 0)
+
+
+def test_a_row_group_comes_bit_by_bit_as_it_comes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
+    batch = log_batch(range(0, 300, 3))
+    with SegmentWriter(tmp_path, 0, 0, 1) as writer:
+        writer.write(batch)
+        path = tmp_path / writer.finish(300).path
+    (group,) = row_groups(path)
+    batches = list(row_group_batches(path, group))
+    assert len(batches) > 3
+    assert pa.Table.from_batches(batches).combine_chunks().to_batches() == [batch]
+
+
+@pytest.mark.parametrize("offsets", [[*range(50, 100), *range(50)], [*range(50), *range(49, 99)]])
+def test_unsorted_records_are_not_served_bit_by_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: list[int]
+) -> None:
+    monkeypatch.setattr(reader, "_BATCH_BYTES", 1)
+    write_foreign(tmp_path / "x.parquet", offsets)
+    (group,) = row_groups(tmp_path / "x.parquet")
+    with pytest.raises(CorruptionError, match="do not rise"):
+        list(row_group_batches(tmp_path / "x.parquet", group))
 
 
 def test_unsorted_row_groups_are_never_served(tmp_path: Path) -> None:

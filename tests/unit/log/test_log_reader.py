@@ -1,0 +1,136 @@
+"""What a reader of the log hands out in slices, and what it does for that only once."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.broker.broker import Broker
+from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.log import log_reader
+from logstore.log.topic import Topic
+from logstore.segments import reader as segments_reader
+from tests.support.running_broker import produce, read_all, run, running_broker
+
+NEVER = {"segment.ms": "100000000"}
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> list[Any]:
+    """The calls of a function, which is left as it is."""
+    calls: list[Any] = []
+    original: Callable[..., Any] = getattr(owner, name)
+
+    def call(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(owner, name, call)
+    return calls
+
+
+def values(count: int, largest: int) -> list[bytes | None]:
+    rng = random.Random(5)
+    return [None if rng.random() < 0.05 else bytes(rng.randrange(largest)) for _ in range(count)]
+
+
+async def history(broker: Broker, records: list[bytes | None]) -> Topic:
+    topic = await broker.create_topic("t", configs=NEVER)
+    assert topic is not None
+    await produce(broker, topic, records)
+    await broker.roll(topic)
+    return topic
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+@pytest.mark.parametrize("max_bytes", [1, 200, 5_000, 70_000, 10**6])
+def test_a_slice_holds_as_many_records_as_fit_and_at_least_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, sealed: bool, max_bytes: int
+) -> None:
+    monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 30_000)
+    records = values(3_000, 200)
+    sizes = [len(value or b"") + RECORD_OVERHEAD_BYTES for value in records]
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            if sealed:
+                topic = await history(broker, records)
+            else:
+                topic = await broker.create_topic("t", configs=NEVER)  # type: ignore[assignment]
+                await produce(broker, topic, records[:2_000])
+                await produce(broker, topic, records[2_000:])
+            at = 0
+            for _ in range(30):
+                found = await broker.fetch(topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                end = found.next_offset
+                assert found.records["offset"].to_pylist() == list(range(at, end))
+                assert found.records["value"].to_pylist() == records[at:end]
+                assert (found.count, found.num_bytes) == (end - at, sum(sizes[at:end]))
+                assert found.num_bytes <= max_bytes or found.count == 1
+                # A slice may end early where one frame ends and the next begins.
+                fits_more = end < len(records) and found.num_bytes + sizes[end] <= max_bytes
+                assert not fits_more or (not sealed and end == 2_000)
+                if end == len(records):
+                    break
+                at = end
+
+    run(scenario())
+
+
+def test_history_is_decoded_once_for_each_of_two_who_read_it_in_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
+    begun = counted(monkeypatch, log_reader, "row_group_batches")
+    records = values(500, 100)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await history(broker, records)
+            both = await asyncio.gather(*(read_all(broker, topic, max_bytes=1_000) for _ in range(2)))
+            assert both == [list(enumerate(records))] * 2
+            assert len(begun) <= 2
+            assert not broker._reader._begun
+            assert await read_all(broker, topic) == list(enumerate(records))
+            assert len(begun) <= 3
+
+    run(scenario())
+
+
+def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    records = values(2_000, 100)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            assert topic is not None
+            await produce(broker, topic, records)
+            read = counted(monkeypatch, broker._journal, "read")
+            assert await read_all(broker, topic, max_bytes=2_000) == list(enumerate(records))
+            assert len(read) == 1
+            assert not broker._reader._begun
+
+    run(scenario())
+
+
+def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes back after others begins again, and misses nothing."""
+    monkeypatch.setattr(log_reader, "READINGS_BYTES_MAX", 3 * log_reader._DECODER_BYTES)
+    monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
+    records = values(500, 100)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await history(broker, records)
+            ends = [0] * 6
+            for _ in range(4):
+                for reader, at in enumerate(ends):
+                    max_bytes = 1_000 + 100 * reader
+                    found = await broker.fetch(topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    ends[reader] = found.next_offset
+                    assert found.records["offset"].to_pylist() == list(range(at, found.next_offset))
+                    assert 0 < len(broker._reader._begun) <= 2
+
+    run(scenario())
