@@ -91,14 +91,15 @@ class Connections:
             self._busy.discard(connection)
         if connection.sock is not None:
             self._idle.append((connection, time.monotonic()))
+            if self._closed:
+                self._close_idle()
         return answer
 
     def close(self) -> None:
         """Requests that wait for an answer fail, as do all later ones."""
         self._closed = True
         self.interrupt()
-        while self._idle:
-            self._idle.pop()[0].close()
+        self._close_idle()
 
     def interrupt(self) -> None:
         """Requests that wait for an answer fail."""
@@ -107,6 +108,12 @@ class Connections:
             if (sock := connection.sock) is not None:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            # Another thread may have been faster.
+            with suppress(IndexError):
+                self._idle.pop()[0].close()
 
     def _kept(self) -> http.client.HTTPConnection | None:
         oldest = time.monotonic() - _KEEPALIVE_SECONDS

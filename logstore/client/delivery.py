@@ -56,9 +56,7 @@ class _Part(NamedTuple):
 
 
 class Outcome:
-    """The outcome of the records of one batch. ``on_done`` is called once, by the thread that settles the last of them;
-    after it come the callbacks, and then ``on_called`` with what they raised.
-    """
+    """The outcome of the records of one batch. Who settles the last of them has the callbacks called."""
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic

@@ -7,6 +7,7 @@
 """
 
 import random
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -19,34 +20,34 @@ from logstore.records.partitioner import choose_partitions
 
 
 class PartitionChoice:
-    """The choices for one topic. Safe from several threads, as far as evenness goes."""
+    """The choices of one producer. Safe from several threads, as far as evenness goes."""
 
     def __init__(self, partitioner: Partitioner) -> None:
         self._partitioner = partitioner
-        # Not from 0: many producers of few records shall not all begin with one partition.
-        self._next = random.randrange(2**31)  # noqa: S311 (not a secret)
+        # By topic. Not from 0: many producers of few records shall not all begin with one partition.
+        self._next: defaultdict[str, int] = defaultdict(lambda: random.randrange(2**31))  # noqa: S311 (not a secret)
 
-    def choose(self, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:
+    def choose(self, topic: str, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:
         """int32, one per row, each from 0 to ``count`` - 1. ``named`` (-1: none) is below ``count``.
 
         InvalidRecordError when a custom partitioner fails.
         """
         rows = batch.num_rows
         if self._partitioner == "murmur2":
-            return choose_partitions(DecodedRecords(batch, named), count, self._stick(count))
+            return choose_partitions(DecodedRecords(batch, named), count, self._stick(topic, count))
         if self._partitioner == "sticky":
-            chosen = np.full(rows, self._stick(count), np.int32)
+            chosen = np.full(rows, self._stick(topic, count), np.int32)
         elif self._partitioner == "round_robin":
-            chosen = ((self._next + np.arange(rows)) % count).astype(np.int32)
-            self._next = (self._next + rows) % 2**31
+            chosen = ((self._next[topic] + np.arange(rows)) % count).astype(np.int32)
+            self._next[topic] = (self._next[topic] + rows) % 2**31
         else:
             keys = batch.column("key").to_pylist()
             chosen = np.array([_ask(self._partitioner, key, count) for key in keys], np.int32)
         return chosen if named is None else np.where(named >= 0, named, chosen)
 
-    def _stick(self, count: int) -> int:
-        self._next += 1
-        return self._next % count
+    def _stick(self, topic: str, count: int) -> int:
+        self._next[topic] += 1
+        return self._next[topic] % count
 
 
 def _ask(partitioner: PartitionChooser, key: bytes | None, count: int) -> int:

@@ -20,7 +20,7 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PartitionBatch:
     """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic."""
 
     outcome: Outcome
@@ -29,24 +29,24 @@ class Piece:
     message: pa.Buffer
     deadline: float
 
-    def halves(self, codec: str | None) -> "tuple[Piece, Piece]":
+    def halves(self, codec: str | None) -> "tuple[PartitionBatch, PartitionBatch]":
         batch = pa.ipc.read_record_batch(self.message, WIRE_SCHEMA)
         middle = batch.num_rows // 2
         parts = (batch.slice(0, middle), self.rows[:middle]), (batch.slice(middle), self.rows[middle:])
         messages = write_messages(((self.partition, part) for part, _ in parts), codec)
         first, second = (
-            Piece(self.outcome, self.partition, rows, message, self.deadline)
+            PartitionBatch(self.outcome, self.partition, rows, message, self.deadline)
             for (_, rows), message in zip(parts, messages, strict=True)
         )
         return first, second
 
 
-def body(pieces: Iterable[Piece]) -> bytes:
-    """The Arrow stream of ``pieces``."""
-    return b"".join([_SCHEMA_MESSAGE, *(piece.message for piece in pieces), _END])
+def body(batches: Iterable[PartitionBatch]) -> bytes:
+    """The Arrow stream of ``batches``."""
+    return b"".join([_SCHEMA_MESSAGE, *(batch.message for batch in batches), _END])
 
 
-def cut(
+def split(
     outcome: Outcome,
     batch: pa.RecordBatch,
     partitions: np.ndarray,
@@ -55,8 +55,8 @@ def cut(
     deadline: float,
     codec: str | None,
     max_bytes: int,
-) -> list[Piece]:
-    """A piece per partition, in order of partitions; several for one that has more than ``max_bytes``.
+) -> list[PartitionBatch]:
+    """A batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
 
     ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``.
     """
@@ -70,7 +70,7 @@ def cut(
     slices = [(int(sorted_partitions[start]), start, end) for start, end in bounds]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in slices), codec)
     return [
-        Piece(outcome, partition, places[first:end], message, deadline)
+        PartitionBatch(outcome, partition, places[first:end], message, deadline)
         for (partition, first, end), message in zip(slices, messages, strict=True)
     ]
 

@@ -1,11 +1,11 @@
-"""The records of one topic between ``send`` and a request: open, closed, cut into partitions, on their way.
+"""The batches of one topic between ``send`` and a request: open, closed, split by partition, on their way.
 
 Invariants:
 
-- A batch is cut after those before it, so that a partition's pieces are in the order of ``send``.
-- A partition with a piece on its way gives out no other: its records reach the store in order, whatever is sent again.
+- A batch's parts line up after those of the batches before it, so that a partition's are in the order of ``send``.
+- A partition with a request on its way gives out nothing: its records reach the store in order, whatever is sent again.
 
-Used under the producer's lock.
+Used under the lock of ``RecordAccumulator``.
 """
 
 from collections import deque
@@ -17,16 +17,15 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.delivery import Outcome
-from logstore.client.partition_choice import PartitionChoice
 from logstore.client.record_columns import RecordList
-from logstore.client.record_messages import Piece
+from logstore.client.record_messages import PartitionBatch
 
 # The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
 # told from others when it is sent again.
-_PIECES_PER_PARTITION_MAX = 5
+_BATCHES_PER_PARTITION_MAX = 5
 # The names of a request's partitions stand in a header.
 _PARTITIONS_PER_REQUEST_MAX = 1_000
-# Pieces of one request stand or fall together, so they began at about the same time.
+# Batches of one request stand or fall together, so they began at about the same time.
 _DEADLINE_SPREAD_SECONDS = 1.0
 
 
@@ -44,13 +43,19 @@ class OpenBatch(RecordList):
         self.reserved = self.room = reserved
         self.since = since
 
+    def give_back_room(self) -> int:
+        """The bytes that are left. The next record finds no room: its thread closes the batch."""
+        room, self.room = self.room, 0
+        self.reserved -= room
+        return room
+
 
 @dataclass(slots=True, eq=False)
 class ClosedBatch:
-    """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name. ``pieces``: None until it is cut.
+    """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
 
-    ``partition_count``: what was known of the topic then. If it was, the thread that closed the batch cuts it; else one
-    that finds out does. ``claimed``: a thread cuts it.
+    ``partition_count``: what was known then (0: nothing). If it was, the thread that closed the batch splits it; else
+    one that asks for it does. ``claimed``: a thread splits it. ``parts``: None until it has.
     """
 
     outcome: Outcome
@@ -58,24 +63,26 @@ class ClosedBatch:
     deadline: float
     partition_count: int
     claimed: bool = field(init=False)
-    pieces: list[Piece] | None = None
+    parts: list[PartitionBatch] | None = None
 
     def __post_init__(self) -> None:
         self.claimed = self.partition_count > 0
 
 
 class TopicQueue:
-    """One topic. ``partition_count`` is 0 until it is known; ``ask_again``: monotonic."""
+    """Of the topic ``name``. ``partition_count`` is 0 until it is known, and old from ``ask_again`` (monotonic) on;
+    ``asking``: a thread asks for it.
+    """
 
-    def __init__(self, name: str, choice: PartitionChoice) -> None:
+    def __init__(self, name: str, delivery_timeout_s: float) -> None:
         self.name = name
-        self.choice = choice
+        self._delivery_timeout_s = delivery_timeout_s
         self.open: OpenBatch | None = None
         self.closed: deque[ClosedBatch] = deque()
         self.partition_count = 0
         self.ask_again = 0.0
         self.asking = False
-        self._waiting: dict[int, deque[Piece]] = {}
+        self._waiting: dict[int, deque[PartitionBatch]] = {}
         self._on_their_way: set[int] = set()
 
     @property
@@ -83,50 +90,61 @@ class TopicQueue:
         """Whether a batch closed now would wait behind others that have not left."""
         return bool(self.closed or self._waiting)
 
-    def cut(self, batch: ClosedBatch, pieces: list[Piece]) -> None:
-        """``batch`` has become ``pieces``: they may leave once all batches before it are cut."""
-        batch.pieces = pieces
-        while self.closed and self.closed[0].pieces is not None:
-            for piece in self.closed.popleft().pieces or ():
-                self._waiting.setdefault(piece.partition, deque()).append(piece)
+    @property
+    def unsplit(self) -> ClosedBatch | None:
+        """The first batch that no thread splits."""
+        return next((batch for batch in self.closed if not batch.claimed), None)
 
-    def take_request(self, max_bytes: int) -> list[Piece]:
-        """Pieces for one request, of at most ``max_bytes`` (or one piece), those of a partition next to each other."""
-        taken: list[Piece] = []
+    def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
+        """A batch that is closed, and was begun at ``since`` (monotonic)."""
+        batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partition_count)
+        self.closed.append(batch)
+        return batch
+
+    def split(self, batch: ClosedBatch, parts: list[PartitionBatch]) -> None:
+        """``batch`` has become ``parts``: they may leave once all batches before it are split."""
+        batch.parts = parts
+        while self.closed and self.closed[0].parts is not None:
+            for part in self.closed.popleft().parts or ():
+                self._waiting.setdefault(part.partition, deque()).append(part)
+
+    def take_request(self, max_bytes: int) -> list[PartitionBatch]:
+        """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other."""
+        taken: list[PartitionBatch] = []
         size = partitions = 0
         give_up = 0.0
         for partition in list(self._waiting):
             if partition in self._on_their_way:
                 continue
-            pieces = self._waiting[partition]
-            for _ in range(min(len(pieces), _PIECES_PER_PARTITION_MAX)):
-                piece = pieces[0]
-                if taken and (size + piece.message.size > max_bytes or piece.deadline > give_up):
+            parts = self._waiting[partition]
+            for _ in range(min(len(parts), _BATCHES_PER_PARTITION_MAX)):
+                part = parts[0]
+                if taken and (size + part.message.size > max_bytes or part.deadline > give_up):
                     break
-                give_up = give_up or piece.deadline + _DEADLINE_SPREAD_SECONDS
-                taken.append(pieces.popleft())
-                size += piece.message.size
+                give_up = give_up or part.deadline + _DEADLINE_SPREAD_SECONDS
+                taken.append(parts.popleft())
+                size += part.message.size
             if taken and taken[-1].partition == partition:
                 partitions += 1
                 self._on_their_way.add(partition)
                 del self._waiting[partition]
-                if pieces:
+                if parts:
                     # To the end: next time the others come first.
-                    self._waiting[partition] = pieces
+                    self._waiting[partition] = parts
             if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
                 break
         return taken
 
-    def answered(self, pieces: list[Piece]) -> None:
+    def answered(self, parts: list[PartitionBatch]) -> None:
         """A request is settled."""
-        self._on_their_way.difference_update(piece.partition for piece in pieces)
+        self._on_their_way.difference_update(part.partition for part in parts)
 
-    def drop_all(self) -> tuple[list[ClosedBatch], list[Piece]]:
-        """Take out all that has not left."""
-        batches = [batch for batch in self.closed if not batch.claimed]
-        pieces = [piece for waiting in self._waiting.values() for piece in waiting]
+    def drop_all(self) -> tuple[list[ClosedBatch], list[PartitionBatch]]:
+        """Take out all that has not left; not what a thread is splitting."""
+        unsplit = [batch for batch in self.closed if not batch.claimed]
+        parts = [part for waiting in self._waiting.values() for part in waiting]
         for batch in self.closed:
-            pieces += batch.pieces or ()
+            parts += batch.parts or ()
         self.closed.clear()
         self._waiting.clear()
-        return [batch for batch in batches if batch.pieces is None], pieces
+        return unsplit, parts

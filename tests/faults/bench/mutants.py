@@ -32,6 +32,8 @@ STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
 KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
 #: The process dies when the journal has let go of a file.
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
+#: What was made durable just then is not answered.
+KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 10),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
@@ -171,6 +173,13 @@ def reuse_offsets_after_restart() -> None:
     PartitionLog.finish_recovery = forget_the_tail  # type: ignore[method-assign]
 
 
+def forget_sequences() -> None:
+    """A batch of an idempotent producer is stored whatever its sequence number says."""
+    from logstore.log.producer_state import ProducerStates
+
+    ProducerStates.check = lambda *_: None  # type: ignore[assignment, method-assign]
+
+
 def append_time_goes_back() -> None:
     """LogAppendTime is whatever the wall clock says."""
     from logstore.log.partition_log import PartitionLog
@@ -232,6 +241,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
         readers=0,
     ),
     reuse_offsets_after_restart: Exposure((KILL,), _LOST, rolled=False),
+    forget_sequences: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False),
     forget_commits_at_start: Exposure((KILL,), "G3 commit is lost"),
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
     # Now and then the store looks at its table between the overwriting and the next roll.

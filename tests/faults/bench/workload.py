@@ -36,13 +36,15 @@ KEYS = 30
 TOMBSTONES = 0.1
 _TIMEOUT_S = 15.0
 _DOWN_S = 0.2
-#: Of a request with an idempotency key: for long enough that a killed store is there again.
+#: Of a request that is stored once however often it comes: for long enough that a killed store is there again.
 _TRIES = 50
 _READ_BYTES = (2_000, 20_000, 200_000)
 _FORMATS = {"json": JSON, "arrow": ARROW}
 #: What says that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
 _REFUSED = {429, 503}
 _NO_SUCH_GROUP = 40405
+#: A sequence number is not the next: the store has lost what it acknowledged, or taken what it refused.
+_OUT_OF_STEP = 409
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,22 @@ class Answer:
         return self.phase == "ok"
 
 
+@dataclass(slots=True)
+class ProducerIdentity:
+    """Of an idempotent producer; ``next_sequences`` by topic and partition."""
+
+    producer_id: int
+    producer_epoch: int
+    next_sequences: Counter[tuple[str, int]] = field(default_factory=Counter)
+
+    def headers(self, topic: str, partition: int) -> dict[str, str]:
+        return {
+            "Logstore-Producer-Id": str(self.producer_id),
+            "Logstore-Producer-Epoch": str(self.producer_epoch),
+            "Logstore-Base-Sequences": f"{partition}={self.next_sequences[topic, partition]}",
+        }
+
+
 class Client:
     """One caller with one request at a time, whose calls are in the history."""
 
@@ -81,6 +99,7 @@ class Client:
         self._lives = itertools.count(1)
         self.process = name
         self._http = httpx.Client(timeout=timeout_s)
+        self._identity: ProducerIdentity | None = None
 
     def close(self) -> None:
         self._http.close()
@@ -158,8 +177,11 @@ class Client:
         acks: str,
         form: str,
         idempotency_key: str | None = None,
+        sequenced: bool = False,
     ) -> tuple[Answer, Mapping[str, Any]]:
-        """With an ``idempotency_key`` it is sent again while its outcome is open."""
+        """With an ``idempotency_key`` it is sent again while its outcome is open, and so it is with sequence numbers:
+        if ``sequenced``, there is a ``partition`` and the store has answered for an identity.
+        """
         asked = {
             "topic": topic.name,
             "partition": partition,
@@ -180,12 +202,34 @@ class Client:
         body = json_body(records) if form == "json" else arrow_body(records)
         headers = {"Content-Type": _FORMATS[form]}
         tries = 1
+        identity = self._identity if sequenced else None
+        if sequenced and identity is None:
+            identity = self._identity = self._new_identity(None)
         if idempotency_key is not None:
             headers["Idempotency-Key"] = idempotency_key
             tries = _TRIES
-        return self.call(
+        elif identity is not None and partition is not None:
+            headers |= identity.headers(topic.name, partition)
+            tries = _TRIES
+        answer, told = self.call(
             "produce", "POST", path, places, asked, tries=tries, params={"acks": acks}, content=body, headers=headers
         )
+        if identity is not None and partition is not None:
+            assert answer.http is None or answer.http.status_code != _OUT_OF_STEP, answer.reason
+            if answer.ok:
+                identity.next_sequences[topic.name, partition] += len(records)
+            elif answer.phase == "info":
+                # Whether it counts is open: a higher epoch counts anew.
+                self._identity = self._new_identity(identity)
+        return answer, told
+
+    def _new_identity(self, old: ProducerIdentity | None) -> ProducerIdentity | None:
+        """With the next epoch of ``old`` if there was one; None if the store does not answer."""
+        asked = None
+        if old is not None:
+            asked = {"producer_id": old.producer_id, "producer_epoch": old.producer_epoch}
+        answer = self._send("POST", "/producers", json=asked)
+        return ProducerIdentity(**answer.http.json()) if answer.ok and answer.http is not None else None
 
     def fetch(
         self, topic: str, partition: int, offset: int, *, form: str, max_bytes: int, max_wait_ms: int
@@ -341,13 +385,18 @@ class Workload(BackgroundLoad):
                 records = list(_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance))
                 if not named and not topic.compacted and chance.random() < 0.3:
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
+                acks = chance.choice(["all", "all", "1", "0"])
+                again = chance.choice(["no", "key", "sequences"])
+                # What acks=0 answers for may be lost, and counts all the same.
+                sequenced = again == "sequences" and named and acks != "0"
                 answer, told = client.produce(
                     topic,
                     chance.randrange(topic.partitions) if named else None,
                     records,
-                    acks=chance.choice(["all", "all", "1", "0"]),
+                    acks=acks,
                     form=chance.choice(["json", "arrow"]),
-                    idempotency_key=f"{number}-{sequence}" if chance.random() < 0.5 else None,
+                    idempotency_key=f"{number}-{sequence}" if again != "no" and not sequenced else None,
+                    sequenced=sequenced,
                 )
                 if answer.ok:
                     with self._counting:

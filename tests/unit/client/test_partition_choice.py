@@ -17,7 +17,7 @@ def batch(*keys: bytes | None) -> pa.RecordBatch:
 
 
 def chosen(choice: PartitionChoice, keys: list[bytes | None], count: int, named: list[int] | None = None) -> list[int]:
-    return choice.choose(batch(*keys), None if named is None else np.array(named, np.int32), count).tolist()
+    return choice.choose("t", batch(*keys), None if named is None else np.array(named, np.int32), count).tolist()
 
 
 def test_murmur2_is_kafkas():

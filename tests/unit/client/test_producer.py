@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 
 from logstore.client.admin import Admin
-from logstore.client.delivery import Outcome, RecordMetadata
+from logstore.client.delivery import RecordMetadata
 from logstore.client.producer import Producer
-from logstore.client.record_columns import RecordList
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequestError,
@@ -324,22 +323,24 @@ def test_what_a_callback_raises_comes_out_of_flush_and_stops_nothing(store: str,
         assert [delivery.result().offset for delivery in deliveries] == [0, 1, 2]
 
 
-def test_a_callback_may_send_but_not_flush(store: str, topic: str):
+def test_a_callback_may_send_but_neither_flush_nor_close(store: str, topic: str):
     raised: list[Exception] = []
     more = []
 
     def called(*_: object) -> None:
         more.append(producer.send(topic, b"more", partition=0))
-        try:
-            producer.flush()
-        except InvalidRequestError as error:
-            raised.append(error)
+        for wait in (producer.flush, producer.close):
+            try:
+                wait()
+            except InvalidRequestError as error:
+                raised.append(error)
 
     with Producer(store) as producer:
         producer.send(topic, b"v", partition=0, on_delivery=called)
         producer.flush()
         assert more[0].result().offset == 1
-    assert "callbacks" in str(raised[0])
+        assert producer.send(topic, b"on", partition=0).result().offset == 2
+    assert ["callbacks" in str(error) for error in raised] == [True, True]
 
 
 def test_deliveries_are_awaitable(store: str, topic: str):
@@ -430,25 +431,3 @@ def test_survives_kills_of_the_store_and_makes_a_topic_by_producing(tmp_path: Pa
         assert where.partition == (murmur2(b"%d" % (i % 100)) & 0x7FFFFFFF) % 3
     for records in found.values():
         assert [int(r.value) for r in records] == sorted(int(r.value) for r in records)
-
-
-def test_a_batch_that_no_record_has_joined_yet_holds_nobody_up():
-    producer = Producer(NOBODY, linger_ms=0)
-    # As `send` does, just before the record joins.
-    producer._open_batch("t", 100)
-    producer.flush(20)
-    producer._open_batch("t", 100)
-    producer.close(20)
-    assert producer._reserved_bytes == 0
-
-
-def test_a_batch_that_another_thread_has_begun_to_cut_is_left_to_it():
-    producer = Producer(NOBODY)
-    topic = producer._topic("t")
-    with producer._lock:
-        batch = producer._enqueue(topic, Outcome("t"), RecordList().columns, 0.0)
-        # A thread that finds out how many partitions there are was faster than the one that closed the batch.
-        topic.asking = batch.claimed = True
-    producer._cut(topic, batch)
-    assert batch.claimed
-    producer.close()

@@ -1,3 +1,4 @@
+import http.client
 import json
 import re
 import socket
@@ -9,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from logstore import errors
+from logstore.client.connections import Connections
 from logstore.client.transport import Transport
 
 OK = (200, {}, b"{}")
@@ -175,3 +177,19 @@ def test_stop_retrying_ends_a_wait():
         assert not asking.is_alive()
         assert len(failures) == 1
         assert len(asked) == 1
+
+
+def test_no_connection_is_kept_after_close_whatever_was_on_its_way():
+    with answering([OK]) as (url, _):
+        connections = Connections(url)
+        used = []
+
+        def read(response: http.client.HTTPResponse) -> bytes:
+            (connection,) = connections._busy
+            used.append(connection)
+            body = response.read()
+            connections.close()
+            return body
+
+        connections.exchange("GET", "/", None, {}, 5, read=read)
+        assert used[0].sock is None

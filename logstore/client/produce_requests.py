@@ -24,7 +24,7 @@ from logstore.client.connections import Answer
 from logstore.client.metadata import decode
 from logstore.client.producer_identity import Identities, Identity
 from logstore.client.producer_options import ProducerOptions
-from logstore.client.record_messages import Piece, body
+from logstore.client.record_messages import PartitionBatch, body
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
 
@@ -61,10 +61,10 @@ class _Produced:
 
 @dataclass(slots=True)
 class _Request:
-    """``pieces``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
+    """``batches``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
 
     topic: str
-    pieces: list[Piece]
+    batches: list[PartitionBatch]
     identity: Identity | None = None
     sequences: dict[int, int] = field(default_factory=dict)
     in_doubt: bool = False
@@ -79,21 +79,24 @@ class _Request:
 
     @property
     def counts(self) -> list[tuple[int, int]]:
-        return [(piece.partition, len(piece.rows)) for piece in self.pieces]
+        return [(batch.partition, len(batch.rows)) for batch in self.batches]
 
-    def split(self, pieces: list[Piece]) -> "_Request":
+    def split(self, batches: list[PartitionBatch]) -> "_Request":
         """Some of its partitions: as they were counted in the whole."""
-        return _Request(self.topic, pieces, self.identity, self.sequences, self.in_doubt)
+        return _Request(self.topic, batches, self.identity, self.sequences, self.in_doubt)
 
 
-class RequestSender:
+class ProduceRequests:
     """Safe from several threads, each with requests for partitions of its own.
 
-    ``settle``: called for each piece as ``Outcome.settle``.
+    ``settle``: called for each batch as ``Outcome.settle``.
     """
 
     def __init__(
-        self, transport: Transport, options: ProducerOptions, settle: Callable[[Piece, int, LogStoreError | None], None]
+        self,
+        transport: Transport,
+        options: ProducerOptions,
+        settle: Callable[[PartitionBatch, int, LogStoreError | None], None],
     ) -> None:
         self._transport = transport
         self._options = options
@@ -109,20 +112,20 @@ class RequestSender:
         """Nothing is sent any more."""
         self._stopped.set()
 
-    def send(self, topic: str, pieces: list[Piece]) -> None:
-        """Send ``pieces``, those of a partition next to each other, and settle them."""
-        waiting = [_Request(topic, pieces)]
+    def send(self, topic: str, batches: list[PartitionBatch]) -> None:
+        """Send ``batches``, those of a partition next to each other, and settle them."""
+        waiting = [_Request(topic, batches)]
         while waiting:
             request = waiting.pop()
             try:
                 self._send(request)
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
                 error = as_log_store_error(topic, failed)
-                if parts := self._parts(request, error):
-                    waiting += parts
+                if halves := self._halves(request, error):
+                    waiting += halves
                 elif isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
                     # Stored by an earlier try; where, nobody remembers.
-                    self._end(request, [-1] * len(request.pieces))
+                    self._end(request, [-1] * len(request.batches))
                 else:
                     self._give_up(request, error)
 
@@ -169,7 +172,7 @@ class RequestSender:
         return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
 
     def _send(self, request: _Request) -> None:
-        give_up = max(piece.deadline for piece in request.pieces)
+        give_up = max(batch.deadline for batch in request.batches)
         partitions = request.partitions
         headers = {"Content-Type": _ARROW_STREAM}
         if self._identities:
@@ -183,7 +186,7 @@ class RequestSender:
                     f"{partition}={request.sequences[partition]}" for partition in partitions
                 ),
             }
-        content = body(request.pieces)
+        content = body(request.batches)
 
         def once(timeout_s: float) -> Answer:
             try:
@@ -202,25 +205,25 @@ class RequestSender:
         ranges = decode(self.ask(once, give_up).content, _Produced).ranges
         offsets = [found.base_offset for found in ranges]
         if self._options.acks == 0:
-            offsets = [-1] * len(request.pieces)
+            offsets = [-1] * len(request.batches)
         elif [(found.partition, found.count) for found in ranges] != request.counts:
             raise LogStoreError(f"The store answered for other records than were sent to {request.topic!r}: {ranges}")
         self._end(request, offsets)
 
-    def _parts(self, request: _Request, error: LogStoreError) -> list[_Request]:
+    def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
         """What to send instead of a refused request, last first; nothing when it is refused for good."""
-        pieces = request.pieces
-        ends = [at for at, (a, b) in enumerate(pairwise(pieces), 1) if a.partition != b.partition]
+        batches = request.batches
+        ends = [at for at, (a, b) in enumerate(pairwise(batches), 1) if a.partition != b.partition]
         if ends and isinstance(error, _OF_A_PARTITION):
             middle = ends[len(ends) // 2]
-            return [request.split(pieces[middle:]), request.split(pieces[:middle])]
+            return [request.split(batches[middle:]), request.split(batches[:middle])]
         # Parts of a partition are counted anew: only if nothing of the whole can have been.
         if isinstance(error, _OF_A_RECORD) and not request.in_doubt:
-            if len(pieces) == 1 and len(pieces[0].rows) > 1:
-                pieces = list(pieces[0].halves(self._options.codec))
-            if len(pieces) > 1:
-                middle = len(pieces) // 2
-                return [_Request(request.topic, pieces[middle:]), _Request(request.topic, pieces[:middle])]
+            if len(batches) == 1 and len(batches[0].rows) > 1:
+                batches = list(batches[0].halves(self._options.codec))
+            if len(batches) > 1:
+                middle = len(batches) // 2
+                return [_Request(request.topic, batches[middle:]), _Request(request.topic, batches[:middle])]
         return []
 
     def _give_up(self, request: _Request, error: LogStoreError) -> None:
@@ -230,14 +233,14 @@ class RequestSender:
             and (request.in_doubt or _may_be_stored(error) or isinstance(error, _OUT_OF_STEP))
         ):
             self._identities.retire(request.identity)
-        for piece in request.pieces:
-            self._settle(piece, -1, error)
+        for batch in request.batches:
+            self._settle(batch, -1, error)
 
     def _end(self, request: _Request, base_offsets: list[int]) -> None:
         if self._identities and request.identity:
             self._identities.advance(request.identity, request.topic, request.sequences, request.partitions)
-        for piece, base_offset in zip(request.pieces, base_offsets, strict=True):
-            self._settle(piece, base_offset, None)
+        for batch, base_offset in zip(request.batches, base_offsets, strict=True):
+            self._settle(batch, base_offset, None)
 
     def _backoffs(self) -> Iterator[float]:
         wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000

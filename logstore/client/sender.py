@@ -1,0 +1,227 @@
+"""What a producer's threads do: split closed batches by partition, send requests, ask for partitions, settle.
+
+The thread that closes a batch also splits it, often the program's own: another would have to take the interpreter from
+it for every step. The producer's threads close what has lingered (``logstore-producer``), send requests and wait for
+answers (``logstore-producer-1`` and on, as many as have something to do at once).
+
+What is queued, and the lock on it, belong to the ``RecordAccumulator``; nothing here runs under that lock. The one here
+guards the start of threads.
+
+Invariant: every record that is taken out of the accumulator is settled, whatever happens to it.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.delivery import Outcome
+from logstore.client.metadata import TopicDescription, decode
+from logstore.client.partition_choice import PartitionChoice
+from logstore.client.produce_requests import ProduceRequests, as_log_store_error
+from logstore.client.producer_options import ProducerOptions
+from logstore.client.record_accumulator import RecordAccumulator
+from logstore.client.record_messages import PartitionBatch, split
+from logstore.client.topic_queue import ClosedBatch
+from logstore.client.transport import Transport, topic_path
+from logstore.errors import LogStoreError, RequestTimedOutError, UnknownPartitionError, UnknownTopicError
+
+# How long the threads may take to see that they are to end.
+_END_SECONDS = 10.0
+
+
+class Sender:
+    """Sends what is in ``accumulator``, over ``transport``."""
+
+    def __init__(self, accumulator: RecordAccumulator, transport: Transport, options: ProducerOptions) -> None:
+        self._accumulator = accumulator
+        self._transport = transport
+        self._options = options
+        self._requests = ProduceRequests(transport, options, self._settle)
+        self._choice = PartitionChoice(options.partitioner)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._linger_thread: threading.Thread | None = None
+        self._request_threads: list[threading.Thread] = []
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that were started."""
+        return self._request_threads + ([self._linger_thread] if self._linger_thread else [])
+
+    def start(self) -> None:
+        """From now on batches that have lingered are closed. May be called again."""
+        if self._linger_thread is None:
+            with self._starting:
+                if self._linger_thread is None:
+                    self._linger_thread = _start(self._close_in_time, "logstore-producer")
+
+    def split(self, batch: ClosedBatch) -> None:
+        """Split ``batch`` by partition, and send what may leave; have partitions asked for if they are not known."""
+        if batch.partition_count:
+            parts = self._parts(batch, batch.partition_count)
+            if parts is not None:
+                self._add_parts(batch, parts)
+            elif not self._accumulator.put_back(batch):
+                self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
+        if self._accumulator.begin_asking(batch.outcome.topic):
+            self._run(partial(self._ask_for_partitions, batch.outcome.topic))
+
+    def count_partitions(self, topic: str, give_up: float) -> int:
+        """Ask how many partitions ``topic`` has, until ``give_up`` (monotonic)."""
+        answer = self._requests.ask(
+            lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s), give_up
+        )
+        count = len(decode(answer.content, TopicDescription).partitions)
+        self._accumulator.set_partition_count(topic, count)
+        return count
+
+    def stop(self, why: str) -> None:
+        """Close the accumulator and end the threads, and what they wait for. What has not left fails."""
+        batches, parts = self._accumulator.close(why)
+        self._requests.stop()
+        for part in parts:
+            self._settle(part, -1, _closed_before())
+        for batch in batches:
+            self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
+        self._transport.close()
+        for _ in self._request_threads:
+            self._jobs.put(None)
+        give_up = time.monotonic() + _END_SECONDS
+        for thread in self.threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+
+    # ---- by partition ------------------------------------------------------------------------------------------------
+
+    def _parts(
+        self, batch: ClosedBatch, count: int, *, sent: int = 0, certain: bool = False
+    ) -> list[PartitionBatch] | None:
+        """``batch`` by partition, without the first ``sent`` records; None when a record names a partition that there
+        was not, unless ``certain``.
+        """
+        outcome = batch.outcome
+        rows = np.arange(sent, outcome.count)
+        try:
+            columns, named = batch.columns()
+            if sent:
+                columns, named = columns.slice(sent), None if named is None else named[sent:]
+            if named is not None and (unknown := named >= count).any():
+                if not certain:
+                    return None
+                error = UnknownPartitionError(
+                    f"Partition {named[unknown][0]} not found: topic {outcome.topic!r} has {count}, from 0"
+                )
+                self._fail(outcome, rows[unknown], error)
+                known = np.flatnonzero(~unknown)
+                rows, columns, named = rows[known], columns.take(pa.array(known)), named[known]
+            if not len(rows):
+                return []
+            return split(
+                outcome,
+                columns,
+                self._choice.choose(outcome.topic, columns, named, count),
+                rows,
+                deadline=batch.deadline,
+                codec=self._options.codec,
+                max_bytes=self._options.max_request_size,
+            )
+        except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
+            self._fail(outcome, rows, as_log_store_error(outcome.topic, failed))
+            return []
+
+    def _add_parts(self, batch: ClosedBatch, parts: list[PartitionBatch]) -> None:
+        if self._accumulator.add_parts(batch, parts):
+            self._send_requests()
+        else:
+            for part in parts:
+                self._settle(part, -1, _closed_before())
+
+    # ---- what the threads do -----------------------------------------------------------------------------------------
+
+    def _close_in_time(self) -> None:
+        while (due := self._accumulator.wait_for_due()) is not None:
+            for batch in due:
+                self.split(batch)
+
+    def _send_requests(self) -> None:
+        """Have what may leave delivered."""
+        for topic, batches in self._accumulator.drain():
+            self._run(partial(self._deliver, topic, batches))
+
+    def _deliver(self, topic: str, batches: list[PartitionBatch]) -> None:
+        self._requests.send(topic, batches)
+        self._accumulator.answered(topic, batches)
+        self._send_requests()
+
+    def _ask_for_partitions(self, topic: str) -> None:
+        """Ask, and split the batches that wait for the answer."""
+        if not self._accumulator.has_unsplit(topic):
+            # What is known is old, and may well be true still: requests will tell.
+            with contextlib.suppress(LogStoreError):
+                self.count_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
+        while (batch := self._accumulator.next_unsplit(topic)) is not None:
+            self._add_parts(batch, self._asked_parts(batch))
+        self._send_requests()
+
+    def _asked_parts(self, batch: ClosedBatch) -> list[PartitionBatch]:
+        outcome = batch.outcome
+        sent = 0
+        try:
+            try:
+                count = self.count_partitions(outcome.topic, batch.deadline)
+            except UnknownTopicError:
+                if callable(self._options.partitioner):
+                    # What is not known it cannot be asked.
+                    raise
+                columns, named = batch.columns()
+                partition = None if named is None or named[0] < 0 else int(named[0])
+                first = columns.slice(0, 1)
+                place = self._requests.send_first(outcome.topic, first, partition, batch.deadline)
+                sent = 1
+                self._accumulator.settle(outcome, np.arange(1), *place)
+                count = self.count_partitions(outcome.topic, batch.deadline)
+        except LogStoreError as error:
+            self._fail(outcome, np.arange(sent, outcome.count), error)
+            return []
+        return self._parts(batch, count, sent=sent, certain=True) or []
+
+    def _run(self, job: Callable[[], None]) -> None:
+        """In a thread that has nothing to do; there is one, or may be one more."""
+        with self._starting:
+            started = len(self._request_threads)
+            if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
+                self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    # ---- what became of it -------------------------------------------------------------------------------------------
+
+    def _settle(self, batch: PartitionBatch, base_offset: int, error: LogStoreError | None) -> None:
+        if error is None:
+            self._accumulator.settle(batch.outcome, batch.rows, batch.partition, base_offset)
+        else:
+            self._fail(batch.outcome, batch.rows, error, batch.partition)
+
+    def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
+        if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
+            # Deleted, or made anew with fewer partitions: the next batch asks again.
+            self._accumulator.set_partition_count(outcome.topic, 0)
+        self._accumulator.settle(outcome, rows, partition, error=error)
+
+
+def _start(run: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _closed_before() -> RequestTimedOutError:
+    return RequestTimedOutError("The producer was closed before this was sent: it is not stored")

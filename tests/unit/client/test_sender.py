@@ -1,0 +1,57 @@
+"""What several threads do to one batch, step by step; all else that a sender does is seen through ``Producer``."""
+
+import numpy as np
+import pytest
+
+from logstore.client.record_accumulator import RecordAccumulator
+from logstore.client.record_columns import RecordList
+from logstore.client.sender import Sender
+from logstore.client.topic_queue import ClosedBatch
+from logstore.client.transport import Transport
+from logstore.errors import RequestTimedOutError
+from tests.unit.client.test_record_accumulator import options
+
+
+@pytest.fixture
+def accumulator() -> RecordAccumulator:
+    return RecordAccumulator(options())
+
+
+@pytest.fixture
+def sender(accumulator: RecordAccumulator) -> Sender:
+    # Nobody listens there.
+    return Sender(accumulator, Transport("127.0.0.1:1"), options())
+
+
+def queue_one(accumulator: RecordAccumulator, partition: int) -> ClosedBatch:
+    records = RecordList()
+    records.flat += (b"v", None, None)
+    batch, _ = records.columns()
+    (closed,) = accumulator.append_batch("t", 1, 100, lambda: (batch, np.array([partition], np.int32)))
+    return closed
+
+
+def test_a_batch_that_another_thread_has_begun_to_split_is_left_to_it(accumulator: RecordAccumulator, sender: Sender):
+    batch = queue_one(accumulator, 0)
+    # One that asks for partitions was faster than the one that closed the batch.
+    assert accumulator.begin_asking("t")
+    assert accumulator.next_unsplit("t") is batch
+    sender.split(batch)
+    assert not accumulator.has_unsplit("t")
+    assert not sender.threads
+    assert accumulator.close("closed") == ([], [])
+
+
+@pytest.mark.parametrize(("count", "partition"), [(3, 0), (3, 9), (0, 0)])
+def test_a_batch_that_is_split_too_late_fails(
+    accumulator: RecordAccumulator, sender: Sender, count: int, partition: int
+):
+    if count:
+        accumulator.set_partition_count("t", count)
+    batch = queue_one(accumulator, partition)
+    sender.stop("closed")
+    sender.split(batch)
+    assert batch.outcome.done()
+    assert isinstance(batch.outcome.error_at(0), RequestTimedOutError)
+    assert not accumulator.begin_asking("t")
+    assert not sender.threads
