@@ -36,10 +36,13 @@ def serve(
     Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
     answers. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta.
     """
-    from ingest_api.server import serve as run_server
-    from logstore.settings import load_settings
+    from logstore.process_memory import lean_process
 
-    if config is not None:
-        os.environ["LOGSTORE_CONFIG"] = str(config)
-    settings = load_settings(data=data, port=port, host=host)
-    raise typer.Exit(run_server(settings))
+    with lean_process():
+        from ingest_api.server import serve as run_server
+        from logstore.settings import load_settings
+
+        if config is not None:
+            os.environ["LOGSTORE_CONFIG"] = str(config)
+        settings = load_settings(data=data, port=port, host=host)
+        raise typer.Exit(run_server(settings))

@@ -1,0 +1,52 @@
+"""How the server process asks for its memory: little at the start, and given back after a burst.
+
+What it does counts only before the process imports pyarrow. Nothing depends on it but the process's size.
+"""
+
+import contextlib
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
+from typing import Final
+
+from logstore.limits import MIB
+
+# glibc would raise this bound to the largest body that it has seen freed, and keep what is below it for good. Smaller
+# blocks are used again so often that mapping each anew would cost more than it gives back.
+_MMAP_THRESHOLD_BYTES: Final = 4 * MIB
+_M_MMAP_THRESHOLD: Final = -3
+# Arrow lets freed memory be for a second: ten times as much as it takes to be used again.
+_DECAY_MS: Final = 100
+
+
+@contextlib.contextmanager
+def lean_process() -> Iterator[None]:
+    """Around everything that the process imports and does.
+
+    pyarrow imports pandas (40 MB) with the first array that it makes, if it is there for Spark's sake. Here it is not.
+    Arrow's memory comes from jemalloc, where its wheels have one: with the others a burst of large requests or a roll
+    leaves 50 to 100 MB. ``ARROW_DEFAULT_MEMORY_POOL`` decides if it is set.
+    """
+    if sys.platform == "linux" and platform.machine() == "x86_64":
+        os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
+        with contextlib.suppress(AttributeError):  # another libc
+            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+    import pyarrow as pa
+
+    if pa.default_memory_pool().backend_name == "jemalloc":
+        pa.jemalloc_set_decay_ms(_DECAY_MS)
+    refusal = _NoPandas()
+    sys.meta_path.insert(0, refusal)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(refusal)
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("the server does without pandas", name=fullname)

@@ -1,0 +1,37 @@
+"""In a process of its own: what is asked for counts before pyarrow is imported."""
+
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+_PROCESS = """
+import sys
+from logstore.process_memory import lean_process
+with lean_process():
+    import pyarrow as pa
+    assert pa.chunked_array([pa.array([1, None])]).fill_null(0).to_numpy().tolist() == [1, 0]
+    assert "pandas" not in sys.modules
+    print(pa.default_memory_pool().backend_name)
+import pandas
+"""
+
+
+def _allocator(environment: dict[str, str]) -> str:
+    inherited = {name: text for name, text in os.environ.items() if name != "ARROW_DEFAULT_MEMORY_POOL"}
+    done = subprocess.run(
+        [sys.executable, "-c", _PROCESS], env={**inherited, **environment}, capture_output=True, text=True, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif("jemalloc" not in pa.supported_memory_backends(), reason="this pyarrow has no jemalloc")
+def test_arrow_works_without_pandas_and_with_jemalloc():
+    assert _allocator({}) == "jemalloc"
+
+
+def test_an_allocator_that_was_asked_for_stays():
+    assert _allocator({"ARROW_DEFAULT_MEMORY_POOL": "system"}) == "system"
