@@ -49,7 +49,7 @@ from logstore.journal.journal import Journal
 from logstore.limits import JOURNAL_FILE_BYTES, MIB, PARTITIONS_PER_TOPIC_MAX
 from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
-from logstore.log.roller import Roller, RollResult
+from logstore.log.roller import Roller, RollResult, roll_threads
 from logstore.log.topic import Topic
 from logstore.observability import (
     FETCHED_BYTES,
@@ -151,7 +151,7 @@ class Broker:
         self._sticky = itertools.count()
         self._not_ready: str | None = "the store is starting"
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read")
-        self._writers = ThreadPoolExecutor(2, thread_name_prefix="roll")
+        self._writers = roll_threads()
         self._roller = Roller(journal, filesystem, clock, self._writers)
         self._reader = LogReader(journal, self._readers, self._roller.refresh)
         self._schedule = RollSchedule(self._roller, journal, clock, settings.journal_max_bytes, self._topics)

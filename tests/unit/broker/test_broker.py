@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -660,6 +662,28 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
             assert (await broker.roll(topic)).sealed == {0: 1, 1: 1}
 
     run(scenario())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
+def test_a_roll_leaves_the_processor_to_appends(tmp_path: Path) -> None:
+    niceness: dict[str, int] = {}
+
+    class Watched(FileSystem):
+        def reached(self, point: str) -> None:
+            niceness[point] = os.getpriority(os.PRIO_PROCESS, 0)  # of the calling thread
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=Watched()) as broker:
+            topic = await new_topic(broker)
+            for value in (b"a", b"b"):
+                await produce(broker, topic, [value])
+                await broker.roll(topic)
+
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    run(scenario())
+    assert niceness["segment.half"] > before
+    assert niceness["journal.synced"] == niceness["produce.durable"] == before
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_a_roll_finds_records_that_were_copied_forward_in_the_journal(
