@@ -5,7 +5,8 @@ it for every step. The producer's threads close what has lingered (``logstore-pr
 answers (``logstore-producer-1`` and on, as many as have something to do at once).
 
 What is queued, and the lock on it, belong to the ``RecordAccumulator``; nothing here runs under that lock. The one here
-guards the start of threads.
+is held, before that one, from when work is taken out of the accumulator until a thread is sure to do it: a stop comes
+before or after.
 
 Invariant: every record that is taken out of the accumulator is settled, whatever happens to it.
 """
@@ -45,7 +46,7 @@ class Sender:
         self._requests = ProduceRequests(transport, options, self._settle)
         self._choice = PartitionChoice(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._starting = threading.Lock()
+        self._lock = threading.Lock()
         self._linger_thread: threading.Thread | None = None
         self._request_threads: list[threading.Thread] = []
 
@@ -55,9 +56,10 @@ class Sender:
         return self._request_threads + ([self._linger_thread] if self._linger_thread else [])
 
     def start(self) -> None:
-        """From now on batches that have lingered are closed. May be called again."""
+        """From now on close batches that have lingered. May be called again; InvalidRequestError after ``stop``."""
+        self._accumulator.check_open()
         if self._linger_thread is None:
-            with self._starting:
+            with self._lock:
                 if self._linger_thread is None:
                     self._linger_thread = _start(self._close_in_time, "logstore-producer")
 
@@ -69,8 +71,9 @@ class Sender:
                 self._add_parts(batch, parts)
             elif not self._accumulator.put_back(batch):
                 self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
-        if self._accumulator.begin_asking(batch.outcome.topic):
-            self._run(partial(self._ask_for_partitions, batch.outcome.topic))
+        with self._lock:
+            if self._accumulator.begin_asking(batch.outcome.topic):
+                self._run(partial(self._ask_for_partitions, batch.outcome.topic))
 
     def count_partitions(self, topic: str, give_up: float) -> int:
         """Ask how many partitions ``topic`` has, until ``give_up`` (monotonic)."""
@@ -90,8 +93,9 @@ class Sender:
         for batch in batches:
             self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
         self._transport.close()
-        for _ in self._request_threads:
-            self._jobs.put(None)
+        with self._lock:
+            for _ in self._request_threads:
+                self._jobs.put(None)
         give_up = time.monotonic() + _END_SECONDS
         for thread in self.threads:
             thread.join(max(0.0, give_up - time.monotonic()))
@@ -150,8 +154,9 @@ class Sender:
 
     def _send_requests(self) -> None:
         """Have what may leave delivered."""
-        for topic, batches in self._accumulator.drain():
-            self._run(partial(self._deliver, topic, batches))
+        with self._lock:
+            for topic, batches in self._accumulator.drain():
+                self._run(partial(self._deliver, topic, batches))
 
     def _deliver(self, topic: str, batches: list[PartitionBatch]) -> None:
         self._requests.send(topic, batches)
@@ -191,11 +196,10 @@ class Sender:
         return self._parts(batch, count, sent=sent, certain=True) or []
 
     def _run(self, job: Callable[[], None]) -> None:
-        """In a thread that has nothing to do; there is one, or may be one more."""
-        with self._starting:
-            started = len(self._request_threads)
-            if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
-                self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
+        """In a thread that has nothing to do; there is one, or may be one more. Under the lock."""
+        started = len(self._request_threads)
+        if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
+            self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
         self._jobs.put(job)
 
     def _work(self) -> None:

@@ -1,5 +1,7 @@
 """What several threads do to one batch, step by step; all else that a sender does is seen through ``Producer``."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -55,3 +57,26 @@ def test_a_batch_that_is_split_too_late_fails(
     assert isinstance(batch.outcome.error_at(0), RequestTimedOutError)
     assert not accumulator.begin_asking("t")
     assert not sender.threads
+
+
+def test_a_stop_waits_for_requests_that_are_being_given_to_threads(
+    accumulator: RecordAccumulator, sender: Sender, monkeypatch: pytest.MonkeyPatch
+):
+    accumulator.set_partition_count("t", 3)
+    batch = queue_one(accumulator, 0)
+    drain = accumulator.drain
+    stopping = threading.Thread(target=sender.stop, args=("closed",))
+
+    def drain_as_it_stops() -> object:
+        requests = drain()
+        stopping.start()
+        stopping.join(0.2)
+        return requests
+
+    monkeypatch.setattr(accumulator, "drain", drain_as_it_stops)
+    sender.split(batch)
+    monkeypatch.undo()
+    stopping.join(10)
+    assert batch.outcome.done()
+    assert len(sender.threads) == 1
+    assert not sender.threads[0].is_alive()
