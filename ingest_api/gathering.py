@@ -10,14 +10,19 @@ import asyncio
 import itertools
 from collections.abc import Callable, Sequence
 
+import structlog
+
 from logstore.broker.broker import Broker, Topic, not_acknowledged
-from logstore.errors import LogStoreError
+from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
+
+log = structlog.stdlib.get_logger(__name__)
 
 #: A larger request gains nothing from company.
 GATHERED_BYTES_MAX = 4096
-# Bounds an append to about 1 MiB.
-GATHERED_REQUESTS_MAX = 256
+# They bound an append to about 1 MiB, and to a few milliseconds.
+_REQUESTS_MAX = 256
+_RECORDS_MAX = 2048
 
 #: Partition and offset of each record of a request, in its order.
 Places = tuple[list[int], list[int]]
@@ -30,26 +35,32 @@ Told = Callable[[Places | None, BaseException | None], None]
 class _Waiting:
     __slots__ = ("_timer", "_told", "records")
 
-    def __init__(self, records: Sequence[PlainRecord], told: Told, timeout_ms: int) -> None:
+    def __init__(self, records: Sequence[PlainRecord], told: Told) -> None:
         self.records = records
         self._told: Told | None = told
-        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def bound(self, timeout_ms: int, time_out: Callable[["_Waiting", int], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, time_out, self, timeout_ms)
 
     def tell(self, places: Places | None, error: BaseException | None = None) -> None:
-        """Once: who has been told of a time-out hears no more."""
+        """Once: who was told of a time-out hears no more. What goes wrong with it is nobody else's affair."""
         told, self._told = self._told, None
-        if told is not None:
+        if told is None:
+            return
+        if self._timer is not None:
             self._timer.cancel()
+        try:
             told(places, error)
-
-    def _time_out(self, timeout_ms: int) -> None:
-        self.tell(None, not_acknowledged(timeout_ms))
+        except Exception:
+            log.exception("gathering.telling_failed")
 
 
 class GatheredProduce:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._waiting: dict[Topic, list[_Waiting]] = {}
+        # Of topics for which an append is under way: who waits for the next one, in the order of arrival.
+        self._waiting: dict[Topic, dict[_Waiting, None]] = {}
         self._appends: set[asyncio.Task[None]] = set()
 
     def open(self, topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
@@ -60,17 +71,24 @@ class GatheredProduce:
         return decode_plain(body) or None
 
     def begin(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int, told: Told) -> None:
-        """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop, and may not raise."""
-        waiting = _Waiting(records, told, timeout_ms)
+        """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
+        the append has begun is not stored.
+        """
+        waiting = _Waiting(records, told)
         gathered = self._waiting.get(topic)
-        if gathered is not None:
-            gathered.append(waiting)
-            return
-        self._waiting[topic] = [waiting]
-        # Begins after the other requests that this turn of the loop has read.
-        appends = asyncio.get_running_loop().create_task(self._append_waiting(topic))
-        self._appends.add(appends)
-        appends.add_done_callback(self._appends.discard)
+        if gathered is None:
+            gathered = self._waiting[topic] = {}
+            # Begins after the other requests that this turn of the loop has read.
+            appends = asyncio.get_running_loop().create_task(self._append_waiting(topic, gathered))
+            self._appends.add(appends)
+            appends.add_done_callback(self._appends.discard)
+        gathered[waiting] = None
+
+        def time_out(waiting: _Waiting, timeout_ms: int) -> None:
+            gathered.pop(waiting, None)
+            waiting.tell(None, not_acknowledged(timeout_ms))
+
+        waiting.bound(timeout_ms, time_out)
 
     async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
         """``begin``, and what was told."""
@@ -88,12 +106,13 @@ class GatheredProduce:
         self.begin(topic, records, timeout_ms=timeout_ms, told=told)
         return await result
 
-    async def _append_waiting(self, topic: Topic) -> None:
+    async def _append_waiting(self, topic: Topic, waiting: dict[_Waiting, None]) -> None:
         """One append after the other, until nobody waits."""
-        while waiting := self._waiting[topic]:
-            self._waiting[topic] = waiting[GATHERED_REQUESTS_MAX:]
-            await self._append_all(topic, waiting[:GATHERED_REQUESTS_MAX])
-        del self._waiting[topic]
+        try:
+            while waiting:
+                await self._append_all(topic, _take(waiting))
+        finally:
+            del self._waiting[topic]
 
     async def _append_all(self, topic: Topic, gathered: list[_Waiting]) -> None:
         try:
@@ -101,6 +120,14 @@ class GatheredProduce:
             # Each request waits as long as it wants to: this waits for the journal's word.
             result = await self._broker.produce(topic, records, timeout_ms=None)
             partitions, offsets = (places.tolist() for places in result.places())
+        except InvalidRecordError as error:
+            # The topic was altered since they were looked at, and nothing is stored: now each for itself.
+            if len(gathered) == 1:
+                gathered[0].tell(None, error)
+                return
+            for waiting in gathered:
+                await self._append_all(topic, [waiting])
+            return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in gathered:
                 waiting.tell(None, _copy(error))
@@ -109,6 +136,20 @@ class GatheredProduce:
         for waiting in gathered:
             first, end = end, end + len(waiting.records)
             waiting.tell((partitions[first:end], offsets[first:end]))
+
+
+def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
+    """The first ones, as many as make one append."""
+    taken: list[_Waiting] = []
+    count = 0
+    for one in waiting:
+        if taken and (len(taken) == _REQUESTS_MAX or count + len(one.records) > _RECORDS_MAX):
+            break
+        taken.append(one)
+        count += len(one.records)
+    for one in taken:
+        del waiting[one]
+    return taken
 
 
 def _copy(error: BaseException) -> BaseException:

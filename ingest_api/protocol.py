@@ -210,7 +210,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
-        if self._short_head is not None:
+        if self._short_head is not None and self._refusal is None:
             self._begin_application()
         if number == self._request_number:  # else most of what has just come may belong to the request before
             self._bound_framing(len(data))

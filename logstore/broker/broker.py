@@ -259,9 +259,15 @@ class Broker:
         for topic in [topic for topic in self._topics.values() if topic.has_unsealed]:
             try:
                 await self._roller.roll(topic)
-            except (LogStoreError, OSError) as error:
+            except Exception as error:
                 # Nothing is lost: the journal keeps it, and the next start rolls it.
-                log.warning("broker.not_rolled_at_stop", topic=topic.name, error=str(error))
+                expected = isinstance(error, (LogStoreError, OSError))
+                log.warning(
+                    "broker.not_rolled_at_stop",
+                    topic=topic.name,
+                    error=str(error),
+                    exc_info=None if expected else error,
+                )
         await self._roller.drain()
         for topic in self._topics.values():
             for partition_log in topic.partitions:

@@ -90,10 +90,12 @@ class RollSchedule:
         try:
             await self._roller.roll(topic, select)
             self._forget_failures(topic)
-        except (LogStoreError, OSError) as error:
-            # The journal keeps the records; the next attempt begins on a fresh snapshot.
+        except Exception as error:
+            # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
+            # the records.
             ROLLS.labels(topic.name, "failed").inc()
-            log.error("roll.failed", topic=topic.name, error=str(error))
+            expected = isinstance(error, (LogStoreError, OSError))
+            log.error("roll.failed", topic=topic.name, error=str(error), exc_info=None if expected else error)
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
         finally:
@@ -113,8 +115,11 @@ class RollSchedule:
                     continue  # whoever commits looks at the table, too; one that hangs holds up no other topic
                 try:
                     await self._roller.refresh(topic)
-                except (LogStoreError, OSError) as error:
-                    log.error("topic.refresh_failed", topic=topic.name, error=str(error))
+                except Exception as error:
+                    expected = isinstance(error, (LogStoreError, OSError))
+                    log.error(
+                        "topic.refresh_failed", topic=topic.name, exc_info=None if expected else error, error=str(error)
+                    )
                 if not topic.deleted:
                     unsealed = sum(p.log_end_offset - p.sealed_offset for p in topic.partitions)
                     UNSEALED_RECORDS.labels(topic.name).set(unsealed)

@@ -39,8 +39,9 @@ class DiskThread:
                 loop.call_soon_threadsafe(_settle, future, settle, result)
 
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            thread.start()
+            self._thread = thread
         self._work.put(do)
         return future
 

@@ -253,8 +253,9 @@ class Journal:
             results.append(locations)
         length = buffers.end - begin
         await self._thread.run(self._writer.commit, file, buffers.buffers(), length)
-        self._end_position = file.end
+        file.size += length
         file.data_bytes += length
+        self._end_position = file.end
         for append, locations in zip(group, results, strict=True):
             for frame in append.frames:
                 if frame.header.topic_id not in self._forgotten:

@@ -89,7 +89,7 @@ class JournalWriter:
     # ---- a group -----------------------------------------------------------------------------------------------
 
     def commit(self, file: JournalFile, buffers: Sequence[Buffer], length: int) -> None:
-        """Make ``length`` bytes durable at the file's durable end, move that, and mark it.
+        """Make ``length`` bytes durable at the file's durable end and mark what will be the end. The caller moves it.
 
         Raises StorageFullError (nothing of it is in the file) or StorageError.
         """
@@ -114,19 +114,18 @@ class JournalWriter:
             raise self._final("sync", file.path, e) from e
         JOURNAL_FSYNC_SECONDS.observe(self._clock.monotonic() - begun)
         JOURNAL_GROUP_BYTES.observe(length)
-        file.size += length
         filesystem.reached("journal.synced")
         # Here, though the next group would say the same: to be called again for it costs more than to write it.
-        self._mark(file)
+        self._mark(file, file.size + length)
 
-    def _mark(self, file: JournalFile) -> None:
+    def _mark(self, file: JournalFile, size: int) -> None:
         """Say behind the durable end that it is one, so that damage before it is told from a crash's tail.
 
         Not synced: a power cut soon after may lose it, a killed process does not.
         """
-        mark = encode_mark(durable_end=file.end, file_id=file.file_id or 0)
+        mark = encode_mark(durable_end=file.start + size, file_id=file.file_id or 0)
         try:
-            self._filesystem.write_at(file.fd, [mark], file.size)
+            self._filesystem.write_at(file.fd, [mark], size)
         except OSError as e:
             if e.errno not in _FULL:
                 raise self._final("write", file.path, e) from e
@@ -230,7 +229,7 @@ class JournalWriter:
     def finish(self, file: JournalFile) -> None:
         """At a clean shutdown: nothing but a synced mark behind the durable end."""
         self._cut_back(file)
-        self._mark(file)
+        self._mark(file, file.size)
         try:
             self._filesystem.fsync(file.fd)
         except OSError as e:

@@ -43,6 +43,8 @@ _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
 # A page of each column, and a batch of what is in them.
 _DECODER_BYTES = 4 * MIB
+# Readers in step have one each; who reads the same again and again leaves no more behind.
+_READINGS_OF_A_PLACE = 4
 # Of the rows that are left so many are looked at first for what fits into a slice.
 _ROWS_LOOKED_AT = 1024
 
@@ -90,10 +92,19 @@ class _Reading:
 
     def __init__(self, key: object, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
         self.key = key
-        self.num_bytes = num_bytes
         self.next_offset = -1
+        self._decoder_bytes = num_bytes
         self._batches = batches
         self._left_in: pa.RecordBatch | None = None
+
+    @property
+    def place(self) -> tuple[object, int]:
+        return self.key, self.next_offset
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds; a batch may have more than others where rows differ."""
+        return self._decoder_bytes + (self._left_in.nbytes if self._left_in is not None else 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -304,6 +315,9 @@ class LogReader:
         if found.next_offset < scanned_to:
             reading.next_offset = found.next_offset
             with self._lock:
+                same = [other for other in self._begun if other.place == reading.place]
+                if len(same) == _READINGS_OF_A_PLACE:
+                    self._begun.remove(same[0])
                 self._begun.append(reading)
                 while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
                     del self._begun[0]
@@ -312,7 +326,7 @@ class LogReader:
     def _take_begun(self, key: object, offset: int) -> "_Reading | None":
         with self._lock:
             for at, reading in enumerate(self._begun):
-                if (reading.key, reading.next_offset) == (key, offset):
+                if reading.place == (key, offset):
                     return self._begun.pop(at)
         return None
 

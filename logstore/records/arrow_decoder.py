@@ -211,7 +211,7 @@ def _checked_views(column: pa.Array, max_request_size: int) -> pa.Array:
     """A view column that is safe to cast. RequestTooLargeError when its values, written out, are too large."""
     validity, views_buffer, *data = column.buffers()
     # A view: length, then 12 bytes of the value itself or prefix, buffer and offset.
-    views = np.frombuffer(views_buffer or b"", np.int32).reshape(-1, _VIEW_WORDS)[: len(column)].copy()
+    views = np.frombuffer(views_buffer or b"", np.int32, len(column) * _VIEW_WORDS).reshape(-1, _VIEW_WORDS).copy()
     # Arrow validates the views of valid rows only, yet its cast reads all: a negative length there is a segfault.
     views[~column.is_valid().to_numpy(zero_copy_only=False)] = 0
     # Views may share bytes, so that few bytes can stand for many.

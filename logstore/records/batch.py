@@ -165,7 +165,8 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
     """Where the values of a binary or text column begin and the last one ends, in its data buffer: int32, rows + 1."""
     if not len(column):
         return np.zeros(1, np.int32)
-    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    # A count: a buffer may end in the middle of a number more.
+    return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)[column.offset :]
 
 
 def _data_bytes(column: pa.Array) -> int:

@@ -64,7 +64,8 @@ def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
 
 def int64_values(column: pa.Array) -> np.ndarray:
     """A view of an int64 or timestamp column; anything where it is null."""
-    return np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
+    # A count: a buffer may end in the middle of a number more.
+    return np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
 
 
 def _valid(column: pa.Array) -> np.ndarray:

@@ -132,3 +132,68 @@ async def test_a_stopped_client_costs_only_its_own_answer(api):
     gone.cancel()
     assert (await staying).status_code == 200
     assert "staying" in await api.values("t")
+
+
+async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothing(api, monkeypatch):
+    await api.create_topic("t")
+    durable = asyncio.Event()
+    produce = api.broker.produce
+
+    async def slow(*given, **options):
+        await durable.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    first = asyncio.create_task(post(api, body((None, "first"))))
+    await asyncio.sleep(0.05)
+    for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
+        assert_error(answer, 504)
+    assert [len(waiting) for waiting in api.app.state.api.gathered._waiting.values()] == [0]
+    durable.set()
+    assert (await first).status_code == 200
+    assert await api.values("t") == ["first"]
+    assert not api.app.state.api.gathered._waiting
+
+
+async def test_an_append_is_bounded_in_records(api, appends):
+    await api.create_topic("t")
+    many = json.dumps({"records": [{}] * 600}, separators=(",", ":")).encode()
+    answers = await asyncio.gather(*(post(api, many) for _ in range(20)))
+    assert [answer.status_code for answer in answers] == [200] * 20
+    assert sum(appends) == 12_000
+    assert 600 < max(appends) <= 2_048
+
+
+async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api):
+    await api.create_topic("t")
+    topic, gathered = api.broker.topic("t"), api.app.state.api.gathered
+    records = gathered.open(topic, body((None, 1)))
+
+    def fail(*_):
+        raise RuntimeError("a bug")
+
+    gathered.begin(topic, records, timeout_ms=10_000, told=fail)
+    assert (await post(api, body((None, 2)))).status_code == 200
+    assert (await post(api, body((None, 3)))).status_code == 200
+    assert await api.values("t") == [1, 2, 3]
+
+
+async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without_a_key_alone(api, monkeypatch):
+    await api.create_topic("t")
+    produce, going_on = api.broker.produce, asyncio.Event()
+
+    async def slow(*given, **options):
+        await going_on.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", slow)
+    first = asyncio.create_task(post(api, body(("k", 0))))
+    await asyncio.sleep(0.05)
+    keyed, keyless = (asyncio.create_task(post(api, body((key, 1)))) for key in ("k", None))
+    await asyncio.sleep(0.05)
+    await api.broker.alter_configs("t", {"cleanup.policy": "compact"})
+    going_on.set()
+    assert (await first).status_code == 200
+    assert (await keyed).status_code == 200
+    assert "Record 0 has no key" in assert_error(await keyless, 422)
+    assert await api.values("t") == [0, 1]

@@ -664,6 +664,33 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_a_roll_that_fails_for_no_known_reason_is_tried_again_later_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            broken = await new_topic(broker, "broken", segment_ms="1")
+            healthy = await new_topic(broker, "healthy")
+            roll, attempts = broker._roller.roll, 0
+
+            async def fail(topic: Topic, *given: object) -> object:
+                nonlocal attempts
+                if topic is not broken:
+                    return await roll(topic, *given)  # type: ignore[arg-type]
+                attempts += 1
+                raise ValueError("a bug")
+
+            monkeypatch.setattr(broker._roller, "roll", fail)
+            await produce(broker, broken, [b"a"])
+            await produce(broker, healthy, [b"b"])
+            await asyncio.sleep(0.6)
+            assert 1 <= attempts <= 2, "a second apart at least"
+        assert healthy.partition(0).sealed_offset == 1
+        assert attempts >= 2, "the stop tried, too"
+
+    run(scenario())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own there")
 def test_a_roll_leaves_the_processor_to_appends(tmp_path: Path) -> None:
     niceness: dict[str, int] = {}

@@ -134,3 +134,20 @@ def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pyt
                     assert 0 < len(broker._reader._begun) <= 2
 
     run(scenario())
+
+
+def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what is left behind counts with its batch, though that be larger than others."""
+    monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
+    records: list[bytes | None] = [b"x"] * 3_000 + [bytes(300_000)] * 4
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await history(broker, records)
+            for _ in range(10):
+                await broker.fetch(topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            assert len(broker._reader._begun) == 4
+            for reading in broker._reader._begun:
+                assert reading.num_bytes > log_reader._DECODER_BYTES + 300_000
+
+    run(scenario())

@@ -1,10 +1,13 @@
 from dataclasses import replace
 
+import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.records.log_batches import WireBatch, log_batches
-from logstore.records.schema import LOG_SCHEMA
+from logstore.records.batch import record_sizes
+from logstore.records.log_batches import WireBatch, int64_values, log_batches, to_log_batch
+from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
 from tests.support.records import Row, rows, wire_batch, wire_rows
 
 _BEFORE = Row(7, b"before", None, None)
@@ -52,3 +55,19 @@ def test_many_small_ones_do_not_become_a_large_one():
     assert sum(batch.num_rows for batch in found) == 100
     assert len(found) < 10
     assert max(batch.nbytes for batch in found) <= 128 * 1024
+
+
+@pytest.mark.parametrize("more", range(9))
+def test_buffers_may_be_longer_than_their_numbers(more):
+    """Arrow asks for enough of them, not for a whole number."""
+    whole = wire_batch([Row(5, b"k", b"v", None), Row(None, None, b"w", None), Row(7, None, None, None)])
+    columns = []
+    for column in whole.columns[:3]:
+        longer = [None if b is None else pa.py_buffer(b.to_pybytes() + bytes(more)) for b in column.buffers()]
+        columns.append(pa.Array.from_buffers(column.type, len(column), longer))
+    batch = pa.RecordBatch.from_arrays([*columns, whole.column("headers")], schema=WIRE_SCHEMA)
+    batch.validate(full=True)
+    found = to_log_batch([WireBatch(batch, 10, 6, False)])
+    assert int64_values(found.column("offset")).tolist() == [10, 11, 12]
+    assert int64_values(found.column("timestamp")).tolist() == [5, 6, 7]
+    assert record_sizes(batch).tolist() == [2, 1, 0]
