@@ -65,3 +65,12 @@ def test_exactly_once_from_topic_to_topic(shop: str, tmp_path: Path):
     killed_and_run_again("exactly_once_into_a_topic", shop, tmp_path / "done")
     for partition, records in stored_records(shop, "invoices").items():
         assert [record.value for record in records] == [b"%d-%d" % (partition, i) for i in range(RECORDS)]
+    with Admin(shop) as admin:
+        # All but the last result may go.
+        admin.delete_records("invoices", 0, RECORDS - 1)
+        run("exactly_once_into_a_topic", shop, tmp_path / "again")
+        admin.delete_records("invoices", 1, -1)
+        with pytest.raises(AssertionError, match="ended with 1"):
+            run("exactly_once_into_a_topic", shop, tmp_path / "again")
+        assert (tmp_path / "again").read_text() == ""
+        assert admin.offsets("invoices", 1).end_offset == RECORDS
