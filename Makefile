@@ -38,7 +38,7 @@ format: setup ## Format the code and repair what lint can repair
 	@$(RUN) ruff format
 
 bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all
-	@conf/bootstrap.sh bench || true
+	@$(if $(LIST),,conf/bootstrap.sh bench || true)
 	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code

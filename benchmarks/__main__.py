@@ -1,6 +1,7 @@
 """``make bench``: run cases, print one table, keep it under benchmarks/results/."""
 
 import argparse
+import math
 import shutil
 import signal
 import sys
@@ -23,8 +24,8 @@ from benchmarks.server import ROOT, BenchmarkError
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--cases", default="", help="names or patterns such as fetch-*, separated by commas or spaces")
-    parser.add_argument("--pairs", type=int, default=3, help="rounds that count, after one to warm up (default: 3)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="time of a turn (default: 4)")
+    parser.add_argument("--pairs", type=_rounds, default=3, help="rounds that count, after one to warm up (default: 3)")
+    parser.add_argument("--seconds", type=_seconds, default=4.0, help="time of a turn (default: 4)")
     parser.add_argument("--full", action="store_true", help="the whole matrix too")
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     parser.add_argument("--alone", action="store_true", help="ours without Kafka")
@@ -33,6 +34,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results", help="where results are kept")
     return parser.parse_args(arguments)
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

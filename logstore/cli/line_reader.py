@@ -73,17 +73,21 @@ class JsonLines:
             kind = msgspec.defstruct("Line", [field], rename={"key": key_field})
         self._decode = msgspec.json.Decoder(kind).decode
 
-    def keys(self, lines: Lines) -> pa.BinaryArray | None:
-        """The key of each line; None without a key field. InvalidRecordError naming the line that is not JSON."""
+    def check(self, lines: Lines) -> tuple[Lines, pa.BinaryArray | None, InvalidRecordError | None]:
+        """The lines before the first that is not JSON, their keys (None without a key field), and what to say of it."""
         keys: list[bytes | None] = []
-        for line, number in zip(lines.values.to_pylist(), lines.numbers.tolist(), strict=True):
+        for row, line in enumerate(lines.values.to_pylist()):
             try:
                 decoded = self._decode(line)
                 if self._key_field is not None:
                     keys.append(self._key(bytes(decoded.key)))
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 expected = "JSON" if self._key_field is None else "a JSON object"
-                raise InvalidRecordError(f"line {number} is not {expected}: {error}") from None
+                problem = InvalidRecordError(f"line {lines.numbers[row]} is not {expected}: {error}")
+                return _first(row, lines), self._array(keys), problem
+        return lines, self._array(keys), None
+
+    def _array(self, keys: list[bytes | None]) -> pa.BinaryArray | None:
         return None if self._key_field is None else pa.array(keys, pa.binary())
 
     def _key(self, text: bytes) -> bytes | None:
@@ -92,6 +96,11 @@ class JsonLines:
         if self._key_raw and text.startswith(b'"'):
             return msgspec.json.decode(text, type=str).encode()
         return text
+
+
+def _first(rows: int, lines: Lines) -> Lines:
+    values = lines.values[:rows]
+    return Lines(values, lines.numbers[:rows], (pc.sum(pc.binary_length(values)).as_py() or 0) + rows)
 
 
 def _lines(text: bytes, first_number: int, size: int) -> Lines:

@@ -225,7 +225,8 @@ class _Run:
             interrupted = True
         except LogStoreError as error:
             problem = problem or (error.message if hurry else None)
-        problem = problem or self._collect(wait=True)
+        failure = self._collect(wait=True)
+        problem = problem or failure
         self.seconds = time.monotonic() - self.began
         return interrupted, problem
 
@@ -278,13 +279,15 @@ def _line_blocks(
     from logstore.cli.line_reader import JsonLines, read_lines
 
     json_lines = JsonLines(key_field, key_raw=key_raw) if ndjson or key_field is not None else None
-    for lines in read_lines(stream, batch_bytes):
-        if not len(lines.values):
-            continue
-        columns: dict[str, Any] = {"value": lines.values}
-        if json_lines and (keys := json_lines.keys(lines)) is not None:
-            columns["key"] = keys
-        yield _Block(columns, lines.numbers, lines.size)
+    for block in read_lines(stream, batch_bytes):
+        lines, keys, problem = json_lines.check(block) if json_lines else (block, None, None)
+        if len(lines.values):
+            columns: dict[str, Any] = {"value": lines.values}
+            if keys is not None:
+                columns["key"] = keys
+            yield _Block(columns, lines.numbers, lines.size)
+        if problem:
+            raise problem
 
 
 def _row_blocks(

@@ -77,9 +77,11 @@ def test_keys_are_those_of_the_same_record_posted_as_json(run, server, topic):
         (["--key-field", "k"], "[1]", "line 3 is not a JSON object"),
     ],
 )
-def test_a_line_that_is_no_json_is_named(run, topic, arguments, line, says):
-    result = run("produce", topic, *arguments, input='{"k":1}\n\n' + line + "\n", code=1)
+def test_a_line_that_is_no_json_is_named_and_those_before_it_are_stored(run, topic, arguments, line, says):
+    result = run("produce", topic, *arguments, input='{"k":1}\n\n' + line + '\n{"k":2}\n', code=1)
     assert says in result.stderr
+    assert "Produced 1 record (8 B)" in result.stdout
+    assert run("consume", topic).stdout == '{"k":1}\n'
 
 
 def test_a_record_that_is_refused_is_named_by_its_line_and_the_rest_counted(run, topic):

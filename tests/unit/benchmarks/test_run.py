@@ -87,6 +87,27 @@ def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]):
     assert "no case is called 'produce-jason'" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("option", "given", "says"),
+    [
+        ("--pairs", "0", "'0' is not a whole number from 1"),
+        ("--pairs", "-1", "'-1' is not a whole number from 1"),
+        ("--pairs", "1.5", "'1.5' is not a whole number from 1"),
+        ("--seconds", "0", "'0' is not a number of seconds above 0"),
+        ("--seconds", "-1", "'-1' is not a number of seconds above 0"),
+        ("--seconds", "nan", "'nan' is not a number of seconds above 0"),
+        ("--seconds", "long", "'long' is not a number of seconds above 0"),
+    ],
+)
+def test_a_number_that_measures_nothing_is_wrong_usage(
+    option: str, given: str, says: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ended:
+        main(["--list", option, given])
+    assert ended.value.code == 2
+    assert f"argument {option}: {says}" in capsys.readouterr().err
+
+
 def test_cases_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert main(["--list"]) == 0
     assert "produce-json-100" in capsys.readouterr().out
