@@ -7,13 +7,14 @@ Invariants:
 - What is committed by itself is the position of *earlier* calls: a record that was handed out counts as done when the
   program comes back for more, or closes the consumer, not before.
 
-One thread fetches (``prefetcher``), one commits (``offset_committer``); the consumer itself is not for several threads.
+One thread fetches (``prefetcher``), one commits (``offset_committer``), one finds partitions and where to begin, so that
+``poll`` keeps to its time also while the store is away; the consumer itself is not for several threads.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -122,8 +123,11 @@ class Consumer:
         self._subscription: frozenset[str] | None = None
         self._refresh_at = math.inf
         self._assignment: set[TopicPartition] = set()
-        # Assigned, and not yet known where to begin.
-        self._unplaced: set[TopicPartition] = set()
+        # Assigned, and not yet known where to begin: where the group was, else as this says.
+        self._unplaced: dict[TopicPartition, AutoOffsetReset] = {}
+        # What was asked of the store and is to be applied here, when it has come.
+        self._lookup: Future[Callable[[], None]] | None = None
+        self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
         # Of the others. While rows of a batch are handed out it is the position before that batch.
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
@@ -154,6 +158,7 @@ class Consumer:
             if self._committer is not None:
                 self._committer.close(cancel=not commit)
             self._admin.close()
+            self._lookups.shutdown(cancel_futures=True)
 
     # ---- what to read -----------------------------------------------------------------------------------------------
 
@@ -165,15 +170,15 @@ class Consumer:
         if isinstance(topics, str):
             raise InvalidRequestError(f"subscribe takes a list of topics: [{topics!r}].")
         self._subscription = frozenset(topics)
-        self._refresh_at = 0.0
+        self._refresh_at, self._lookup = 0.0, None
         self._keep({partition for partition in self._assignment if partition.topic in self._subscription})
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Those that are read already go on where they are."""
         chosen = {TopicPartition(*partition) for partition in partitions}
-        self._subscription, self._refresh_at = None, math.inf
+        self._subscription, self._refresh_at, self._lookup = None, math.inf, None
         self._keep(chosen)
-        self._unplaced |= chosen - self._assignment
+        self._unplaced |= dict.fromkeys(chosen - self._assignment, self._auto_offset_reset)
         self._assignment |= chosen
 
     def unsubscribe(self) -> None:
@@ -271,13 +276,10 @@ class Consumer:
         while True:
             if self._committer is not None:
                 self._committer.commit_when_due(self._known_positions)
-            if time.monotonic() >= self._refresh_at:
-                self._refresh_subscription()
-            if self._unplaced:
-                self._place(self._unplaced, self._auto_offset_reset)
-            if not self._assignment:
+            known = self._look_up(min(deadline - time.monotonic(), self._wait_s))
+            if known and not self._assignment:
                 raise InvalidRequestError("Nothing to read: call subscribe() or assign() first.")
-            left = min(deadline, self._refresh_at) - time.monotonic()
+            left = min(deadline, self._refresh_at if known else 0.0) - time.monotonic()
             head = self._prefetcher.head(max(0.0, min(left, self._wait_s)))
             if head is None:
                 if time.monotonic() >= deadline:
@@ -303,7 +305,8 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out. Asks the store where to begin if that is not known yet."""
         (assigned,) = self._assigned((partition,))
-        self._place(self._unplaced, self._auto_offset_reset)
+        if assigned in self._unplaced:
+            self._find_positions(self._unplaced)()
         return self._handed_out(assigned)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -390,44 +393,71 @@ class Consumer:
         dropped = self._assignment - kept
         self._prefetcher.stop_reading(dropped)
         self._assignment -= dropped
-        self._unplaced -= dropped
+        for partition in dropped & self._unplaced.keys():
+            del self._unplaced[partition]
         self._paused -= dropped
         for partition in dropped & self._positions.keys():
             del self._positions[partition]
 
-    def _refresh_subscription(self) -> None:
-        """Find the partitions of the topics subscribed to."""
-        assert self._subscription is not None
-        for topic in sorted(self._subscription):
-            known = {partition for partition in self._assignment if partition.topic == topic}
-            found = set(self.partitions_for(topic)) - known
-            self._assignment |= found
-            self._unplaced |= found
-            if known and found:
-                # Nobody has seen their beginning: from the end on, records would be missed that came since.
-                self._place(found, "earliest")
-        self._refresh_at = time.monotonic() + self._metadata_max_age_s
+    def _look_up(self, timeout_s: float) -> bool:
+        """Whether all is known that reading needs: the partitions subscribed to, and where to begin.
 
-    def _place(self, partitions: Iterable[TopicPartition], reset: AutoOffsetReset) -> None:
-        """Begin those that are not begun yet: where the group was, else as ``reset`` says."""
-        unplaced = self._unplaced.intersection(partitions)
-        if not unplaced:
-            return
+        Waits up to ``timeout_s`` for that; raises why the store did not tell.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() >= self._refresh_at or self._unplaced:
+            if self._lookup is None:
+                if time.monotonic() >= self._refresh_at:
+                    assert self._subscription is not None
+                    self._lookup = self._lookups.submit(self._find_partitions, self._subscription)
+                else:
+                    self._lookup = self._lookups.submit(self._find_positions, dict(self._unplaced))
+            if not wait((self._lookup,), max(0.0, deadline - time.monotonic())).done:
+                return False
+            found, self._lookup = self._lookup, None
+            found.result()()
+        return True
+
+    def _find_partitions(self, topics: frozenset[str]) -> Callable[[], None]:
+        """Find the partitions of the topics subscribed to."""
+        partitions = {topic: self.partitions_for(topic) for topic in sorted(topics)}
+
+        def apply() -> None:
+            for topic, found in partitions.items():
+                known = any(partition.topic == topic for partition in self._assignment)
+                # Nobody has seen the beginning of a later one: from its end on, records would be missed.
+                reset: AutoOffsetReset = "earliest" if known else self._auto_offset_reset
+                self._unplaced |= dict.fromkeys(set(found) - self._assignment, reset)
+                self._assignment.update(found)
+            self._refresh_at = time.monotonic() + self._metadata_max_age_s
+
+        return apply
+
+    def _find_positions(self, unplaced: Mapping[TopicPartition, AutoOffsetReset]) -> Callable[[], None]:
+        """Find where to begin."""
         committed = self._group_offsets() if self._group_id is not None else {}
-        positions = {partition: committed[partition] for partition in unplaced & committed.keys()}
-        if without := unplaced - committed.keys():
-            if reset == "none":
-                topic, partition = min(without)
-                raise NoOffsetForPartitionError(
-                    f"Group {self._group_id!r} has committed nothing for partition {partition} of topic {topic!r}, and "
-                    'auto_offset_reset is "none": seek() to where it is to begin.'
-                )
-            positions |= self.beginning_offsets(without) if reset == "earliest" else self.end_offsets(without)
-        self._seek(positions)
+        positions = {partition: committed[partition] for partition in unplaced.keys() & committed.keys()}
+        without = unplaced.keys() - committed.keys()
+        if stranded := [partition for partition in without if unplaced[partition] == "none"]:
+            topic, number = min(stranded)
+            raise NoOffsetForPartitionError(
+                f"Group {self._group_id!r} has committed nothing for partition {number} of topic {topic!r}, and "
+                'auto_offset_reset is "none": seek() to where it is to begin.'
+            )
+        for partition, found in self._describe(without).items():
+            earliest = unplaced[partition] == "earliest"
+            positions[partition] = found.log_start_offset if earliest else found.high_watermark
+
+        def apply() -> None:
+            # The program may have placed some meanwhile.
+            self._seek({partition: at for partition, at in positions.items() if partition in self._unplaced})
+
+        return apply
 
     def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._positions.update(positions)
-        self._unplaced -= positions.keys()
+        for partition in positions.keys() & self._unplaced.keys():
+            del self._unplaced[partition]
         self._read_on(positions.keys() - self._paused)
 
     def _read_on(self, partitions: Iterable[TopicPartition]) -> None:

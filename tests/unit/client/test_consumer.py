@@ -1,8 +1,10 @@
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pyarrow as pa
@@ -520,6 +522,7 @@ def test_what_comes_after_a_seek_a_pause_or_an_assign_is_dropped(store: str, fil
         consumer._prefetcher._transport.close()
         transport = consumer._prefetcher._transport = HeldTransport(store)
         consumer.assign([partition, other])
+        assert [consumer.position(p) for p in (partition, other)] == [0, 0]
         assert consumer.poll(timeout_s=0) == []
         assert transport.come.wait(30)
         if does == "seek":
@@ -560,6 +563,22 @@ def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
                 assert record.offset == expected[partition]
                 expected[partition] += 1
             assert {partition: consumer.position(partition) for partition in partitions} == expected
+
+
+@pytest.mark.parametrize("chosen", ["subscribe", "assign"])
+def test_poll_keeps_to_its_time_while_the_store_has_not_answered_yet(chosen: str):
+    """Nothing listens, or what listens says nothing: only a close ends that."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as program:
+        for port in (free_port(), silent.getsockname()[1]):
+            consumer = Consumer(f"127.0.0.1:{port}", group_id="g")
+            consumer.subscribe(["t"]) if chosen == "subscribe" else consumer.assign([TopicPartition("t", 0)])
+            for _ in range(2):
+                assert program.submit(consumer.poll, timeout_s=0.05).result(20) == []
+            consumer.close()
+    with Consumer(f"127.0.0.1:{free_port()}", default_api_timeout_ms=200) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(StoreUnreachableError):
+            drain_for_ever(consumer)
 
 
 def test_restarts_of_the_store_while_polling(own: ServerProcess):
