@@ -7,8 +7,8 @@ Invariants:
 - What is committed by itself is the position of *earlier* calls: a record that was handed out counts as done when the
   program comes back for more, or closes the consumer, not before.
 
-One thread fetches (``prefetcher``), one commits (``offset_committer``), one finds partitions and where to begin, so that
-``poll`` keeps to its time also while the store is away; the consumer itself is not for several threads.
+One thread fetches (``prefetcher``), one commits (``offset_committer``), one finds partitions and where to begin: so
+``poll`` keeps to its time also while the store is away. The consumer itself is not for several threads.
 """
 
 import math
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
@@ -175,7 +175,7 @@ class Consumer:
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Those that are read already go on where they are."""
-        chosen = {TopicPartition(*partition) for partition in partitions}
+        chosen = set(_listed(partitions))
         self._subscription, self._refresh_at, self._lookup = None, math.inf, None
         self._keep(chosen)
         self._unplaced |= dict.fromkeys(chosen - self._assignment, self._auto_offset_reset)
@@ -221,6 +221,7 @@ class Consumer:
         none, or it was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
         ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
         """
+        _check_max_records(max_records)
         wanted = self._max_poll_records if max_records is None else max_records
         records: list[Record] = []
         head = self._next(timeout_s)
@@ -241,6 +242,7 @@ class Consumer:
 
         None if none came within ``timeout_s`` seconds. Raises as ``poll``; deserializers are not applied.
         """
+        _check_max_records(max_records)
         head = self._next(timeout_s)
         if head is None or head.batch is None:
             return None
@@ -353,8 +355,9 @@ class Consumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed for each: the next offset to read, None for nothing."""
+        asked = _listed(partitions)
         committed = self._group_offsets()
-        return {partition: committed.get(partition) for partition in partitions}
+        return {partition: committed.get(partition) for partition in asked}
 
     def commit(self, offsets: Offsets | None = None, *, metadata: str = "") -> None:
         """Commit ``offsets`` (the next ones to read), or the positions; returns when that is durable.
@@ -382,7 +385,7 @@ class Consumer:
         """``partitions``, or all; InvalidRequestError for one that is not assigned."""
         if partitions is None:
             return set(self._assignment)
-        asked = {TopicPartition(*partition) for partition in partitions}
+        asked = set(_listed(partitions))
         if missing := asked - self._assignment:
             topic, partition = min(missing)
             raise InvalidRequestError(f"Partition {partition} of topic {topic!r} is not assigned: call assign() first.")
@@ -473,7 +476,7 @@ class Consumer:
         return {partition: self._handed_out(partition) for partition in self._positions}
 
     def _describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
-        asked = [TopicPartition(*partition) for partition in partitions]
+        asked = _listed(partitions)
         found: dict[TopicPartition, PartitionDescription] = {}
         for topic in sorted({partition.topic for partition in asked}):
             for described in self._admin.describe_topic(topic).partitions:
@@ -491,3 +494,21 @@ class Consumer:
         except UnknownGroupError:
             return {}
         return {TopicPartition(found.topic, found.partition): found.offset for found in committed}
+
+
+def _listed(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """InvalidRequestError for one partition, which is a sequence itself, and for what are none."""
+    listed: list[TopicPartition] = []
+    found: Any
+    for found in partitions:
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)):
+            raise InvalidRequestError(f"{partitions!r}: pass a list of partitions, as [TopicPartition('orders', 0)].")
+        listed.append(TopicPartition(*found))
+    return listed
+
+
+def _check_max_records(max_records: object) -> None:
+    if max_records is not None and (type(max_records) is not int or max_records < 1):
+        raise InvalidRequestError(
+            f"max_records = {max_records!r}: give a whole number from 1. Seconds to wait are timeout_s={max_records!r}."
+        )

@@ -356,6 +356,34 @@ def test_wrong_use_says_what_to_do(store: str, filled: str):
     consumer.close()
 
 
+def test_one_partition_is_no_list_of_partitions(store: str, filled: str, group: str):
+    one = TopicPartition(filled, 0)
+    with Consumer(store, group_id=group) as consumer:
+        consumer.assign([one])
+        for call in (
+            consumer.assign,
+            consumer.pause,
+            consumer.resume,
+            consumer.seek_to_beginning,
+            consumer.seek_to_end,
+            consumer.beginning_offsets,
+            consumer.end_offsets,
+            consumer.committed,
+        ):
+            with pytest.raises(InvalidRequestError, match="pass a list"):
+                call(one)
+        assert consumer.assignment() == {one}
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0, -1, "5", True])
+def test_how_many_to_poll_is_a_whole_number(store: str, filled: str, wrong):
+    with Consumer(store) as consumer:
+        consumer.subscribe([filled])
+        for call in (consumer.poll, consumer.poll_arrow):
+            with pytest.raises(InvalidRequestError, match="timeout_s"):
+                call(wrong)
+
+
 # ---- deserializers --------------------------------------------------------------------------------------------------
 
 
