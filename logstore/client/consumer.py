@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
@@ -26,12 +26,15 @@ from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Of
 from logstore.client.prefetcher import AutoOffsetReset, FetchOptions, Prefetched, Prefetcher
 from logstore.client.transport import Transport
 from logstore.errors import (
+    InvalidConfigError,
+    InvalidGroupError,
     InvalidRequestError,
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
 )
-from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, MIB
+from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB
+from logstore.names import is_legal_name
 
 _WAIT_SECONDS_MAX = 60.0
 
@@ -63,6 +66,8 @@ class Consumer:
     - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
       waited for before that is an error.
     - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed.
+
+    Raises InvalidConfigError naming a wrong option and what it takes, InvalidGroupError.
     """
 
     def __init__(
@@ -86,10 +91,31 @@ class Consumer:
         default_api_timeout_ms: int = 60_000,
         metadata_max_age_ms: int = 300_000,
     ) -> None:
-        if auto_offset_reset not in ("earliest", "latest", "none"):
-            raise InvalidRequestError(f"auto_offset_reset is earliest, latest or none, not {auto_offset_reset!r}.")
+        if auto_offset_reset not in get_args(AutoOffsetReset):
+            raise InvalidConfigError(f"auto_offset_reset = {auto_offset_reset!r}: give 'earliest', 'latest' or 'none'")
+        for name, function in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
+            if function is not None and not callable(function):
+                raise InvalidConfigError(f"{name} is not callable: give a function from bytes to an object")
+        for name, value, least in (
+            ("auto_commit_interval_ms", auto_commit_interval_ms, 0),
+            ("fetch_min_bytes", fetch_min_bytes, 0),
+            ("fetch_max_wait_ms", fetch_max_wait_ms, 0),
+            ("fetch_max_bytes", fetch_max_bytes, 1),
+            ("max_partition_fetch_bytes", max_partition_fetch_bytes, 1),
+            ("max_poll_records", max_poll_records, 1),
+            ("consumer_timeout_ms", 0 if consumer_timeout_ms in (None, math.inf) else consumer_timeout_ms, 0),
+            ("request_timeout_ms", request_timeout_ms, 1),
+            ("default_api_timeout_ms", default_api_timeout_ms, 0),
+            ("metadata_max_age_ms", metadata_max_age_ms, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidConfigError(f"{name} = {value!r}: give a whole number from {least}")
+        if group_id is not None and not is_legal_name(group_id, GROUP_NAME_LENGTH_MAX):
+            raise InvalidGroupError(
+                f"group_id = {group_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not '.' or '..')"
+            )
         if enable_auto_commit and group_id is None:
-            raise InvalidRequestError("enable_auto_commit needs a group: give group_id.")
+            raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
         self._admin = Admin(
             bootstrap,
             client_id=client_id,
@@ -101,8 +127,8 @@ class Consumer:
             FetchOptions(
                 fetch_min_bytes=min(fetch_min_bytes, FETCH_BYTES_MAX),
                 fetch_max_wait_ms=min(fetch_max_wait_ms, FETCH_WAIT_MS_MAX),
-                fetch_max_bytes=max(1, min(fetch_max_bytes, FETCH_BYTES_MAX)),
-                max_partition_fetch_bytes=max(1, min(max_partition_fetch_bytes, FETCH_BYTES_MAX)),
+                fetch_max_bytes=min(fetch_max_bytes, FETCH_BYTES_MAX),
+                max_partition_fetch_bytes=min(max_partition_fetch_bytes, FETCH_BYTES_MAX),
                 auto_offset_reset=auto_offset_reset,
                 request_timeout_s=request_timeout_ms / 1000,
                 give_up_s=default_api_timeout_ms / 1000,
