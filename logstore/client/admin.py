@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeAlias
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.metadata import (
@@ -24,6 +24,8 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+
+ConfigValue: TypeAlias = str | int | float | bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,7 @@ class Admin:
         topic: str,
         *,
         partitions: int | None = None,
-        configs: Mapping[str, str] | None = None,
+        configs: Mapping[str, ConfigValue] | None = None,
         validate_only: bool = False,
     ) -> None:
         """Make a topic; ``partitions`` None takes the store's ``num.partitions``.
@@ -121,7 +123,7 @@ class Admin:
         """
         body = {
             "topic_name": topic,
-            "configs": [{"name": name, "value": value} for name, value in (configs or {}).items()],
+            "configs": [{"name": name, "value": _config_text(value)} for name, value in (configs or {}).items()],
             "validate_only": validate_only,
             **({} if partitions is None else {"partitions_count": partitions}),
         }
@@ -142,15 +144,17 @@ class Admin:
         path = f"{self._topics_path}/{quote_name(topic)}/configs"
         return decode(self._transport.request("GET", path).content, _Configs).data
 
-    def alter_configs(self, topic: str, changes: Mapping[str, str | None], *, validate_only: bool = False) -> None:
-        """Set keys, all or none; None takes a key back to its default.
+    def alter_configs(
+        self, topic: str, changes: Mapping[str, ConfigValue | None], *, validate_only: bool = False
+    ) -> None:
+        """Set keys, all or none; None takes a key back to its default. Numbers and booleans are sent as text.
 
         Raises InvalidConfigError naming the key, UnknownTopicError.
         """
         data = [
             {"name": name, "operation": "DELETE"}
             if value is None
-            else {"name": name, "value": value, "operation": "SET"}
+            else {"name": name, "value": _config_text(value), "operation": "SET"}
             for name, value in changes.items()
         ]
         # Setting a key twice is setting it once: safe to send again.
@@ -243,3 +247,8 @@ class Admin:
         except (UnknownTopicError, InvalidRequestError):
             return False
         return True
+
+
+def _config_text(value: ConfigValue) -> str:
+    """As Kafka writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

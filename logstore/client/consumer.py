@@ -7,15 +7,16 @@ Invariants:
 - What is committed by itself is the position of *earlier* calls: a record that was handed out counts as done when the
   program comes back for more, or closes the consumer, not before.
 
-One thread fetches (``prefetcher``), one commits (``offset_committer``); the consumer itself is not for several threads.
+One thread fetches (``prefetcher``), one commits (``offset_committer``), one finds partitions and where to begin: so
+``poll`` keeps to its time also while the store is away. The consumer itself is not for several threads.
 """
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, get_args
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
@@ -25,12 +26,15 @@ from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Of
 from logstore.client.prefetcher import AutoOffsetReset, FetchOptions, Prefetched, Prefetcher
 from logstore.client.transport import Transport
 from logstore.errors import (
+    InvalidConfigError,
+    InvalidGroupError,
     InvalidRequestError,
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
 )
-from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, MIB
+from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB
+from logstore.names import is_legal_name
 
 _WAIT_SECONDS_MAX = 60.0
 
@@ -62,6 +66,8 @@ class Consumer:
     - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
       waited for before that is an error.
     - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed.
+
+    Raises InvalidConfigError naming a wrong option and what it takes, InvalidGroupError.
     """
 
     def __init__(
@@ -85,10 +91,31 @@ class Consumer:
         default_api_timeout_ms: int = 60_000,
         metadata_max_age_ms: int = 300_000,
     ) -> None:
-        if auto_offset_reset not in ("earliest", "latest", "none"):
-            raise InvalidRequestError(f"auto_offset_reset is earliest, latest or none, not {auto_offset_reset!r}.")
+        if auto_offset_reset not in get_args(AutoOffsetReset):
+            raise InvalidConfigError(f"auto_offset_reset = {auto_offset_reset!r}: give 'earliest', 'latest' or 'none'")
+        for name, function in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
+            if function is not None and not callable(function):
+                raise InvalidConfigError(f"{name} is not callable: give a function from bytes to an object")
+        for name, value, least in (
+            ("auto_commit_interval_ms", auto_commit_interval_ms, 0),
+            ("fetch_min_bytes", fetch_min_bytes, 0),
+            ("fetch_max_wait_ms", fetch_max_wait_ms, 0),
+            ("fetch_max_bytes", fetch_max_bytes, 1),
+            ("max_partition_fetch_bytes", max_partition_fetch_bytes, 1),
+            ("max_poll_records", max_poll_records, 1),
+            ("consumer_timeout_ms", 0 if consumer_timeout_ms in (None, math.inf) else consumer_timeout_ms, 0),
+            ("request_timeout_ms", request_timeout_ms, 1),
+            ("default_api_timeout_ms", default_api_timeout_ms, 0),
+            ("metadata_max_age_ms", metadata_max_age_ms, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidConfigError(f"{name} = {value!r}: give a whole number from {least}")
+        if group_id is not None and not is_legal_name(group_id, GROUP_NAME_LENGTH_MAX):
+            raise InvalidGroupError(
+                f"group_id = {group_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not '.' or '..')"
+            )
         if enable_auto_commit and group_id is None:
-            raise InvalidRequestError("enable_auto_commit needs a group: give group_id.")
+            raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
         self._admin = Admin(
             bootstrap,
             client_id=client_id,
@@ -100,8 +127,8 @@ class Consumer:
             FetchOptions(
                 fetch_min_bytes=min(fetch_min_bytes, FETCH_BYTES_MAX),
                 fetch_max_wait_ms=min(fetch_max_wait_ms, FETCH_WAIT_MS_MAX),
-                fetch_max_bytes=max(1, min(fetch_max_bytes, FETCH_BYTES_MAX)),
-                max_partition_fetch_bytes=max(1, min(max_partition_fetch_bytes, FETCH_BYTES_MAX)),
+                fetch_max_bytes=min(fetch_max_bytes, FETCH_BYTES_MAX),
+                max_partition_fetch_bytes=min(max_partition_fetch_bytes, FETCH_BYTES_MAX),
                 auto_offset_reset=auto_offset_reset,
                 request_timeout_s=request_timeout_ms / 1000,
                 give_up_s=default_api_timeout_ms / 1000,
@@ -122,8 +149,11 @@ class Consumer:
         self._subscription: frozenset[str] | None = None
         self._refresh_at = math.inf
         self._assignment: set[TopicPartition] = set()
-        # Assigned, and not yet known where to begin.
-        self._unplaced: set[TopicPartition] = set()
+        # Assigned, and not yet known where to begin: where the group was, else as this says.
+        self._unplaced: dict[TopicPartition, AutoOffsetReset] = {}
+        # What was asked of the store and is to be applied here, when it has come.
+        self._lookup: Future[Callable[[], None]] | None = None
+        self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
         # Of the others. While rows of a batch are handed out it is the position before that batch.
         self._positions: dict[TopicPartition, int] = {}
         self._paused: set[TopicPartition] = set()
@@ -154,6 +184,7 @@ class Consumer:
             if self._committer is not None:
                 self._committer.close(cancel=not commit)
             self._admin.close()
+            self._lookups.shutdown(cancel_futures=True)
 
     # ---- what to read -----------------------------------------------------------------------------------------------
 
@@ -165,15 +196,15 @@ class Consumer:
         if isinstance(topics, str):
             raise InvalidRequestError(f"subscribe takes a list of topics: [{topics!r}].")
         self._subscription = frozenset(topics)
-        self._refresh_at = 0.0
+        self._refresh_at, self._lookup = 0.0, None
         self._keep({partition for partition in self._assignment if partition.topic in self._subscription})
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
         """Read these partitions, and no others. Those that are read already go on where they are."""
-        chosen = {TopicPartition(*partition) for partition in partitions}
-        self._subscription, self._refresh_at = None, math.inf
+        chosen = set(_listed(partitions))
+        self._subscription, self._refresh_at, self._lookup = None, math.inf, None
         self._keep(chosen)
-        self._unplaced |= chosen - self._assignment
+        self._unplaced |= dict.fromkeys(chosen - self._assignment, self._auto_offset_reset)
         self._assignment |= chosen
 
     def unsubscribe(self) -> None:
@@ -216,6 +247,7 @@ class Consumer:
         none, or it was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
         ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
         """
+        _check_max_records(max_records)
         wanted = self._max_poll_records if max_records is None else max_records
         records: list[Record] = []
         head = self._next(timeout_s)
@@ -236,6 +268,7 @@ class Consumer:
 
         None if none came within ``timeout_s`` seconds. Raises as ``poll``; deserializers are not applied.
         """
+        _check_max_records(max_records)
         head = self._next(timeout_s)
         if head is None or head.batch is None:
             return None
@@ -271,13 +304,10 @@ class Consumer:
         while True:
             if self._committer is not None:
                 self._committer.commit_when_due(self._known_positions)
-            if time.monotonic() >= self._refresh_at:
-                self._refresh_subscription()
-            if self._unplaced:
-                self._place(self._unplaced, self._auto_offset_reset)
-            if not self._assignment:
+            known = self._look_up(min(deadline - time.monotonic(), self._wait_s))
+            if known and not self._assignment:
                 raise InvalidRequestError("Nothing to read: call subscribe() or assign() first.")
-            left = min(deadline, self._refresh_at) - time.monotonic()
+            left = min(deadline, self._refresh_at if known else 0.0) - time.monotonic()
             head = self._prefetcher.head(max(0.0, min(left, self._wait_s)))
             if head is None:
                 if time.monotonic() >= deadline:
@@ -303,7 +333,8 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out. Asks the store where to begin if that is not known yet."""
         (assigned,) = self._assigned((partition,))
-        self._place(self._unplaced, self._auto_offset_reset)
+        if assigned in self._unplaced:
+            self._find_positions(self._unplaced)()
         return self._handed_out(assigned)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
@@ -350,8 +381,9 @@ class Consumer:
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
         """What the group has committed for each: the next offset to read, None for nothing."""
+        asked = _listed(partitions)
         committed = self._group_offsets()
-        return {partition: committed.get(partition) for partition in partitions}
+        return {partition: committed.get(partition) for partition in asked}
 
     def commit(self, offsets: Offsets | None = None, *, metadata: str = "") -> None:
         """Commit ``offsets`` (the next ones to read), or the positions; returns when that is durable.
@@ -379,7 +411,7 @@ class Consumer:
         """``partitions``, or all; InvalidRequestError for one that is not assigned."""
         if partitions is None:
             return set(self._assignment)
-        asked = {TopicPartition(*partition) for partition in partitions}
+        asked = set(_listed(partitions))
         if missing := asked - self._assignment:
             topic, partition = min(missing)
             raise InvalidRequestError(f"Partition {partition} of topic {topic!r} is not assigned: call assign() first.")
@@ -390,44 +422,71 @@ class Consumer:
         dropped = self._assignment - kept
         self._prefetcher.stop_reading(dropped)
         self._assignment -= dropped
-        self._unplaced -= dropped
+        for partition in dropped & self._unplaced.keys():
+            del self._unplaced[partition]
         self._paused -= dropped
         for partition in dropped & self._positions.keys():
             del self._positions[partition]
 
-    def _refresh_subscription(self) -> None:
-        """Find the partitions of the topics subscribed to."""
-        assert self._subscription is not None
-        for topic in sorted(self._subscription):
-            known = {partition for partition in self._assignment if partition.topic == topic}
-            found = set(self.partitions_for(topic)) - known
-            self._assignment |= found
-            self._unplaced |= found
-            if known and found:
-                # Nobody has seen their beginning: from the end on, records would be missed that came since.
-                self._place(found, "earliest")
-        self._refresh_at = time.monotonic() + self._metadata_max_age_s
+    def _look_up(self, timeout_s: float) -> bool:
+        """Whether all is known that reading needs: the partitions subscribed to, and where to begin.
 
-    def _place(self, partitions: Iterable[TopicPartition], reset: AutoOffsetReset) -> None:
-        """Begin those that are not begun yet: where the group was, else as ``reset`` says."""
-        unplaced = self._unplaced.intersection(partitions)
-        if not unplaced:
-            return
+        Waits up to ``timeout_s`` for that; raises why the store did not tell.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() >= self._refresh_at or self._unplaced:
+            if self._lookup is None:
+                if time.monotonic() >= self._refresh_at:
+                    assert self._subscription is not None
+                    self._lookup = self._lookups.submit(self._find_partitions, self._subscription)
+                else:
+                    self._lookup = self._lookups.submit(self._find_positions, dict(self._unplaced))
+            if not wait((self._lookup,), max(0.0, deadline - time.monotonic())).done:
+                return False
+            found, self._lookup = self._lookup, None
+            found.result()()
+        return True
+
+    def _find_partitions(self, topics: frozenset[str]) -> Callable[[], None]:
+        """Find the partitions of the topics subscribed to."""
+        partitions = {topic: self.partitions_for(topic) for topic in sorted(topics)}
+
+        def apply() -> None:
+            for topic, found in partitions.items():
+                known = any(partition.topic == topic for partition in self._assignment)
+                # Nobody has seen the beginning of a later one: from its end on, records would be missed.
+                reset: AutoOffsetReset = "earliest" if known else self._auto_offset_reset
+                self._unplaced |= dict.fromkeys(set(found) - self._assignment, reset)
+                self._assignment.update(found)
+            self._refresh_at = time.monotonic() + self._metadata_max_age_s
+
+        return apply
+
+    def _find_positions(self, unplaced: Mapping[TopicPartition, AutoOffsetReset]) -> Callable[[], None]:
+        """Find where to begin."""
         committed = self._group_offsets() if self._group_id is not None else {}
-        positions = {partition: committed[partition] for partition in unplaced & committed.keys()}
-        if without := unplaced - committed.keys():
-            if reset == "none":
-                topic, partition = min(without)
-                raise NoOffsetForPartitionError(
-                    f"Group {self._group_id!r} has committed nothing for partition {partition} of topic {topic!r}, and "
-                    'auto_offset_reset is "none": seek() to where it is to begin.'
-                )
-            positions |= self.beginning_offsets(without) if reset == "earliest" else self.end_offsets(without)
-        self._seek(positions)
+        positions = {partition: committed[partition] for partition in unplaced.keys() & committed.keys()}
+        without = unplaced.keys() - committed.keys()
+        if stranded := [partition for partition in without if unplaced[partition] == "none"]:
+            topic, number = min(stranded)
+            raise NoOffsetForPartitionError(
+                f"Group {self._group_id!r} has committed nothing for partition {number} of topic {topic!r}, and "
+                'auto_offset_reset is "none": seek() to where it is to begin.'
+            )
+        for partition, found in self._describe(without).items():
+            earliest = unplaced[partition] == "earliest"
+            positions[partition] = found.log_start_offset if earliest else found.high_watermark
+
+        def apply() -> None:
+            # The program may have placed some meanwhile.
+            self._seek({partition: at for partition, at in positions.items() if partition in self._unplaced})
+
+        return apply
 
     def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._positions.update(positions)
-        self._unplaced -= positions.keys()
+        for partition in positions.keys() & self._unplaced.keys():
+            del self._unplaced[partition]
         self._read_on(positions.keys() - self._paused)
 
     def _read_on(self, partitions: Iterable[TopicPartition]) -> None:
@@ -443,7 +502,7 @@ class Consumer:
         return {partition: self._handed_out(partition) for partition in self._positions}
 
     def _describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
-        asked = [TopicPartition(*partition) for partition in partitions]
+        asked = _listed(partitions)
         found: dict[TopicPartition, PartitionDescription] = {}
         for topic in sorted({partition.topic for partition in asked}):
             for described in self._admin.describe_topic(topic).partitions:
@@ -461,3 +520,21 @@ class Consumer:
         except UnknownGroupError:
             return {}
         return {TopicPartition(found.topic, found.partition): found.offset for found in committed}
+
+
+def _listed(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """InvalidRequestError for one partition, which is a sequence itself, and for what are none."""
+    listed: list[TopicPartition] = []
+    found: Any
+    for found in partitions:
+        if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], str)):
+            raise InvalidRequestError(f"{partitions!r}: pass a list of partitions, as [TopicPartition('orders', 0)].")
+        listed.append(TopicPartition(*found))
+    return listed
+
+
+def _check_max_records(max_records: object) -> None:
+    if max_records is not None and (type(max_records) is not int or max_records < 1):
+        raise InvalidRequestError(
+            f"max_records = {max_records!r}: give a whole number from 1. Seconds to wait are timeout_s={max_records!r}."
+        )

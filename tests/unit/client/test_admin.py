@@ -2,7 +2,7 @@ from uuid import uuid4
 
 import pytest
 
-from logstore.client.admin import Admin
+from logstore.client.admin import Admin, _config_text
 from logstore.client.producer import Producer
 from logstore.errors import (
     InvalidConfigError,
@@ -21,14 +21,14 @@ from logstore.errors import (
 
 def test_a_topic_from_creation_to_deletion(admin: Admin):
     name = f"life-{uuid4().hex[:8]}"
-    admin.create_topic(name, partitions=2, configs={"retention.ms": "1000"})
+    admin.create_topic(name, partitions=2, configs={"retention.ms": 1000})
     assert [t.partitions_count for t in admin.topics() if t.topic_name == name] == [2]
     described = admin.describe_topic(name)
     assert described.configs["retention.ms"] == "1000"
     assert [p.partition for p in described.partitions] == [0, 1]
     assert described.location.endswith(f"/topics/{name}")
 
-    admin.alter_configs(name, {"retention.ms": None, "segment.ms": "5000"})
+    admin.alter_configs(name, {"retention.ms": None, "segment.ms": 5000})
     configs = {entry.name: entry for entry in admin.topic_configs(name)}
     assert (configs["retention.ms"].value, configs["retention.ms"].is_default) == ("-1", True)
     assert (configs["segment.ms"].value, configs["segment.ms"].is_default) == ("5000", False)
@@ -55,6 +55,10 @@ def test_refusals_are_told_apart(admin: Admin, topic: str):
         admin.offsets(topic, 4)
     with pytest.raises(InvalidTopicError):
         admin.describe_topic("..")
+
+
+def test_values_of_configs_are_sent_as_kafka_writes_them():
+    assert [_config_text(value) for value in ("a", True, False, 5, 0.5)] == ["a", "true", "false", "5", "0.5"]
 
 
 def test_validate_only_creates_nothing(admin: Admin):

@@ -1,8 +1,10 @@
 import itertools
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import uuid4
 
 import pyarrow as pa
@@ -14,6 +16,8 @@ from logstore.client.consumer import Consumer
 from logstore.client.transport import Transport
 from logstore.delta.topic_table import RollPart
 from logstore.errors import (
+    InvalidConfigError,
+    InvalidGroupError,
     InvalidRequestError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -328,10 +332,6 @@ def _poll_past_errors(consumer: Consumer) -> list:
 
 
 def test_wrong_use_says_what_to_do(store: str, filled: str):
-    with pytest.raises(InvalidRequestError, match="auto_offset_reset"):
-        Consumer(store, auto_offset_reset="begin")
-    with pytest.raises(InvalidRequestError, match="group_id"):
-        Consumer(store, enable_auto_commit=True)
     with Consumer(store) as consumer:
         with pytest.raises(InvalidRequestError, match="list of topics"):
             consumer.subscribe(filled)
@@ -352,6 +352,65 @@ def test_wrong_use_says_what_to_do(store: str, filled: str):
     with pytest.raises(InvalidRequestError, match="closed"):
         consumer.poll()
     consumer.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"auto_offset_reset": "smallest"},
+        {"enable_auto_commit": True},
+        {"key_deserializer": "json"},
+        {"value_deserializer": 1},
+        {"auto_commit_interval_ms": -1},
+        {"fetch_min_bytes": -1},
+        {"fetch_max_wait_ms": 0.5},
+        {"fetch_max_bytes": 0},
+        {"max_partition_fetch_bytes": 0},
+        {"max_poll_records": 0},
+        {"max_poll_records": True},
+        {"consumer_timeout_ms": -1},
+        {"request_timeout_ms": 0},
+        {"default_api_timeout_ms": "1"},
+        {"metadata_max_age_ms": -1},
+    ],
+)
+def test_a_wrong_option_is_named(wrong):
+    with pytest.raises(InvalidConfigError, match=next(iter(wrong))):
+        Consumer("127.0.0.1:1", **wrong)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a b", "g/1", "x" * 250])
+def test_a_group_that_cannot_be_is_refused_before_anything_is_read(name):
+    with pytest.raises(InvalidGroupError, match="group_id"):
+        Consumer("127.0.0.1:1", group_id=name)
+
+
+def test_one_partition_is_no_list_of_partitions(store: str, filled: str, group: str):
+    one = TopicPartition(filled, 0)
+    with Consumer(store, group_id=group) as consumer:
+        consumer.assign([one])
+        for call in (
+            consumer.assign,
+            consumer.pause,
+            consumer.resume,
+            consumer.seek_to_beginning,
+            consumer.seek_to_end,
+            consumer.beginning_offsets,
+            consumer.end_offsets,
+            consumer.committed,
+        ):
+            with pytest.raises(InvalidRequestError, match="pass a list"):
+                call(one)
+        assert consumer.assignment() == {one}
+
+
+@pytest.mark.parametrize("wrong", [1.0, 0, -1, "5", True])
+def test_how_many_to_poll_is_a_whole_number(store: str, filled: str, wrong):
+    with Consumer(store) as consumer:
+        consumer.subscribe([filled])
+        for call in (consumer.poll, consumer.poll_arrow):
+            with pytest.raises(InvalidRequestError, match="timeout_s"):
+                call(wrong)
 
 
 # ---- deserializers --------------------------------------------------------------------------------------------------
@@ -520,6 +579,7 @@ def test_what_comes_after_a_seek_a_pause_or_an_assign_is_dropped(store: str, fil
         consumer._prefetcher._transport.close()
         transport = consumer._prefetcher._transport = HeldTransport(store)
         consumer.assign([partition, other])
+        assert [consumer.position(p) for p in (partition, other)] == [0, 0]
         assert consumer.poll(timeout_s=0) == []
         assert transport.come.wait(30)
         if does == "seek":
@@ -560,6 +620,22 @@ def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
                 assert record.offset == expected[partition]
                 expected[partition] += 1
             assert {partition: consumer.position(partition) for partition in partitions} == expected
+
+
+@pytest.mark.parametrize("chosen", ["subscribe", "assign"])
+def test_poll_keeps_to_its_time_while_the_store_has_not_answered_yet(chosen: str):
+    """Nothing listens, or what listens says nothing: only a close ends that."""
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as program:
+        for port in (free_port(), silent.getsockname()[1]):
+            consumer = Consumer(f"127.0.0.1:{port}", group_id="g")
+            consumer.subscribe(["t"]) if chosen == "subscribe" else consumer.assign([TopicPartition("t", 0)])
+            for _ in range(2):
+                assert program.submit(consumer.poll, timeout_s=0.05).result(20) == []
+            consumer.close()
+    with Consumer(f"127.0.0.1:{free_port()}", default_api_timeout_ms=200) as consumer:
+        consumer.subscribe(["t"])
+        with pytest.raises(StoreUnreachableError):
+            drain_for_ever(consumer)
 
 
 def test_restarts_of_the_store_while_polling(own: ServerProcess):
