@@ -1,20 +1,31 @@
 """Where a store listens: the text of ``bootstrap`` and ``--url``, read strictly."""
 
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 from urllib.parse import urlsplit
 
-from logstore.errors import InvalidRequestError
+from logstore.errors import InvalidConfigError, InvalidRequestError
+
+#: ``http(s)://host:port`` or ``host:port``; several separated by commas, or one after the other.
+Bootstrap: TypeAlias = str | Sequence[str]
 
 DEFAULT_URL = "http://127.0.0.1:8082"
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def parse_bootstrap(bootstrap: str) -> tuple[str, ...]:
-    """The base URLs, without a slash at the end, of ``http(s)://host:port`` or ``host:port``, separated by commas.
+def parse_bootstrap(bootstrap: Bootstrap) -> tuple[str, ...]:
+    """The base URLs, without a slash at the end.
 
-    A path is kept (a store behind a reverse proxy). InvalidRequestError naming the part that cannot be read.
+    A path is kept (a store behind a reverse proxy). InvalidRequestError naming the part that cannot be read,
+    InvalidConfigError for what is no address but a mapping of options.
     """
-    urls = tuple(_parse_one(part.strip()) for part in bootstrap.split(",") if part.strip())
+    if isinstance(bootstrap, Mapping):
+        raise InvalidConfigError("Options are keyword arguments, not a mapping: bootstrap='host:port', client_id='app'")
+    parts = [bootstrap] if isinstance(bootstrap, str) else bootstrap
+    if not (isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)):
+        raise InvalidRequestError(f"bootstrap is {bootstrap!r}: give text or a list of texts, each host:port")
+    urls = tuple(_parse_one(part.strip()) for part in ",".join(parts).split(",") if part.strip())
     if not urls:
         raise InvalidRequestError(f"No address of a store in {bootstrap!r}: give host:port or http(s)://host:port")
     return urls

@@ -14,9 +14,9 @@ import threading
 import time
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Never, Self
 
-from logstore.client.addresses import DEFAULT_URL
+from logstore.client.addresses import DEFAULT_URL, Bootstrap
 from logstore.client.delivery import BatchDelivery, Delivery, OnDelivery
 from logstore.client.producer_options import (
     DEFAULT_BATCH_SIZE,
@@ -28,6 +28,7 @@ from logstore.client.producer_options import (
     Partitioner,
     ProducerOptions,
     Serializer,
+    unknown_option,
 )
 from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import Columns, Headers, check_extras, from_columns, to_bytes
@@ -40,16 +41,17 @@ _producers: "weakref.WeakSet[Producer]" = weakref.WeakSet()
 
 
 class Producer:
-    """Sends records to the store of ``bootstrap`` (``http(s)://host:port`` or ``host:port``, separated by commas).
+    """Sends records to the store of ``bootstrap`` (``http(s)://host:port`` or ``host:port``, separated by
+    commas, or a list of them).
 
     The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
     by several threads, not across a fork. A context manager, which flushes. Raises InvalidConfigError naming the
-    option that is wrong, InvalidRequestError for ``bootstrap``.
+    option that is wrong or that there is not, InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(
         self,
-        bootstrap: str = DEFAULT_URL,
+        bootstrap: Bootstrap = DEFAULT_URL,
         *,
         client_id: str | None = None,
         acks: Acks = "all",
@@ -70,7 +72,10 @@ class Producer:
         metadata_max_age_ms: float = 300_000,
         partitioner: Partitioner = "murmur2",
         enable_idempotence: bool | None = None,
+        **unknown: Never,
     ) -> None:
+        for name in unknown:
+            raise unknown_option(name)
         self._options = ProducerOptions(
             client_id=client_id,
             acks=acks,

@@ -1,13 +1,15 @@
 """The options of a producer: Kafka's names, what each may be, and which do not go together."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias, get_args
 
 from logstore.errors import InvalidConfigError
 from logstore.limits import GIB, MIB
 
-Acks: TypeAlias = Literal["all", 1, 0]
+#: -1 and the texts are other spellings of "all", 1 and 0.
+Acks: TypeAlias = Literal["all", 1, 0, -1, "-1", "1", "0"]
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 #: Called with a key and the number of partitions; the partition.
 PartitionChooser: TypeAlias = Callable[[bytes | None, int], int]
@@ -16,6 +18,8 @@ Partitioner: TypeAlias = Literal["murmur2", "sticky", "round_robin"] | Partition
 Serializer: TypeAlias = Callable[[Any], bytes | str | None]
 
 RETRIES_MAX = 2**31 - 1
+_ACKS: tuple[Acks, ...] = ("all", 1, 0)
+_ACKS_SPELLINGS: Mapping[object, Acks] = {-1: "all", "-1": "all", "1": 1, "0": 0}
 _PARTITIONERS = ("murmur2", "sticky", "round_robin")
 
 
@@ -44,7 +48,9 @@ class ProducerOptions:
     enable_idempotence: bool | None
 
     def __post_init__(self) -> None:
-        self._one_of("acks", get_args(Acks))
+        if isinstance(self.acks, (int, str)):
+            object.__setattr__(self, "acks", _ACKS_SPELLINGS.get(self.acks, self.acks))
+        self._one_of("acks", _ACKS)
         self._one_of("compression_type", (None, *get_args(Compression)))
         self._one_of("enable_idempotence", (None, True, False))
         for name in ("key_serializer", "value_serializer"):
@@ -106,6 +112,14 @@ class ProducerOptions:
             raise InvalidConfigError(f"{name} = {value!r}: give a {'whole ' if whole else ''}number from {least}")
         if not least <= value or (most is not None and value > most):
             raise InvalidConfigError(f"{name} = {value!r}: give a number from {least}{f' to {most}' if most else ''}")
+
+
+def unknown_option(name: str) -> InvalidConfigError:
+    """What to raise for an option that a producer has not, with the nearest that it has."""
+    names = ["bootstrap", *(field.name for field in fields(ProducerOptions))]
+    near = get_close_matches(name.replace(".", "_"), names, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
+    return InvalidConfigError(f"A producer has no option {name}: {hint}")
 
 
 DEFAULT_BATCH_SIZE = MIB

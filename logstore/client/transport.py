@@ -23,7 +23,7 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from logstore import errors
-from logstore.client.addresses import parse_bootstrap
+from logstore.client.addresses import Bootstrap, parse_bootstrap
 from logstore.client.connections import Answer, Body, Connections, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
@@ -76,7 +76,7 @@ class Transport:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap: Bootstrap,
         *,
         client_id: str | None = None,
         request_timeout_s: float = 30.0,

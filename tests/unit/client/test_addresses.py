@@ -12,6 +12,8 @@ from logstore.errors import InvalidRequestError
         ("https://h/", ("https://h",)),
         ("https://h:8443/log/", ("https://h:8443/log",)),
         ("a:1, http://b:2 ,", ("http://a:1", "http://b:2")),
+        (["a:1", "http://b:2"], ("http://a:1", "http://b:2")),
+        (("a:1, b:2",), ("http://a:1", "http://b:2")),
         ("[::1]:8082", ("http://[::1]:8082",)),
     ],
 )
@@ -24,6 +26,10 @@ def test_reads_what_users_write(text, urls):
     [
         ("", "No address"),
         (" , ", "No address"),
+        ([], "No address"),
+        (8082, "bootstrap is 8082: give text"),
+        ([8082], "give text or a list of texts"),
+        (b"h:1", "give text"),
         ("localhost", "has no port"),
         ("localhost:", "has no port"),
         ("localhost:0", "has no port"),

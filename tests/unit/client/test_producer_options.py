@@ -1,4 +1,6 @@
+import inspect
 import re
+from dataclasses import fields
 
 import pytest
 
@@ -12,7 +14,12 @@ from logstore.errors import InvalidConfigError, InvalidRequestError
     [
         ({"acks": 2}, "acks = 2: give 'all', 1, 0"),
         ({"acks": True}, "acks = True"),
-        ({"acks": "1"}, "acks = '1'"),
+        ({"acks": "2"}, "acks = '2'"),
+        ({"acks": [1]}, "acks = [1]"),
+        ({"bootstrap_servers": "h:1"}, "no option bootstrap_servers: did you mean bootstrap?"),
+        ({"bootstrap.servers": "h:1"}, "no option bootstrap.servers: did you mean bootstrap?"),
+        ({"linger": 5}, "no option linger: did you mean linger_ms?"),
+        ({"transactional_id": "t"}, "no option transactional_id: it has bootstrap, client_id, acks, "),
         ({"compression_type": "gzip"}, "compression_type = 'gzip': give None, 'none', 'lz4', 'zstd'"),
         ({"partitioner": "random"}, "partitioner = 'random': give 'murmur2', 'sticky', 'round_robin' or a function"),
         ({"key_serializer": "json"}, "key_serializer is not callable"),
@@ -33,6 +40,17 @@ def test_a_wrong_option_is_named_with_what_it_takes(options, says):
         Producer("127.0.0.1:1", **options)
 
 
+def test_options_are_keyword_arguments():
+    with pytest.raises(InvalidConfigError, match="Options are keyword arguments"):
+        Producer({"bootstrap.servers": "127.0.0.1:1"})
+
+
+@pytest.mark.parametrize(("spelling", "acks"), [(-1, "all"), ("-1", "all"), ("1", 1), ("0", 0)])
+def test_acks_may_be_spelled_as_for_kafka(spelling, acks):
+    options = _options(acks=spelling)
+    assert (options.acks, options.idempotent) == (acks, acks == "all")
+
+
 def test_an_address_that_is_none_is_refused():
     with pytest.raises(InvalidRequestError, match="no port"):
         Producer("localhost")
@@ -50,13 +68,10 @@ def test_an_address_that_is_none_is_refused():
     ],
 )
 def test_idempotence_is_on_unless_another_option_speaks_against_it(options, idempotent):
-    defaults = {name: kind.default for name, kind in _parameters().items()}
-    assert ProducerOptions(**{**defaults, **options}).idempotent is idempotent
+    assert _options(**options).idempotent is idempotent
 
 
-def _parameters():
-    import inspect
-
-    parameters = dict(inspect.signature(Producer).parameters)
-    del parameters["bootstrap"]
-    return parameters
+def _options(**given):
+    parameters = inspect.signature(Producer).parameters
+    defaults = {field.name: parameters[field.name].default for field in fields(ProducerOptions)}
+    return ProducerOptions(**{**defaults, **given})

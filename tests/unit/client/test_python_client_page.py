@@ -1,12 +1,13 @@
 import re
+import textwrap
 
 from tests.support.server_process import ROOT
 
 
 def test_the_examples_of_the_page_run(store: str, capsys):
     page = (ROOT / "docs" / "python-client.md").read_text()
-    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 4
+    examples = [textwrap.dedent(text) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    assert len(examples) == 5
     for example in examples:
         assert "127.0.0.1:8082" in example
         exec(compile(example.replace("127.0.0.1:8082", store), "docs/python-client.md", "exec"), {})
