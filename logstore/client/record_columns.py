@@ -21,6 +21,7 @@ Pairs: TypeAlias = tuple[tuple[str, bytes | None], ...]
 Headers: TypeAlias = Mapping[str, bytes | None] | Sequence[tuple[str, bytes | None]]
 
 _NAMES = (*WIRE_SCHEMA.names, "partition")
+_WANTED = {"key": "bytes or text", "value": "bytes or text", "partition": "whole numbers from 0, or -1"}
 _PARTITION_MAX = np.iinfo(np.int32).max
 
 
@@ -176,7 +177,13 @@ def _table(columns: pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     try:
-        return pa.table(dict(columns))
+        # pandas has both, and as a mapping it leaves its index out.
+        if hasattr(columns, "__arrow_c_stream__") and not hasattr(columns, "keys"):
+            return pa.table(columns)
+        given = dict(columns)
+        if isinstance(given.get("headers"), list):
+            given["headers"] = pa.array(given["headers"], HEADERS_TYPE)
+        return pa.table(given)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidRequestError(f"These are not columns of one length that Arrow knows: {error}") from error
 
@@ -191,7 +198,8 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
         # Finer timestamps lose what is below a millisecond.
         cast = column.cast(target, safe=not pa.types.is_timestamp(source))
     except pa.ArrowException as error:
-        raise InvalidRequestError(f"Column {field.name!r} of type {source} cannot be {target}: {error}") from error
+        wanted = _WANTED.get(field.name, str(target))
+        raise InvalidRequestError(f"Column {field.name!r} of type {source} is to be {wanted}: {error}") from error
     combined = cast.combine_chunks()
     if isinstance(combined, pa.ChunkedArray):
         return combined.chunk(0) if combined.num_chunks else pa.array([], target)

@@ -12,6 +12,7 @@ import pytest
 from logstore.client.admin import Admin
 from logstore.client.delivery import RecordMetadata
 from logstore.client.producer import Producer
+from logstore.client.record_columns import from_columns
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequestError,
@@ -100,12 +101,23 @@ def test_a_table_of_any_timestamp_unit_is_taken(store: str, topic: str):
     assert stored_records(store, topic)[int(partition)][0].timestamp_ms == 1_500
 
 
+def test_columns_may_come_as_a_stream_of_arrow_and_headers_as_pairs():
+    class Frame:
+        def __arrow_c_stream__(self, schema=None):
+            return pa.table({"value": pa.array(["v"], pa.string_view())}).__arrow_c_stream__(schema)
+
+    assert from_columns(Frame())[0].column("value").to_pylist() == [b"v"]
+    columns, _ = from_columns({"value": ["v"], "headers": [[("k", b"1")]]})
+    assert columns.column("headers").to_pylist() == [[{"key": "k", "value": b"1"}]]
+
+
 @pytest.mark.parametrize(
     ("columns", "says"),
     [
         ({"key": ["k"]}, "'value' is needed"),
         ({"value": ["v"], "Key": ["k"]}, "no column 'Key'"),
-        ({"value": [1]}, "'value' of type int64"),
+        ({"value": [1]}, "'value' of type int64 is to be bytes or text"),
+        ({"value": ["v"], "headers": [["k"]]}, "Arrow knows"),
         ({"value": ["v"], "timestamp": ["now"]}, "'timestamp'"),
         ({"value": ["v"], "partition": [2**40]}, "'partition'"),
         ({"value": ["v"], "key": ["a", "b"]}, "one length"),
