@@ -151,9 +151,11 @@ async def _produce(request: Request, partition: int | None) -> Response:
         if topic is None:
             # Only now, so that a request that is refused leaves no topic behind.
             topic = await state.broker.topic_for_produce(request.path_params["topic"])
-        result = await state.broker.produce(
+        produced = state.broker.produce(
             topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
+        del records  # the broker lets go of them as soon as it can
+        result = await produced
     headers = REPLAYED if result.replayed else None
     if acks == 0:
         return Response(form.encode(ProduceResult((), 0)), 202, headers, head.answer_type)

@@ -151,6 +151,8 @@ class Broker:
         self._sticky = itertools.count()
         self._not_ready: str | None = "the store is starting"
         self._readers = ThreadPoolExecutor(4, thread_name_prefix="read")
+        # Few: each holds a request twice, as it was sent and as it is stored.
+        self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
         self._writers = roll_threads()
         self._roller = Roller(journal, filesystem, clock, self._writers)
         self._reader = LogReader(journal, self._readers, self._roller.refresh)
@@ -275,6 +277,7 @@ class Broker:
         try:
             await self._journal.close()
         finally:
+            self._encoders.shutdown()
             self._readers.shutdown()
             self._writers.shutdown()
             self._lock.release()
@@ -526,11 +529,14 @@ class Broker:
         self._require_ready()
         self._require_room(sum(len(payload) for payload in payloads))
         ranges, durable = self._append(topic, parts, payloads)
+        count, nbytes = records.num_rows, records.nbytes
+        # What waits for the fsync is held once, by the journal.
+        del records, parts, payloads
         if acks != 0:
             await self._acknowledged([durable], timeout_ms)
-        PRODUCED_RECORDS.labels(topic.name).inc(records.num_rows)
-        PRODUCED_BYTES.labels(topic.name).inc(records.nbytes)
-        return ProduceResult(ranges, records.num_rows)
+        PRODUCED_RECORDS.labels(topic.name).inc(count)
+        PRODUCED_BYTES.labels(topic.name).inc(nbytes)
+        return ProduceResult(ranges, count)
 
     async def _produce_once(
         self,
@@ -616,7 +622,7 @@ class Broker:
             return parts, [encode_payload(p.batch) if p.verbatim is None else p.verbatim for p in parts]
 
         if isinstance(records, DecodedRecords) and records.nbytes > _ENCODE_IN_THREAD_BYTES:
-            return await asyncio.to_thread(encode)
+            return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
         return encode()
 
     def _append(

@@ -60,6 +60,11 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
         return False
 
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        super().set_exception(exception)
+        # It is in the log. Who waits for nothing (acks=0) or has given up is not to be missed as well.
+        self.exception()
+
 
 class _Append:
     __slots__ = ("frames", "future", "length")
