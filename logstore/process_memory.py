@@ -18,8 +18,6 @@ from logstore.limits import MIB
 # blocks are used again so often that mapping each anew would cost more than it gives back.
 _MMAP_THRESHOLD_BYTES: Final = 4 * MIB
 _M_MMAP_THRESHOLD: Final = -3
-# Arrow lets freed memory be for a second: ten times as much as it takes to be used again.
-_DECAY_MS: Final = 100
 
 
 @contextlib.contextmanager
@@ -34,10 +32,6 @@ def lean_process() -> Iterator[None]:
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
         with contextlib.suppress(AttributeError):  # another libc
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-    import pyarrow as pa
-
-    if pa.default_memory_pool().backend_name == "jemalloc":
-        pa.jemalloc_set_decay_ms(_DECAY_MS)
     refusal = _NoPandas()
     sys.meta_path.insert(0, refusal)
     try:
