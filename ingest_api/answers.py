@@ -92,19 +92,17 @@ def produced_offsets(result: ProduceResult) -> bytes:
     No Python object per record: every record's text has the same length, numbers begin with spaces where they are
     shorter (which JSON allows), and all texts are one matrix of bytes.
     """
-    ranges = result.ranges
+    partitions, offsets = result.places()
     if result.count < _MATRIX_RECORDS_MIN:
-        return offsets_of(*(places.tolist() for places in result.places()))
+        return offsets_of(partitions.tolist(), offsets.tolist())
+    ranges = result.ranges
     partition_digits = len(str(max(produced.partition for produced in ranges)))
     offset_digits = len(str(max(produced.base_offset + produced.count - 1 for produced in ranges)))
     text = b'{"partition":%*d,"offset":%*d,"error_code":null,"error":null},'
     texts = [text % (partition_digits, r.partition, offset_digits, r.base_offset) for r in ranges]
-    offsets = np.empty(result.count, np.int64)
     text_of = np.zeros(result.count, np.intp)
     for at, produced in enumerate(ranges):
-        rows = slice(None) if produced.rows is None else produced.rows
-        offsets[rows] = np.arange(produced.base_offset, produced.base_offset + produced.count)
-        text_of[rows] = at
+        text_of[slice(None) if produced.rows is None else produced.rows] = at
     matrix = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), -1)[text_of]
     digits = np.empty((offset_digits, result.count), np.uint8)
     for place in range(offset_digits - 1, -1, -1):

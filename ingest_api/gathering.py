@@ -27,29 +27,34 @@ _RECORDS_MAX = 2048
 #: Partition and offset of each record of a request, in its order.
 Places = tuple[list[int], list[int]]
 
-
 #: Told where the records are, or what became of them instead.
 Told = Callable[[Places | None, BaseException | None], None]
 
 
 class _Waiting:
-    __slots__ = ("_timer", "_told", "records")
+    """In ``gathered`` until its append begins or its time is up."""
 
-    def __init__(self, records: Sequence[PlainRecord], told: Told) -> None:
+    __slots__ = ("_gathered", "_timer", "_told", "records")
+
+    def __init__(
+        self, records: Sequence[PlainRecord], told: Told, timeout_ms: int, gathered: "dict[_Waiting, None]"
+    ) -> None:
         self.records = records
         self._told: Told | None = told
-        self._timer: asyncio.TimerHandle | None = None
+        self._gathered = gathered
+        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
+        gathered[self] = None
 
-    def bound(self, timeout_ms: int, time_out: Callable[["_Waiting", int], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, time_out, self, timeout_ms)
+    def _time_out(self, timeout_ms: int) -> None:
+        self._gathered.pop(self, None)
+        self.tell(None, not_acknowledged(timeout_ms))
 
     def tell(self, places: Places | None, error: BaseException | None = None) -> None:
         """Once: who was told of a time-out hears no more. What goes wrong with it is nobody else's affair."""
         told, self._told = self._told, None
         if told is None:
             return
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         try:
             told(places, error)
         except Exception:
@@ -74,7 +79,6 @@ class GatheredProduce:
         """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
         the append has begun is not stored.
         """
-        waiting = _Waiting(records, told)
         gathered = self._waiting.get(topic)
         if gathered is None:
             gathered = self._waiting[topic] = {}
@@ -82,13 +86,7 @@ class GatheredProduce:
             appends = asyncio.get_running_loop().create_task(self._append_waiting(topic, gathered))
             self._appends.add(appends)
             appends.add_done_callback(self._appends.discard)
-        gathered[waiting] = None
-
-        def time_out(waiting: _Waiting, timeout_ms: int) -> None:
-            gathered.pop(waiting, None)
-            waiting.tell(None, not_acknowledged(timeout_ms))
-
-        waiting.bound(timeout_ms, time_out)
+        _Waiting(records, told, timeout_ms, gathered)
 
     async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
         """``begin``, and what was told."""

@@ -31,8 +31,8 @@ log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
-REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
-_READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
+_REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
+_READ_HEADERS = frozenset((_REQUEST_ID, CLIENT_ID, b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
@@ -50,7 +50,7 @@ class RequestContextMiddleware:
             await self._app(scope, receive, send)
             return
         given = [header for header in scope["headers"] if header[0] in _READ_HEADERS]
-        request_id = sane(given, REQUEST_ID) or f"{random.getrandbits(128):032x}"
+        request_id = request_id_of(given)
         client_id = sane(given, CLIENT_ID)
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in given)
         exchange = _Exchange(scope, receive, send, request_id, expects)
@@ -168,6 +168,11 @@ def _requests(method: str, route: str, status: int, client: str) -> Counter:
 @functools.lru_cache(1024)
 def _request_seconds(method: str, route: str) -> Histogram:
     return REQUEST_SECONDS.labels(method, route)
+
+
+def request_id_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
+    """The client's if it is fit for a log, else a new one."""
+    return sane(headers, _REQUEST_ID) or f"{random.getrandbits(128):032x}"
 
 
 def sane(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:

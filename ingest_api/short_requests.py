@@ -8,7 +8,6 @@ which then finds it untouched.
 """
 
 import functools
-import random
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from ingest_api.answers import BytesResponse, offsets_of
 from ingest_api.backpressure import Reservation
 from ingest_api.gathering import GATHERED_BYTES_MAX, Places
 from ingest_api.idempotence import IDENTITY_HEADERS
-from ingest_api.request_context import CLIENT_ID, REQUEST_ID, error_answer, log_fields, record_answer, sane
+from ingest_api.request_context import CLIENT_ID, error_answer, log_fields, record_answer, request_id_of, sane
 from ingest_api.routers.produce import HEADERS_READ, read_head
 from ingest_api.state import ApiState
 from logstore.errors import LogStoreError
@@ -108,8 +107,7 @@ class ShortRequests:
             reservation = state.requests.reserve(len(body))
         except LogStoreError:
             return False
-        request_id = sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
-        request = _ShortRequest(head, request_id, reservation, time.perf_counter(), answer)
+        request = _ShortRequest(head, request_id_of(headers), reservation, time.perf_counter(), answer)
         state.gathered.begin(topic, records, timeout_ms=head.timeout_ms, told=request.told)
         return True
 

@@ -22,6 +22,11 @@ class LogStoreError(Exception):
         return str(self)
 
 
+def unforeseen(error: Exception) -> Exception | None:
+    """The error if it is neither ours nor the system's: a log line of it has its traceback, as ``exc_info``."""
+    return None if isinstance(error, (LogStoreError, OSError)) else error
+
+
 # ---- what a caller asked for is wrong -------------------------------------------------------------------------------
 
 

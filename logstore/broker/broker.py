@@ -36,12 +36,12 @@ from logstore.errors import (
     InvalidReplicationFactorError,
     InvalidRequestError,
     InvalidTopicError,
-    LogStoreError,
     OffsetOutOfRangeError,
     RequestTimedOutError,
     ThrottledError,
     TopicExistsError,
     UnknownTopicError,
+    unforeseen,
 )
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.frame import Frame, FrameLocation
@@ -263,13 +263,7 @@ class Broker:
                 await self._roller.roll(topic)
             except Exception as error:
                 # Nothing is lost: the journal keeps it, and the next start rolls it.
-                expected = isinstance(error, (LogStoreError, OSError))
-                log.warning(
-                    "broker.not_rolled_at_stop",
-                    topic=topic.name,
-                    error=str(error),
-                    exc_info=None if expected else error,
-                )
+                log.warning("broker.not_rolled_at_stop", topic=topic.name, error=str(error), exc_info=unforeseen(error))
         await self._roller.drain()
         for topic in self._topics.values():
             for partition_log in topic.partitions:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import structlog
 
 from logstore.clock import Clock
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, unforeseen
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.partition_log import PartitionLog
@@ -94,8 +94,7 @@ class RollSchedule:
             # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
             # the records.
             ROLLS.labels(topic.name, "failed").inc()
-            expected = isinstance(error, (LogStoreError, OSError))
-            log.error("roll.failed", topic=topic.name, error=str(error), exc_info=None if expected else error)
+            log.error("roll.failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
         finally:
@@ -116,10 +115,7 @@ class RollSchedule:
                 try:
                     await self._roller.refresh(topic)
                 except Exception as error:
-                    expected = isinstance(error, (LogStoreError, OSError))
-                    log.error(
-                        "topic.refresh_failed", topic=topic.name, exc_info=None if expected else error, error=str(error)
-                    )
+                    log.error("topic.refresh_failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
                 if not topic.deleted:
                     unsealed = sum(p.log_end_offset - p.sealed_offset for p in topic.partitions)
                     UNSEALED_RECORDS.labels(topic.name).set(unsealed)

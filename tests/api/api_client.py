@@ -1,11 +1,13 @@
 """The HTTP interface as tests use it: a client with a word for each thing they do often."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from fastapi import FastAPI
 
 from ingest_api.app import create_app
@@ -67,6 +69,18 @@ class ApiClient:
     def end_offsets(self, topic: str) -> list[int]:
         """The next offset of each partition, durable or not: it rises with anything that was taken."""
         return [log.next_offset for log in self.broker.topic(topic).partitions]
+
+
+def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Appends wait until it is set."""
+    produce, going_on = api.broker.produce, asyncio.Event()
+
+    async def wait_and_produce(*given: Any, **options: Any) -> Any:
+        await going_on.wait()
+        return await produce(*given, **options)
+
+    monkeypatch.setattr(api.broker, "produce", wait_and_produce)
+    return going_on
 
 
 @contextlib.asynccontextmanager

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from logstore.errors import StorageError, ThrottledError
-from tests.api.api_client import JSON_V2, assert_error
+from tests.api.api_client import JSON_V2, assert_error, held_appends
 
 pytestmark = pytest.mark.anyio
 
@@ -99,14 +99,7 @@ async def test_what_fails_all_is_told_to_all(api, monkeypatch, error, status):
 
 async def test_each_request_waits_as_long_as_it_asked_to(api, monkeypatch):
     await api.create_topic("t")
-    durable = asyncio.Event()
-    produce = api.broker.produce
-
-    async def slow(*given, **options):
-        await durable.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    durable = held_appends(api, monkeypatch)
     patient = asyncio.create_task(post(api, body((None, "patient"))))
     impatient = await post(api, body((None, "impatient")), timeout_ms=20)
     assert_error(impatient, 504)
@@ -136,14 +129,7 @@ async def test_a_stopped_client_costs_only_its_own_answer(api):
 
 async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothing(api, monkeypatch):
     await api.create_topic("t")
-    durable = asyncio.Event()
-    produce = api.broker.produce
-
-    async def slow(*given, **options):
-        await durable.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    durable = held_appends(api, monkeypatch)
     first = asyncio.create_task(post(api, body((None, "first"))))
     await asyncio.sleep(0.05)
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
@@ -180,13 +166,7 @@ async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api)
 
 async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without_a_key_alone(api, monkeypatch):
     await api.create_topic("t")
-    produce, going_on = api.broker.produce, asyncio.Event()
-
-    async def slow(*given, **options):
-        await going_on.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    going_on = held_appends(api, monkeypatch)
     first = asyncio.create_task(post(api, body(("k", 0))))
     await asyncio.sleep(0.05)
     keyed, keyless = (asyncio.create_task(post(api, body((key, 1)))) for key in ("k", None))

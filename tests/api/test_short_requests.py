@@ -10,7 +10,7 @@ import pytest
 from ingest_api.gathering import GATHERED_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
-from tests.api.api_client import JSON_V2, running_api
+from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
 
 pytestmark = pytest.mark.anyio
@@ -155,13 +155,7 @@ async def test_pipelined_requests_are_answered_in_their_order(api, short):
 
 
 async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(api, short, monkeypatch):
-    produce, durable = api.broker.produce, asyncio.Event()
-
-    async def slow(*given, **options):
-        await durable.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         writer.write(request() + b"NONSENSE\r\n\r\n")
         await asyncio.sleep(0.02)
@@ -206,20 +200,17 @@ async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
 
 
 def answered(status: int) -> float:
-    name = rf'logstore_http_requests_total{{client="me",method="POST",route="/topics/{{topic}}",status="{status}"}}'
+    """Whatever the client is called: in a long run of tests others have taken the names that are counted apart."""
+    ours = ('method="POST"', 'route="/topics/{topic}"', f'status="{status}"')
     return sum(
-        float(line.rpartition(" ")[2]) for line in render_metrics().decode().splitlines() if line.startswith(name)
+        float(line.rpartition(" ")[2])
+        for line in render_metrics().decode().splitlines()
+        if line.startswith("logstore_http_requests_total{") and all(label in line for label in ours)
     )
 
 
 async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
-    produce, durable = api.broker.produce, asyncio.Event()
-
-    async def slow(*given, **options):
-        await durable.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    durable = held_appends(api, monkeypatch)
     async with (
         listening(api.app) as (port, _),
         connected(port) as (reader, writer),
@@ -255,13 +246,7 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
 
 
 async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, monkeypatch):
-    produce, durable = api.broker.produce, asyncio.Event()
-
-    async def slow(*given, **options):
-        await durable.wait()
-        return await produce(*given, **options)
-
-    monkeypatch.setattr(api.broker, "produce", slow)
+    durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, state), connected(port) as (reader, writer):
         writer.write(request())
         await asyncio.sleep(0.02)
