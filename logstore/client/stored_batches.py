@@ -5,18 +5,23 @@ Large batches stay where the answer was received, small ones are put together: w
 here is validated beyond its shape: the store has checked what it took, and checks what it reads from disk.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.errors import LogStoreError
+from logstore.limits import MIB
 from logstore.records.fetch_sections import SECTION_HEADER
 from logstore.records.log_batches import WireBatch, int64_values, log_batches
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME
+from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
+
+# Of a row group so much is decoded at a time.
+_BATCH_BYTES = MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +61,10 @@ def read_blocks(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBatc
     LogStoreError for anything else than blocks.
     """
     try:
-        for have_offsets, blocks in groupby(_blocks(content), lambda block: bool(block.flags & HAS_OFFSETS)):
-            for batch in map(_log_batch, blocks) if have_offsets else log_batches(map(_wire_batch, blocks)):
+        for kind, blocks in groupby(_blocks(content), lambda block: block.flags & (HAS_OFFSETS | PARQUET)):
+            for batch in _READ[kind](blocks):
                 yield from _from(batch, first_offset)
-    except (pa.ArrowException, EOFError, OSError) as error:
+    except (pa.ArrowException, EOFError, OSError, KeyError) as error:
         raise _malformed(str(error)) from error
 
 
@@ -85,8 +90,24 @@ def _blocks(content: pa.Buffer) -> Iterator[_Block]:
         at += length + -length % ALIGNMENT
 
 
-def _log_batch(block: _Block) -> pa.RecordBatch:
-    return pa.ipc.read_record_batch(block.payload, LOG_SCHEMA)
+def _log_messages(blocks: Iterable[_Block]) -> Iterator[pa.RecordBatch]:
+    return (pa.ipc.read_record_batch(block.payload, LOG_SCHEMA) for block in blocks)
+
+
+def _parquet_files(blocks: Iterable[_Block]) -> Iterator[pa.RecordBatch]:
+    # Many programs never read history.
+    import pyarrow.parquet as pq
+
+    for block in blocks:
+        with pq.ParquetFile(pa.BufferReader(block.payload)) as file:
+            num_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
+            rows = max(1, file.metadata.num_rows * _BATCH_BYTES // max(num_bytes, 1))
+            for batch in file.iter_batches(rows, columns=LOG_SCHEMA.names, use_threads=False):
+                yield batch.cast(LOG_SCHEMA)
+
+
+def _wire_messages(blocks: Iterable[_Block]) -> Iterator[pa.RecordBatch]:
+    return log_batches(map(_wire_batch, blocks))
 
 
 def _wire_batch(block: _Block) -> WireBatch:
@@ -94,6 +115,13 @@ def _wire_batch(block: _Block) -> WireBatch:
     if records.num_rows != block.record_count:
         raise _malformed(f"{records.num_rows} records in a block of {block.record_count}")
     return WireBatch(records, block.base_offset, block.append_time_ms, bool(block.flags & LOG_APPEND_TIME))
+
+
+_READ: Final[dict[int, Callable[[Iterable[_Block]], Iterator[pa.RecordBatch]]]] = {
+    0: _wire_messages,
+    HAS_OFFSETS: _log_messages,
+    PARQUET: _parquet_files,
+}
 
 
 def _from(records: pa.RecordBatch, first_offset: int) -> Iterator[pa.RecordBatch]:

@@ -34,7 +34,8 @@ from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA
-from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch
+from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, StoredBatch
+from logstore.segments.excerpts import Excerpt, excerpts, read_excerpt
 from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
 
 T = TypeVar("T")
@@ -84,6 +85,15 @@ class _Wanted:
     may_be_empty: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A row group of the segment at ``path``; the next record after it has an offset of at least ``scanned_to``."""
+
+    path: Path
+    group: RowGroup
+    scanned_to: int
+
+
 class _Reading:
     """A row group, or a large frame of the tail, decoded as far as it was handed out: to ``next_offset``.
 
@@ -124,6 +134,7 @@ class LogReader:
         #: The one that was used last comes last.
         self._begun: list[_Reading] = []
         self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
+        self._excerpts: LRUCache[Path, tuple[Excerpt, ...]] = LRUCache(_FOOTERS_CACHED)
         self._lock = threading.Lock()
 
     async def fetch(
@@ -139,7 +150,7 @@ class LogReader:
         async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
             if not log.sealed_offset <= at < wanted.end:
-                return await self._history_slice(topic, log, wanted, lambda batch: batch)
+                return await self._history_slice(topic, log, wanted, self._read_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
             return await self._in_thread(lambda: self._read_frames(frames, wanted))
 
@@ -149,13 +160,15 @@ class LogReader:
     async def fetch_stored(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
     ) -> FetchResult[list[StoredBatch]]:
-        """As ``fetch``; batches of the tail as they lie in the journal, whole, at least one if there is any."""
+        """As ``fetch``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
+        one if there is any.
+        """
         log = topic.partition(partition)
 
         async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[StoredBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
             if not log.sealed_offset <= at < wanted.end:
-                return await self._history_slice(topic, log, wanted, _to_stored)
+                return await self._history_slice(topic, log, wanted, self._read_stored_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
             num_bytes = sum(frame.inflated_bytes for frame in frames)
             if num_bytes > max_bytes and (may_be_empty or len(frames) > 1):
@@ -222,9 +235,9 @@ class LogReader:
     # ---- on the event loop ------------------------------------------------------------------------------------------
 
     async def _history_slice(
-        self, topic: Topic, log: PartitionLog, wanted: _Wanted, convert: Callable[[pa.RecordBatch], C]
+        self, topic: Topic, log: PartitionLog, wanted: _Wanted, read: Callable[[_Place, _Wanted], _Slice[C]]
     ) -> _Slice[C]:
-        """Records out of one row group; none from the end of the history on."""
+        """What ``read`` finds in one row group; none from the end of the history on."""
         if wanted.start >= wanted.end:
             return _Slice([], 0, 0, wanted.start)
         sealed = log.sealed_offset
@@ -235,12 +248,18 @@ class LogReader:
         segment = segments[at]
         following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
         wanted = dataclasses.replace(wanted, end=min(sealed, wanted.end))
+        path = topic.table.path / segment.path
 
-        def read() -> _Slice[C]:
-            rows = self._read_history(topic, segment, wanted, following)
-            return _Slice([convert(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
+        def read_row_group() -> _Slice[C]:
+            """Of that which holds the first offset wanted or the next record after it."""
+            groups = self._groups(path, segment)
+            at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
+            if at == len(groups):
+                return _Slice([], 0, 0, max(wanted.start, min(following, wanted.end)))
+            scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
+            return read(_Place(path, groups[at], scanned_to), wanted)
 
-        return await self._in_thread(read)
+        return await self._in_thread(read_row_group)
 
     async def _again_if_moved(self, topic: Topic, read: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(_ATTEMPTS):
@@ -287,19 +306,26 @@ class LogReader:
             for header, payload in self._journal.read_many([frame.location for frame in frames])
         ]
 
-    def _read_history(
-        self, topic: Topic, segment: SegmentFile, wanted: _Wanted, following: int
-    ) -> _Slice[pa.RecordBatch]:
-        """Out of the row group that holds the first offset wanted or the next record after it."""
-        path = topic.table.path / segment.path
-        groups = self._groups(path, segment)
-        at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
-        if at == len(groups):
-            return _cut([], wanted, following)
-        group = groups[at]
-        scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
+    def _read_history(self, place: _Place, wanted: _Wanted) -> _Slice[pa.RecordBatch]:
+        path, group = place.path, place.group
         num_bytes = group.stored_bytes + _DECODER_BYTES
-        return self._read_on((path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, scanned_to)
+        return self._read_on(
+            (path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, place.scanned_to
+        )
+
+    def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[StoredBatch]:
+        """The row group as it is, if all of it is wanted and it can be checked as such; else rows of it."""
+        group = place.group
+        if wanted.start <= group.first_offset and group.last_offset < wanted.end:
+            found = self._cached(self._excerpts, place.path, excerpts)
+            if found:
+                if wanted.may_be_empty and group.num_bytes > wanted.max_bytes:
+                    return _Slice([], 0, 0, wanted.start)
+                payload = read_excerpt(place.path, found[group.index])
+                batch = StoredBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
+                return _Slice([batch], group.num_rows, group.num_bytes, min(place.scanned_to, wanted.end))
+        rows = self._read_history(place, wanted)
+        return _Slice([_to_stored(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
 
     def _read_on(
         self,
@@ -355,15 +381,22 @@ class LogReader:
         return None
 
     def _groups(self, path: Path, segment: SegmentFile) -> tuple[RowGroup, ...]:
-        # A segment's name is never used again, so what its footer says holds for ever.
-        with self._lock:
-            groups = self._row_groups.get(path)
-        if groups is None:
+        def checked(path: Path) -> tuple[RowGroup, ...]:
             groups = row_groups(path)
             _check_against_log(path, groups, segment)
+            return groups
+
+        return self._cached(self._row_groups, path, checked)
+
+    def _cached(self, cache: LRUCache[Path, T], path: Path, read: Callable[[Path], T]) -> T:
+        # A segment's name is never used again, so what its footer says holds for ever.
+        with self._lock:
+            found = cache.get(path)
+        if found is None:
+            found = read(path)
             with self._lock:
-                self._row_groups[path] = groups
-        return groups
+                cache[path] = found
+        return found
 
 
 def _readable_end(log: PartitionLog, offset: int) -> int:

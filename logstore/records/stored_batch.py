@@ -3,7 +3,10 @@
 A body is a sequence of blocks, each a header of 32 bytes and a payload, little-endian. The payload is one encapsulated
 Arrow IPC record batch message, its buffers compressed or not as its producer sent them, padded with zeros to a multiple
 of 8 bytes (the header tells its length without them). It has WIRE_SCHEMA, its record i the offset ``base_offset`` + i,
-a null timestamp standing for ``append_time_ms``; or, from sealed history, LOG_SCHEMA with all of that filled in.
+a null timestamp standing for ``append_time_ms``.
+
+From sealed history come whole row groups, each a Parquet file of its own with the columns of LOG_SCHEMA, and others,
+beside it; and, where reading begins within a row group, messages that have LOG_SCHEMA.
 """
 
 import struct
@@ -19,8 +22,10 @@ from logstore.filesystem import Buffer
 BLOCK_HEADER: Final = struct.Struct("<qqiiq")
 #: Every record's timestamp is the append time.
 LOG_APPEND_TIME: Final = 1
-#: The payload has LOG_SCHEMA.
+#: The payload is a message that has LOG_SCHEMA.
 HAS_OFFSETS: Final = 2
+#: The payload is a Parquet file.
+PARQUET: Final = 4
 ALIGNMENT: Final = 8
 
 

@@ -11,11 +11,12 @@ footers with one flipped bit: a footer that has a chain is parsed only after it 
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
+from logstore.segments import thrift
 
 KEY = "logstore.crc32c"
 MAGIC = b"PAR1"
@@ -80,100 +81,15 @@ def is_without_chain(footer: bytes) -> bool:
     as where its length is damaged, there is no telling.
     """
     try:
-        walk = _Walk(footer[:-TRAILER_BYTES])
-        fields = list(walk.fields(_KEYS))
-    except (IndexError, ValueError, RecursionError):
+        fields = thrift.decode(footer[:-TRAILER_BYTES])
+        kinds = [(number, kind) for number, (kind, _) in fields.items()]
+        _, (_, entries) = fields.get(_KEY_VALUE_METADATA, (thrift.LIST, (thrift.STRUCT, [])))
+        keys = [entry[1][1] for entry in entries]
+    except (ValueError, TypeError, KeyError):
         return False
-    return walk.at == len(walk.data) and fields[: len(_FIRST_FIELDS)] == _FIRST_FIELDS and KEY.encode() not in walk.keys
+    return kinds[: len(_FIRST_FIELDS)] == _FIRST_FIELDS and KEY.encode() not in keys
 
 
-# Of Parquet's FileMetaData: version (i32), schema (a list), num_rows (i64), row_groups (a list), as field and type; the
-# field with the key-value metadata.
-_FIRST_FIELDS = [(1, 5), (2, 9), (3, 6), (4, 9)]
-_KEYS = 5
-
-
-class _Walk:
-    """Over a struct in Thrift's compact protocol. IndexError, ValueError where it is none."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.at = 0
-        #: Those of the key-value metadata.
-        self.keys: set[bytes] = set()
-
-    def fields(self, keys: int | None = None) -> Iterator[tuple[int, int]]:
-        """Number and type of each field, which is passed over; ``keys`` is that with the key-value metadata."""
-        number = 0
-        while (header := self._byte()) != 0:
-            number = number + (header >> 4) if header >> 4 else self._zigzag()
-            kind = header & 0xF
-            if number == keys and kind == 9:
-                self._key_values()
-            elif kind > 2:  # a boolean is in the type
-                self._value(kind)
-            yield number, kind
-
-    def _value(self, kind: int) -> bytes:
-        began = self.at
-        if kind in {1, 2, 3}:  # in a list a boolean is a byte
-            self._byte()
-        elif kind in {4, 5, 6}:
-            self._varint()
-        elif kind == 7:
-            self.at += 8
-        elif kind == 8:
-            length = self._varint()
-            began, self.at = self.at, self.at + length
-        elif kind in {9, 10}:
-            count, element = self._list()
-            for _ in range(count):
-                self._value(element)
-        elif kind == 12:
-            for _ in self.fields():
-                pass
-        else:  # Parquet has no maps
-            raise ValueError(f"no type {kind}")
-        if self.at > len(self.data):
-            raise IndexError
-        return self.data[began : self.at]
-
-    def _key_values(self) -> None:
-        count, element = self._list()
-        if element != 12:
-            raise ValueError("not a list of structs")
-        for _ in range(count):
-            if self._byte() != 0x18:  # field 1, binary
-                raise ValueError("no key")
-            self.keys.add(self._value(8))
-            # The value is field 2, or there is none.
-            header = self._byte()
-            if header not in {0x18, 0}:
-                raise ValueError("no value")
-            if header:
-                self._value(8)
-                if self._byte() != 0:
-                    raise ValueError("more than key and value")
-
-    def _list(self) -> tuple[int, int]:
-        header = self._byte()
-        return (header >> 4 if header >> 4 < 15 else self._varint()), header & 0xF
-
-    def _byte(self) -> int:
-        self.at += 1
-        return self.data[self.at - 1]
-
-    def _varint(self) -> int:
-        value = shift = 0
-        while True:
-            byte = self._byte()
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
-            if shift > 63:
-                raise ValueError("too long a number")
-
-    def _zigzag(self) -> int:
-        value = self._varint()
-        return (value >> 1) ^ -(value & 1)
+# Of Parquet's FileMetaData: version, schema, num_rows, row_groups.
+_FIRST_FIELDS = [(1, thrift.I32), (2, thrift.LIST), (3, thrift.I64), (4, thrift.LIST)]
+_KEY_VALUE_METADATA = 5

@@ -25,18 +25,20 @@ from logstore.segments.names import parse_segment_name
 #: More than most footers take, so that one read gets all of it.
 _TAIL_BYTES = 64 * 1024
 #: What Arrow raises for bad bytes.
-_BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
+BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
     """``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each column chunk, and of
-    the page index; empty without checksums.
+    the page index; empty without checksums. ``footer_bytes`` are what ``metadata`` was parsed from, in Thrift; empty
+    without checksums.
     """
 
     path: Path
     metadata: pq.FileMetaData
     chain: tuple[tuple[int, int], ...]
+    footer_bytes: bytes
 
     @property
     def footer(self) -> SegmentFooter:
@@ -56,8 +58,8 @@ class ParquetFile:
                 parquet = pq.ParquetFile(self.path, page_checksum_verification=True)
             # One column has nearly all of the bytes: threads would gain little, and each keeps memory of its own.
             yield from parquet.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False)
-        except _BAD_BYTES as error:
-            raise damaged(self.where(row_group), error) from error
+        except BAD_BYTES as error:
+            raise self.damaged_in(row_group, error) from error
 
     def verify(self) -> None:
         """Read all of it. OSError; CorruptionError if a byte of it is not what was written."""
@@ -68,8 +70,8 @@ class ParquetFile:
                 continue
             try:
                 self._checked(row_group, columns)
-            except _BAD_BYTES as error:
-                raise damaged(self.where(row_group), error) from error
+            except BAD_BYTES as error:
+                raise self.damaged_in(row_group, error) from error
 
     def where(self, row_group: int) -> str:
         """For messages: its offsets, too, if they can be relied on."""
@@ -79,6 +81,10 @@ class ParquetFile:
         at = next(leaf for leaf in range(self.metadata.num_columns) if self._column(leaf) == "offset")
         offsets = self.metadata.row_group(row_group).column(at).statistics
         return f"{where} (offsets {offsets.min} to {offsets.max})"
+
+    def damaged_in(self, row_group: int, error: Exception) -> Exception:
+        """As ``damaged``, with where."""
+        return damaged(self.where(row_group), error)
 
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
         """An image of the file with these columns of a row group and nothing else. ValueError if they are damaged."""
@@ -102,7 +108,7 @@ def open_parquet(path: Path) -> ParquetFile:
     """FileNotFoundError, OSError; CorruptionError if the file is not whole, or another segment than its name says."""
     try:
         file = _open_checked(path) or _open_unchecked(path)
-    except _BAD_BYTES as error:
+    except BAD_BYTES as error:
         raise damaged(path, error) from error
     name = parse_segment_name("/".join(path.parts[-2:]))
     if name is not None:
@@ -114,7 +120,7 @@ def open_parquet(path: Path) -> ParquetFile:
 
 
 def _open_checked(path: Path) -> ParquetFile | None:
-    """None for a file without checksums. Raises _BAD_BYTES."""
+    """None for a file without checksums. Raises BAD_BYTES."""
     with path.open("rb", buffering=0) as source:
         fd, size = source.fileno(), os.fstat(source.fileno()).st_size
         tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
@@ -136,14 +142,14 @@ def _open_checked(path: Path) -> ParquetFile | None:
             raise ValueError("its begin is not that of a Parquet file")
         if crc32c(os.pread(fd, footer_at - data_end, data_end), before) != after:
             raise ValueError("the checksum of the page index does not match")
-    return ParquetFile(path, metadata, chain)
+    return ParquetFile(path, metadata, chain, footer[: -checksums.TRAILER_BYTES])
 
 
 def _open_unchecked(path: Path) -> ParquetFile:
     metadata = pq.ParquetFile(path, page_checksum_verification=True).metadata
     if format_of(metadata.metadata or {}, str(path)) >= CHECKSUM_FORMAT:
         raise ValueError("its checksums are missing")
-    return ParquetFile(path, metadata, ())
+    return ParquetFile(path, metadata, (), b"")
 
 
 def damaged(where: object, error: Exception) -> Exception:

@@ -1,11 +1,12 @@
 """Batches that stay what their producer made them: on the way in, in the journal, and on the way to a reader."""
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logstore.records.payload import decode_payload
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME
+from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
 from tests.api.api_client import ARROW, assert_error
 from tests.support.records import Row, wire_batch
 
@@ -94,7 +95,7 @@ async def test_keys_are_asked_for_in_every_batch_of_a_compacted_topic(api):
     assert api.end_offsets("t") == [0, 0]
 
 
-async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_history(api):
+async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a_row_group(api):
     await api.create_topic("t", message_timestamp_type="LogAppendTime")
     await api.produce("t", [0, 1, 2])
     assert (await api.post("/topics/t/roll")).status_code == 200
@@ -123,6 +124,43 @@ async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_history(
     assert one_at_a_time.headers["Logstore-Next-Offset"] == "6"
     at_the_end = await api.fetch("t", offset=7, max_wait_ms=0, accept=FRAMES)
     assert (at_the_end.content, at_the_end.headers["Logstore-Next-Offset"]) == (b"", "7")
+
+
+async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_was_asked_for(api):
+    await api.create_topic("t")
+    for first in (0, 3):
+        await api.produce("t", [first, first + 1, first + 2])
+        assert (await api.post("/topics/t/roll")).status_code == 200
+    await api.produce("t", [6])
+
+    async def fetched(offset: int, max_bytes: int = 10_000):
+        answer = await api.fetch("t", offset=offset, max_bytes=max_bytes, min_bytes=max_bytes, accept=FRAMES)
+        found = [(block[0], block[2], block[3], block[4]) for block in blocks(answer.content)]
+        return found, int(answer.headers["Logstore-Next-Offset"])
+
+    (first, second, tail), next_offset = await fetched(0)
+    assert (first[:3], second[:3], tail[:3], next_offset) == ((0, 3, PARQUET), (3, 3, PARQUET), (6, 1, 0), 7)
+    read = pq.read_table(pa.BufferReader(second[3]))
+    assert read.column("offset").to_pylist() == [3, 4, 5]
+    assert read.column("value").to_pylist() == [b"3", b"4", b"5"]
+    # A row group is one batch: the first comes whatever it takes, the next if it fits.
+    (only,), next_offset = await fetched(0, max_bytes=1)
+    assert (only, next_offset) == (first, 3)
+    # Within a row group rows are read, and whole ones from the next on.
+    (rows, whole, _), next_offset = await fetched(2)
+    assert (rows[:3], whole, next_offset) == ((2, 1, HAS_OFFSETS), second, 7)
+    (only,), next_offset = await fetched(2, max_bytes=60)
+    assert (only[:3], next_offset) == ((2, 1, HAS_OFFSETS), 3)
+
+
+async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
+    await api.create_topic("t")
+    await api.produce("t", [0, 1, 2])
+    assert (await api.post("/topics/t/roll")).status_code == 200
+    deleted = await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
+    assert deleted.status_code == 200, deleted.text
+    (rows,) = blocks((await api.fetch("t", offset=1, accept=FRAMES)).content)
+    assert (rows[0], rows[2], rows[3]) == (1, 2, HAS_OFFSETS)
 
 
 async def test_large_answers_are_the_same_bytes_in_pieces(api):

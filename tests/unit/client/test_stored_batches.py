@@ -1,13 +1,14 @@
 import struct
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from logstore.client.stored_batches import read_blocks, read_sections
 from logstore.errors import LogStoreError
 from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, StoredBatch, encode_blocks
+from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA, WIRE_SCHEMA
+from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, StoredBatch, encode_blocks
 
 
 def wire(*values: str, timestamps=None, codec=None) -> pa.Buffer:
@@ -36,6 +37,14 @@ def sealed(offsets: list[int]) -> pa.Buffer:
         pa.nulls(len(offsets), LOG_SCHEMA.field("headers").type),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA).serialize()
+
+
+def parquet(offsets: list[int]) -> pa.Buffer:
+    """As a row group of a segment: microseconds, and a column of its topic's."""
+    columns = pa.Table.from_batches([pa.ipc.read_record_batch(sealed(offsets), LOG_SCHEMA)]).cast(SEGMENT_SCHEMA)
+    sink = pa.BufferOutputStream()
+    pq.write_table(columns.append_column("group", pa.array(["g"] * len(offsets))), sink)
+    return sink.getvalue()
 
 
 def body(*blocks: StoredBatch) -> pa.Buffer:
@@ -94,6 +103,26 @@ def test_sealed_history_has_gaps_and_stands_before_the_tail():
         (12, b"12"),
         (20, b"20"),
     ]
+
+
+def test_row_groups_come_as_parquet_files():
+    content = body(
+        StoredBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
+        StoredBatch(10, 0, 1, HAS_OFFSETS, sealed([10])),
+        StoredBatch(12, 0, 2, PARQUET, parquet([12, 20])),
+        StoredBatch(21, 0, 1, PARQUET, parquet([21])),
+        StoredBatch(22, 5, 1, 0, wire("x")),
+    )
+    rows = [(3, 7, b"3"), (7, 7, b"7"), (9, 7, b"9"), (10, 7, b"10"), (12, 7, b"12"), (20, 7, b"20"), (21, 7, b"21")]
+    assert read(content) == [*rows, (22, 5, b"x")]
+    assert read(content, 8) == [*rows[2:], (22, 5, b"x")]
+
+
+def test_a_row_group_is_decoded_bit_by_bit():
+    count = 200_000
+    batches = list(read_blocks(body(StoredBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
+    assert len(batches) > 1
+    assert sum(batch.num_rows for batch in batches) == count
 
 
 def test_small_batches_are_put_together_and_large_ones_are_not_copied():

@@ -1,0 +1,106 @@
+"""Row groups of a segment, each as a Parquet file of its own: for readers that decode history themselves.
+
+Such a file is the column chunks as they are in the segment, and a footer that says where they are now. It has the
+segment's columns and nothing of its metadata. Invariant: what is handed out was compared with the segment's checksums.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from logstore.crc32c import crc32c
+from logstore.segments import thrift
+from logstore.segments.checksums import MAGIC
+from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
+
+# Fields of Parquet's structs (parquet.thrift). FileMetaData:
+_VERSION, _SCHEMA, _NUM_ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
+# RowGroup; it has a _NUM_ROWS, too.
+_COLUMNS, _TOTAL_BYTE_SIZE = 1, 2
+# ColumnChunk:
+_FILE_OFFSET, _META_DATA = 2, 3
+# ColumnMetaData:
+_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS = 9, 11, 12
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """[begin, end) of the segment are the column chunks; the CRC-32C of the segment is ``crc_before`` up to the one and
+    ``crc_after`` up to the other. ``footer`` is that of the file made of them, up to its end.
+    """
+
+    row_group: int
+    begin: int
+    end: int
+    crc_before: int
+    crc_after: int
+    footer: bytes
+
+
+def excerpts(path: Path) -> tuple[Excerpt, ...]:
+    """One for each row group, in order; none if the file has no checksums.
+
+    Raises FileNotFoundError, OSError, CorruptionError.
+    """
+    file = open_parquet(path)
+    if not file.chain:
+        return ()
+    try:
+        footer = thrift.decode(file.footer_bytes)
+        found = []
+        for index, row_group in enumerate(footer[_ROW_GROUPS][1][1]):
+            begin, crc_before = file.chain[index * file.metadata.num_columns]
+            end, crc_after = file.chain[(index + 1) * file.metadata.num_columns]
+            footer_of_it = _footer(footer, row_group, begin)
+            found.append(Excerpt(index, begin, end, crc_before, crc_after, footer_of_it))
+    except (*BAD_BYTES, IndexError) as error:
+        raise damaged(path, error) from error
+    return tuple(found)
+
+
+def read_excerpt(path: Path, excerpt: Excerpt) -> memoryview:
+    """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if it is not what was written."""
+    size = excerpt.end - excerpt.begin
+    # Not zeroed before it is read into.
+    view = np.empty(len(MAGIC) + size + len(excerpt.footer), dtype=np.uint8).data
+    view[: len(MAGIC)] = MAGIC
+    data = view[len(MAGIC) : len(MAGIC) + size]
+    with path.open("rb", buffering=0) as source:
+        if os.preadv(source.fileno(), [data], excerpt.begin) < size:
+            raise open_parquet(path).damaged_in(excerpt.row_group, ValueError("it ends in the middle of its data"))
+    if crc32c(data, excerpt.crc_before) != excerpt.crc_after:
+        raise open_parquet(path).damaged_in(excerpt.row_group, ValueError("the checksum of its data does not match"))
+    view[len(MAGIC) + size :] = excerpt.footer
+    return view
+
+
+def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> bytes:
+    """Of a file in which the column chunks that began at ``begin`` follow the magic number."""
+    moved = begin - len(MAGIC)
+    columns = []
+    for chunk in row_group[_COLUMNS][1][1]:
+        metadata = {field: told for field, told in chunk[_META_DATA][1].items() if field != _STATISTICS}
+        for field in (_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET):
+            if field in metadata:
+                kind, at = metadata[field]
+                metadata[field] = kind, at - moved
+        # The page index stays behind.
+        columns.append({_FILE_OFFSET: (thrift.I64, 0), _META_DATA: (thrift.STRUCT, metadata)})
+    rows = row_group[_NUM_ROWS]
+    group = {
+        _COLUMNS: (thrift.LIST, (thrift.STRUCT, columns)),
+        _TOTAL_BYTE_SIZE: row_group[_TOTAL_BYTE_SIZE],
+        _NUM_ROWS: rows,
+    }
+    footer = thrift.encode(
+        {
+            _VERSION: of_segment[_VERSION],
+            _SCHEMA: of_segment[_SCHEMA],
+            _NUM_ROWS: rows,
+            _ROW_GROUPS: (thrift.LIST, (thrift.STRUCT, [group])),
+            _CREATED_BY: of_segment[_CREATED_BY],
+        }
+    )
+    return footer + len(footer).to_bytes(4, "little") + MAGIC
