@@ -52,7 +52,7 @@ def test_what_is_encoded_is_decoded(struct: thrift.Struct) -> None:
 @given(STRUCTS, st.data())
 def test_a_part_of_a_struct_is_refused(struct: thrift.Struct, data: st.DataObject) -> None:
     encoded = thrift.encode(struct)
-    with pytest.raises(ValueError, match="where|middle|follow|no type|too long"):
+    with pytest.raises(ValueError, match=r"where|middle|follow|no type|too long"):
         thrift.decode(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
     with pytest.raises(ValueError, match="follow the struct"):
         thrift.decode(encoded + b"\0")
