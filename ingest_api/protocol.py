@@ -28,7 +28,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.errors import HttpError, error_body
-from ingest_api.short_requests import ShortHead, ShortRequests
+from ingest_api.short_requests import HeaderPairs, ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -102,6 +102,8 @@ class HttpProtocol(HttpToolsProtocol):
         # Of a request that is short, unless its body turns out to come later: its head and what is there of its body.
         self._short_head: ShortHead | None = None
         self._short_body = b""
+        # What has come just now, if nothing was under way before.
+        self._received_at_rest = b""
         self._client_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
@@ -200,6 +202,10 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
+        at_rest = not (self._in_head or self._in_body or self._unanswered)
+        if at_rest and self._begin_known(data):
+            return
+        self._received_at_rest = data if at_rest else b""
         number = self._request_number
         self._body_bytes_read = 0
         try:
@@ -314,11 +320,33 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether the request, which is there as a whole, is under way; else the application has it."""
         assert self.short_requests is not None
         assert self._short_head is not None
-        cycle = _ShortCycle(self)
-        if not self.short_requests.begin(self._short_head, self.headers, self._short_body, cycle.answer):
+        if not self._begun_short(self._short_head, self.headers, self._short_body):
             self._begin_application()
             return False
+        if self._received_at_rest:
+            self.short_requests.remember(self._short_head, self.headers, self._received_at_rest, self._short_body)
         self._short_head, self._short_body = None, b""
+        return True
+
+    def _begin_known(self, data: bytes) -> bool:
+        """Whether ``data`` was a request like one before, which is under way; else nothing has happened.
+
+        The parser does not see it, and awaits the next request as before: it would read the same head from the same
+        bytes.
+        """
+        if self.short_requests is None or self.flow.write_paused:
+            return False
+        found = self.short_requests.known(data)
+        if found is None or not self._begun_short(found[0].head, found[0].headers, found[1]):
+            return False
+        self._expect_nothing()
+        return True
+
+    def _begun_short(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
+        assert self.short_requests is not None
+        cycle = _ShortCycle(self)
+        if not self.short_requests.begin(head, headers, body, cycle.answer):
+            return False
         self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
         self._unanswered.append(cycle)
         return True

@@ -31,8 +31,8 @@ log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
-_REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
-_READ_HEADERS = frozenset((_REQUEST_ID, CLIENT_ID, b"expect"))
+REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
+_READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
@@ -172,7 +172,7 @@ def _request_seconds(method: str, route: str) -> Histogram:
 
 def request_id_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
     """The client's if it is fit for a log, else a new one."""
-    return sane(headers, _REQUEST_ID) or f"{random.getrandbits(128):032x}"
+    return sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
 
 
 def sane(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:

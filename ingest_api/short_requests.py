@@ -22,7 +22,15 @@ from ingest_api.answers import BytesResponse, offsets_of
 from ingest_api.backpressure import Reservation
 from ingest_api.gathering import GATHERED_BYTES_MAX, Places
 from ingest_api.idempotence import IDENTITY_HEADERS
-from ingest_api.request_context import CLIENT_ID, error_answer, log_fields, record_answer, request_id_of, sane
+from ingest_api.request_context import (
+    CLIENT_ID,
+    REQUEST_ID,
+    error_answer,
+    log_fields,
+    record_answer,
+    request_id_of,
+    sane,
+)
 from ingest_api.routers.produce import HEADERS_READ, read_head
 from ingest_api.state import ApiState
 from logstore.errors import LogStoreError
@@ -32,11 +40,13 @@ HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 _PRODUCE: Final = "/topics/{topic}"
 _LENGTH: Final = b"content-length"
+_HEAD_END: Final = b"\r\n\r\n"
 # What makes a request one for the application, whatever it says.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"}
 _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
+_KNOWN_BYTES_MAX: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,15 @@ class ShortHead:
     client_id: str
 
 
+@dataclass(frozen=True, slots=True)
+class KnownHead:
+    """A head that was parsed before, with the length that it gives its body."""
+
+    head: ShortHead
+    headers: HeaderPairs
+    length: int
+
+
 class ShortRequests:
     """``state`` is asked for once there are requests; ``find_route(method, path)`` as the application's own."""
 
@@ -61,6 +80,7 @@ class ShortRequests:
         self._state = state
         self._find_route = find_route
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
+        self._known: dict[bytes, KnownHead] = {}
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
         """Of a POST of HTTP/1.1; None if the request is not short."""
@@ -93,6 +113,22 @@ class ShortRequests:
         if not head.may_join:
             return None
         return ShortHead(found[1]["topic"], raw_path, head.timeout_ms, head.answer_type, sane(headers, CLIENT_ID))
+
+    def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
+        """Of a request that is there as a whole, if its head is one that was met before to the byte; and its body."""
+        head, _, body = data.partition(_HEAD_END)
+        known = self._known.get(head)
+        return (known, body) if known is not None and len(body) == known.length else None
+
+    def remember(self, head: ShortHead, headers: HeaderPairs, data: bytes, body: bytes) -> None:
+        """``data`` was received as the parser awaited a request, and was one with this head and body."""
+        told, _, rest = data.partition(_HEAD_END)
+        # One that names itself does not come again.
+        if rest != body or len(told) > _KNOWN_BYTES_MAX or any(name == REQUEST_ID for name, _ in headers):
+            return
+        if len(self._known) == _HEADS_CACHED:
+            self._known.clear()
+        self._known[told] = KnownHead(head, headers, len(body))
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, answer: Callable[[Response, bytes], None]
