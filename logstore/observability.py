@@ -201,6 +201,6 @@ def configure_logging(level: str = "info", format: str = "console") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    # The access log repeats the request metrics; HTTP client chatter is of interest only when debugging.
-    for name in ("uvicorn.access", "httpx", "httpcore", "py4j"):
+    # The access log repeats the request metrics; Spark's chatter is of interest only when debugging.
+    for name in ("uvicorn.access", "py4j"):
         logging.getLogger(name).setLevel(logging.DEBUG if level == "debug" else logging.WARNING)

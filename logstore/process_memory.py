@@ -8,8 +8,9 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
-from importlib.abc import MetaPathFinder
+from collections.abc import Iterator, Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Final
 
 from logstore.limits import MIB
@@ -32,15 +33,22 @@ def lean_process() -> Iterator[None]:
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
         with contextlib.suppress(AttributeError):  # another libc
             ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
-    refusal = _NoPandas()
-    sys.meta_path.insert(0, refusal)
+    _replace_finder(PathFinder, _WithoutPandas)
     try:
         yield
     finally:
-        sys.meta_path.remove(refusal)
+        _replace_finder(_WithoutPandas, PathFinder)
 
 
-class _NoPandas(MetaPathFinder):
-    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError("the server does without pandas", name=fullname)
+class _WithoutPandas(PathFinder):
+    """Finds what is installed, but for pandas: not to be found is what every library reckons with."""
+
+    @classmethod
+    def find_spec(
+        cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return None if fullname == "pandas" else super().find_spec(fullname, path, target)
+
+
+def _replace_finder(old: type[PathFinder], new: type[PathFinder]) -> None:
+    sys.meta_path[:] = [new if finder is old else finder for finder in sys.meta_path]

@@ -33,7 +33,13 @@ _POLL_SECONDS = 1.0
 # How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
 _PROGRESS_SECONDS = 1.0
-_SUFFIXES = {".csv": Format.csv, ".parquet": Format.parquet, ".ndjson": Format.json, ".jsonl": Format.json}
+_SUFFIXES = {
+    ".csv": Format.csv,
+    ".parquet": Format.parquet,
+    ".ndjson": Format.json,
+    ".jsonl": Format.json,
+    ".txt": Format.value,
+}
 
 
 def consume(
@@ -121,7 +127,14 @@ def consume(
 def _format(output: Path | None, given: Format | None, *, json: bool) -> Format:
     if json:
         return Format.json
-    return given or (_SUFFIXES.get(output.suffix, Format.value) if output is not None else Format.value)
+    if given or output is None or not output.suffix:
+        return given or Format.value
+    if output.suffix not in _SUFFIXES:
+        raise typer.BadParameter(
+            f"{output.suffix} is no ending that says how to write: use {', '.join(_SUFFIXES)}, or give --format",
+            param_hint="--output",
+        )
+    return _SUFFIXES[output.suffix]
 
 
 def _assign(

@@ -161,6 +161,9 @@ def produce(
         if rate is not None:
             blocks = _no_faster(rate, blocks)
         interrupted, problem = run.send_all(blocks)
+        if size is not None and not interrupted and not problem:
+            # A record's bytes are not quite what it takes in the file: all of that was read.
+            report(size - run.bytes, 0)
     _summarize(run, problem, json=json, quiet=quiet)
     if problem:
         fail(problem)

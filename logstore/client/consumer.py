@@ -16,25 +16,28 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import TracebackType
-from typing import Any, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Never, Self
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
+from logstore.client.consumer_options import (
+    DEFAULT_FETCH_MAX_BYTES,
+    DEFAULT_MAX_PARTITION_FETCH_BYTES,
+    AutoOffsetReset,
+    ConsumerOptions,
+)
 from logstore.client.fetched import Deserializer, FetchedBatch, Record
 from logstore.client.metadata import PartitionDescription, TopicPartition
 from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Offsets
-from logstore.client.prefetcher import AutoOffsetReset, FetchOptions, Prefetched, Prefetcher
+from logstore.client.option_checks import refuse_unknown
+from logstore.client.prefetcher import Prefetched, Prefetcher
 from logstore.client.transport import Transport
 from logstore.errors import (
-    InvalidConfigError,
-    InvalidGroupError,
     InvalidRequestError,
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
 )
-from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB
-from logstore.names import is_legal_name
 
 _WAIT_SECONDS_MAX = 60.0
 
@@ -60,14 +63,14 @@ class Consumer:
     - ``key_deserializer``, ``value_deserializer``: from bytes to anything; null is not given to them.
     - ``fetch_min_bytes``, ``fetch_max_wait_ms``: what an answer at the end of the log waits for, and how long.
     - ``fetch_max_bytes`` (16 MiB): of one answer; twice as much is held at most, beside a batch that is larger.
-      ``max_partition_fetch_bytes``: of one partition in an answer.
+      ``max_partition_fetch_bytes`` (4 MiB): of one partition in an answer.
     - ``max_poll_records``: the default of ``poll`` and the stride of iteration.
     - ``consumer_timeout_ms``: iteration ends after so long without a record; None: never.
     - ``request_timeout_ms``: how long one answer may take; ``default_api_timeout_ms``: how long a store that is away is
       waited for before that is an error.
     - ``metadata_max_age_ms``: how long new partitions of a topic that is subscribed to may go unnoticed.
 
-    Raises InvalidConfigError naming a wrong option and what it takes, InvalidGroupError.
+    Raises InvalidConfigError naming an option that is wrong or that there is not, InvalidGroupError.
     """
 
     def __init__(
@@ -83,69 +86,47 @@ class Consumer:
         auto_commit_interval_ms: int = 5_000,
         fetch_min_bytes: int = 1,
         fetch_max_wait_ms: int = 500,
-        fetch_max_bytes: int = 16 * MIB,
-        max_partition_fetch_bytes: int = MIB,
+        fetch_max_bytes: int = DEFAULT_FETCH_MAX_BYTES,
+        max_partition_fetch_bytes: int = DEFAULT_MAX_PARTITION_FETCH_BYTES,
         max_poll_records: int = 500,
-        consumer_timeout_ms: int | None = None,
+        consumer_timeout_ms: float | None = None,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 60_000,
         metadata_max_age_ms: int = 300_000,
+        **unknown: Never,
     ) -> None:
-        if auto_offset_reset not in get_args(AutoOffsetReset):
-            raise InvalidConfigError(f"auto_offset_reset = {auto_offset_reset!r}: give 'earliest', 'latest' or 'none'")
-        for name, function in (("key_deserializer", key_deserializer), ("value_deserializer", value_deserializer)):
-            if function is not None and not callable(function):
-                raise InvalidConfigError(f"{name} is not callable: give a function from bytes to an object")
-        for name, value, least in (
-            ("auto_commit_interval_ms", auto_commit_interval_ms, 0),
-            ("fetch_min_bytes", fetch_min_bytes, 0),
-            ("fetch_max_wait_ms", fetch_max_wait_ms, 0),
-            ("fetch_max_bytes", fetch_max_bytes, 1),
-            ("max_partition_fetch_bytes", max_partition_fetch_bytes, 1),
-            ("max_poll_records", max_poll_records, 1),
-            ("consumer_timeout_ms", 0 if consumer_timeout_ms in (None, math.inf) else consumer_timeout_ms, 0),
-            ("request_timeout_ms", request_timeout_ms, 1),
-            ("default_api_timeout_ms", default_api_timeout_ms, 0),
-            ("metadata_max_age_ms", metadata_max_age_ms, 0),
-        ):
-            if type(value) is not int or value < least:
-                raise InvalidConfigError(f"{name} = {value!r}: give a whole number from {least}")
-        if group_id is not None and not is_legal_name(group_id, GROUP_NAME_LENGTH_MAX):
-            raise InvalidGroupError(
-                f"group_id = {group_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - (but not '.' or '..')"
-            )
-        if enable_auto_commit and group_id is None:
-            raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
+        refuse_unknown("consumer", ConsumerOptions, unknown)
+        options = ConsumerOptions(
+            group_id=group_id,
+            client_id=client_id,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            auto_offset_reset=auto_offset_reset,
+            enable_auto_commit=enable_auto_commit,
+            auto_commit_interval_ms=auto_commit_interval_ms,
+            fetch_min_bytes=fetch_min_bytes,
+            fetch_max_wait_ms=fetch_max_wait_ms,
+            fetch_max_bytes=fetch_max_bytes,
+            max_partition_fetch_bytes=max_partition_fetch_bytes,
+            max_poll_records=max_poll_records,
+            consumer_timeout_ms=consumer_timeout_ms,
+            request_timeout_ms=request_timeout_ms,
+            default_api_timeout_ms=default_api_timeout_ms,
+            metadata_max_age_ms=metadata_max_age_ms,
+        )
+        self._options = options
         self._admin = Admin(
             bootstrap,
             client_id=client_id,
             request_timeout_ms=request_timeout_ms,
             default_api_timeout_ms=default_api_timeout_ms,
         )
-        self._prefetcher = Prefetcher(
-            Transport(bootstrap, client_id=client_id),
-            FetchOptions(
-                fetch_min_bytes=min(fetch_min_bytes, FETCH_BYTES_MAX),
-                fetch_max_wait_ms=min(fetch_max_wait_ms, FETCH_WAIT_MS_MAX),
-                fetch_max_bytes=min(fetch_max_bytes, FETCH_BYTES_MAX),
-                max_partition_fetch_bytes=min(max_partition_fetch_bytes, FETCH_BYTES_MAX),
-                auto_offset_reset=auto_offset_reset,
-                request_timeout_s=request_timeout_ms / 1000,
-                give_up_s=default_api_timeout_ms / 1000,
-            ),
-        )
-        self._group_id = group_id
+        self._prefetcher = Prefetcher(Transport(bootstrap, client_id=client_id), options)
         self._committer: OffsetCommitter | None = None
         if group_id is not None:
-            interval_s = auto_commit_interval_ms / 1000 if enable_auto_commit is not False else None
-            self._committer = OffsetCommitter(self._admin, group_id, interval_s=interval_s)
-        self._deserializers = (key_deserializer, value_deserializer)
-        self._auto_offset_reset: AutoOffsetReset = auto_offset_reset
-        self._max_poll_records = max_poll_records
-        self._consumer_timeout_s = math.inf if consumer_timeout_ms is None else consumer_timeout_ms / 1000
+            self._committer = OffsetCommitter(self._admin, group_id, interval_s=options.auto_commit_interval_s)
         # However long a wait is, what is done has to be committed meanwhile.
         self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, auto_commit_interval_ms / 1000))
-        self._metadata_max_age_s = metadata_max_age_ms / 1000
         self._subscription: frozenset[str] | None = None
         self._refresh_at = math.inf
         self._assignment: set[TopicPartition] = set()
@@ -204,7 +185,7 @@ class Consumer:
         chosen = set(_listed(partitions))
         self._subscription, self._refresh_at, self._lookup = None, math.inf, None
         self._keep(chosen)
-        self._unplaced |= dict.fromkeys(chosen - self._assignment, self._auto_offset_reset)
+        self._unplaced |= dict.fromkeys(chosen - self._assignment, self._options.auto_offset_reset)
         self._assignment |= chosen
 
     def unsubscribe(self) -> None:
@@ -248,12 +229,12 @@ class Consumer:
         ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
         """
         _check_max_records(max_records)
-        wanted = self._max_poll_records if max_records is None else max_records
+        wanted = self._options.max_poll_records if max_records is None else max_records
         records: list[Record] = []
         head = self._next(timeout_s)
         while head is not None and head.batch is not None and len(records) < wanted:
             rows = head.batch.slice(head.row, head.row + wanted - len(records))
-            found, error = rows.deserialized(*self._deserializers)
+            found, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
             records += found
             self._advance(head, len(found))
             if error is not None:
@@ -282,10 +263,10 @@ class Consumer:
 
         The position follows each record: ``commit`` in the loop counts those that were seen so far, this one too.
         """
-        while (head := self._next(self._consumer_timeout_s)) is not None:
+        while (head := self._next(self._options.consumer_timeout_s)) is not None:
             assert head.batch is not None
-            rows = head.batch.slice(head.row, head.row + self._max_poll_records)
-            records, error = rows.deserialized(*self._deserializers)
+            rows = head.batch.slice(head.row, head.row + self._options.max_poll_records)
+            records, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
             for record in records:
                 head.row += 1
                 yield record
@@ -366,6 +347,11 @@ class Consumer:
 
         Raises UnknownTopicError, UnknownPartitionError.
         """
+        if not isinstance(timestamps_ms, Mapping):
+            raise InvalidRequestError(
+                f"{timestamps_ms!r}: pass a time for each partition, as {{TopicPartition('orders', 0): 1735689600000}}."
+            )
+        _listed(timestamps_ms)
         found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
         for partition, timestamp_ms in timestamps_ms.items():
             at = self._admin.offsets(*partition, timestamp_ms=timestamp_ms)
@@ -455,23 +441,23 @@ class Consumer:
             for topic, found in partitions.items():
                 known = any(partition.topic == topic for partition in self._assignment)
                 # Nobody has seen the beginning of a later one: from its end on, records would be missed.
-                reset: AutoOffsetReset = "earliest" if known else self._auto_offset_reset
+                reset: AutoOffsetReset = "earliest" if known else self._options.auto_offset_reset
                 self._unplaced |= dict.fromkeys(set(found) - self._assignment, reset)
                 self._assignment.update(found)
-            self._refresh_at = time.monotonic() + self._metadata_max_age_s
+            self._refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
         return apply
 
     def _find_positions(self, unplaced: Mapping[TopicPartition, AutoOffsetReset]) -> Callable[[], None]:
         """Find where to begin."""
-        committed = self._group_offsets() if self._group_id is not None else {}
+        committed = self._group_offsets() if self._options.group_id is not None else {}
         positions = {partition: committed[partition] for partition in unplaced.keys() & committed.keys()}
         without = unplaced.keys() - committed.keys()
         if stranded := [partition for partition in without if unplaced[partition] == "none"]:
             topic, number = min(stranded)
             raise NoOffsetForPartitionError(
-                f"Group {self._group_id!r} has committed nothing for partition {number} of topic {topic!r}, and "
-                'auto_offset_reset is "none": seek() to where it is to begin.'
+                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r}, "
+                'and auto_offset_reset is "none": seek() to where it is to begin.'
             )
         for partition, found in self._describe(without).items():
             earliest = unplaced[partition] == "earliest"
@@ -513,10 +499,10 @@ class Consumer:
         return {partition: found[partition] for partition in asked}
 
     def _group_offsets(self) -> dict[TopicPartition, int]:
-        if self._group_id is None:
+        if self._options.group_id is None:
             raise InvalidRequestError("Committed offsets are a group's: give group_id.")
         try:
-            committed = self._admin.group_offsets(self._group_id)
+            committed = self._admin.group_offsets(self._options.group_id)
         except UnknownGroupError:
             return {}
         return {TopicPartition(found.topic, found.partition): found.offset for found in committed}

@@ -63,6 +63,8 @@ class Outcome:
         #: Bytes of the buffer that it takes.
         self.size = size
         self.count = 0
+        #: Why its records are sent once more: what is told when somebody's patience ends first.
+        self.last_error: LogStoreError | None = None
         self._lock = threading.Lock()
         self._left = 0
         self._done = threading.Event()
@@ -113,7 +115,9 @@ class Outcome:
 
     def wait(self, timeout: float | None) -> None:
         if not self._done.wait(timeout):
-            raise RequestTimedOutError(f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be")
+            raise RequestTimedOutError(
+                f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be{last_failure([self])}"
+            )
 
     def error_at(self, row: int) -> LogStoreError | None:
         failure = self._failure_of_row.get(row)
@@ -149,6 +153,12 @@ class Outcome:
             on_delivery(error, None)
         else:
             on_delivery(None, self.metadata_at(row))
+
+
+def last_failure(outcomes: Iterable[Outcome]) -> str:
+    """What a message about ``outcomes`` that are not settled ends with."""
+    error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
+    return f". The last try failed: {error.message}" if error else ""
 
 
 # A struct of msgspec costs a third of a Python object to make: ``send`` makes one per record.

@@ -18,11 +18,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 import msgspec
 import pyarrow as pa
 
+from logstore.client.consumer_options import ConsumerOptions
 from logstore.client.fetched import FetchedBatch
 from logstore.client.metadata import TopicPartition
 from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
@@ -34,21 +34,6 @@ FETCH_SECTIONS = "application/vnd.logstore.fetch"
 # A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
 _PARTITIONS_PER_FETCH = 2_000
 _WAIT_MS_OF_TURNS = 50
-
-AutoOffsetReset = Literal["earliest", "latest", "none"]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchOptions:
-    """As the consumer's options of the same names; ``give_up_s``: how long a store that is away is no failure."""
-
-    fetch_min_bytes: int
-    fetch_max_wait_ms: int
-    fetch_max_bytes: int
-    max_partition_fetch_bytes: int
-    auto_offset_reset: AutoOffsetReset
-    request_timeout_s: float
-    give_up_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -79,7 +64,7 @@ _Turn = list[tuple[TopicPartition, _Reading]]
 class Prefetcher:
     """Its methods are for one thread, the consumer's; ``transport`` is for nothing else, and closed at the end."""
 
-    def __init__(self, transport: Transport, options: FetchOptions) -> None:
+    def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
         self._transport = transport
         self._options = options
         self._give_up: float | None = None
@@ -204,7 +189,7 @@ class Prefetcher:
             "/fetch",
             msgspec.json.encode(asked),
             headers={"Content-Type": "application/json", "Accept": FETCH_SECTIONS},
-            timeout_s=options.request_timeout_s + wait_ms / 1000,
+            timeout_s=(options.request_timeout_ms + wait_ms) / 1000,
             read=_into_arrow,
             is_cancelled=lambda: self._outdated,
         )
@@ -258,7 +243,7 @@ class Prefetcher:
     def _fail(self, error: LogStoreError, wait_s: float) -> None:
         """Wait before the next try. A store that is away for a while, or too busy, is no failure yet."""
         now = time.monotonic()
-        self._give_up = self._give_up or now + self._options.give_up_s
+        self._give_up = self._give_up or now + self._options.default_api_timeout_ms / 1000
         with self._changed:
             if not error.retriable or now >= self._give_up:
                 self._failure = error

@@ -13,7 +13,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from logstore import errors
 from logstore.client.connections import Answer
+from logstore.client.delivery import Outcome
 from logstore.client.metadata import decode
 from logstore.client.producer_identity import Identities, Identity
 from logstore.client.producer_options import ProducerOptions
@@ -129,11 +130,13 @@ class ProduceRequests:
                 else:
                     self._give_up(request, error)
 
-    def send_first(self, topic: str, record: pa.RecordBatch, partition: int | None, give_up: float) -> tuple[int, int]:
+    def send_first(
+        self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
+    ) -> tuple[int, int]:
         """Send one record to a topic that there may not be: the store may make it with its first record, and only then
         has it partitions to choose from. Where the record is.
         """
-        path = topic_path(topic, "" if partition is None else f"/partitions/{partition}")
+        path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
         headers = {"Content-Type": _ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, record.schema) as writer:
@@ -145,11 +148,14 @@ class ProduceRequests:
                 "POST", path, content, headers=headers, params=self._params, timeout_s=timeout_s
             )
 
-        ranges = decode(self.ask(once, give_up).content, _Produced).ranges
+        ranges = decode(self.ask(once, give_up, [outcome]).content, _Produced).ranges
         return (ranges[0].partition, ranges[0].base_offset) if ranges else (-1, -1)
 
-    def ask(self, once: Callable[[float], Answer], give_up: float) -> Answer:
-        """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up."""
+    def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
+        """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up.
+
+        ``outcomes`` are those that wait for it, and get to know why it takes long.
+        """
         failed: LogStoreError | None = None
         for attempt, backoff in enumerate(self._backoffs()):
             remaining = give_up - time.monotonic()
@@ -161,6 +167,8 @@ class ProduceRequests:
                 if not error.retriable or attempt >= self._options.retries:
                     raise
                 failed = error
+                for outcome in outcomes:
+                    outcome.last_error = error
             wait = max(backoff, failed.retry_after_s) if isinstance(failed, errors.ThrottledError) else backoff
             if time.monotonic() + wait > give_up or self._stopped.wait(wait):
                 raise failed
@@ -173,11 +181,12 @@ class ProduceRequests:
 
     def _send(self, request: _Request) -> None:
         give_up = max(batch.deadline for batch in request.batches)
+        outcomes = {batch.outcome for batch in request.batches}
         partitions = request.partitions
         headers = {"Content-Type": _ARROW_STREAM}
         if self._identities:
             if request.identity is None:
-                request.identity = self._identities.current(lambda once: self.ask(once, give_up))
+                request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
                 request.sequences = self._identities.sequences(request.identity, request.topic, partitions)
             headers |= {
                 "Logstore-Producer-Id": str(request.identity.producer_id),
@@ -202,7 +211,7 @@ class ProduceRequests:
                 request.in_doubt = request.in_doubt or _may_be_stored(error)
                 raise
 
-        ranges = decode(self.ask(once, give_up).content, _Produced).ranges
+        ranges = decode(self.ask(once, give_up, outcomes).content, _Produced).ranges
         offsets = [found.base_offset for found in ranges]
         if self._options.acks == 0:
             offsets = [-1] * len(request.batches)

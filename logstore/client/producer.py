@@ -18,6 +18,7 @@ from typing import Any, Never, Self
 
 from logstore.client.addresses import DEFAULT_URL, Bootstrap
 from logstore.client.delivery import BatchDelivery, Delivery, OnDelivery
+from logstore.client.option_checks import refuse_unknown
 from logstore.client.producer_options import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_BUFFER_MEMORY,
@@ -28,7 +29,6 @@ from logstore.client.producer_options import (
     Partitioner,
     ProducerOptions,
     Serializer,
-    unknown_option,
 )
 from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import Columns, Headers, check_extras, from_columns, to_bytes
@@ -74,8 +74,7 @@ class Producer:
         enable_idempotence: bool | None = None,
         **unknown: Never,
     ) -> None:
-        for name in unknown:
-            raise unknown_option(name)
+        refuse_unknown("producer", ProducerOptions, unknown)
         self._options = ProducerOptions(
             client_id=client_id,
             acks=acks,

@@ -1,10 +1,10 @@
 """The options of a producer: Kafka's names, what each may be, and which do not go together."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
+from logstore.client.option_checks import check_callable, check_number, check_one_of
 from logstore.errors import InvalidConfigError
 from logstore.limits import GIB, MIB
 
@@ -50,14 +50,14 @@ class ProducerOptions:
     def __post_init__(self) -> None:
         if isinstance(self.acks, (int, str)):
             object.__setattr__(self, "acks", _ACKS_SPELLINGS.get(self.acks, self.acks))
-        self._one_of("acks", _ACKS)
-        self._one_of("compression_type", (None, *get_args(Compression)))
-        self._one_of("enable_idempotence", (None, True, False))
+        check_one_of("acks", self.acks, _ACKS)
+        check_one_of("compression_type", self.compression_type, (None, *get_args(Compression)))
+        check_one_of("enable_idempotence", self.enable_idempotence, (None, True, False))
         for name in ("key_serializer", "value_serializer"):
-            if getattr(self, name) is not None and not callable(getattr(self, name)):
-                raise InvalidConfigError(f"{name} is not callable: give a function from an object to bytes")
+            check_callable(name, getattr(self, name), "from an object to bytes")
         if not callable(self.partitioner):
-            self._one_of("partitioner", _PARTITIONERS, " or a function from (key, number of partitions) to a partition")
+            function = " or a function from (key, number of partitions) to a partition"
+            check_one_of("partitioner", self.partitioner, _PARTITIONERS, function)
         for name, least, most in (
             ("linger_ms", 0, None),
             ("batch_size", 1, GIB),
@@ -72,7 +72,8 @@ class ProducerOptions:
             ("max_request_size", 1, GIB),
             ("metadata_max_age_ms", 0, None),
         ):
-            self._from_to(name, least, most)
+            whole = ProducerOptions.__annotations__[name] is int
+            check_number(name, getattr(self, name), least, most, whole=whole)
         if self.batch_size > self.max_request_size:
             raise InvalidConfigError(
                 f"batch_size = {self.batch_size} is more than max_request_size = {self.max_request_size}: "
@@ -98,28 +99,6 @@ class ProducerOptions:
     @property
     def codec(self) -> str | None:
         return None if self.compression_type in (None, "none") else self.compression_type
-
-    def _one_of(self, name: str, allowed: tuple[object, ...], further: str = "") -> None:
-        value = getattr(self, name)
-        # True is 1 for Python, but not an answer to `acks`.
-        if not any(value == one and type(value) is type(one) for one in allowed):
-            raise InvalidConfigError(f"{name} = {value!r}: give {', '.join(map(repr, allowed))}{further}")
-
-    def _from_to(self, name: str, least: int, most: int | None) -> None:
-        value = getattr(self, name)
-        whole = ProducerOptions.__annotations__[name] is int
-        if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)):
-            raise InvalidConfigError(f"{name} = {value!r}: give a {'whole ' if whole else ''}number from {least}")
-        if not least <= value or (most is not None and value > most):
-            raise InvalidConfigError(f"{name} = {value!r}: give a number from {least}{f' to {most}' if most else ''}")
-
-
-def unknown_option(name: str) -> InvalidConfigError:
-    """What to raise for an option that a producer has not, with the nearest that it has."""
-    names = ["bootstrap", *(field.name for field in fields(ProducerOptions))]
-    near = get_close_matches(name.replace(".", "_"), names, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(names)}"
-    return InvalidConfigError(f"A producer has no option {name}: {hint}")
 
 
 DEFAULT_BATCH_SIZE = MIB

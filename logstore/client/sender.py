@@ -15,7 +15,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import numpy as np
@@ -75,10 +75,12 @@ class Sender:
             if self._accumulator.begin_asking(batch.outcome.topic):
                 self._run(partial(self._ask_for_partitions, batch.outcome.topic))
 
-    def count_partitions(self, topic: str, give_up: float) -> int:
-        """Ask how many partitions ``topic`` has, until ``give_up`` (monotonic)."""
+    def count_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> int:
+        """Ask how many partitions ``topic`` has, until ``give_up`` (monotonic); ``outcomes`` as of ``ask``."""
         answer = self._requests.ask(
-            lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s), give_up
+            lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s),
+            give_up,
+            outcomes,
         )
         count = len(decode(answer.content, TopicDescription).partitions)
         self._accumulator.set_partition_count(topic, count)
@@ -178,7 +180,7 @@ class Sender:
         sent = 0
         try:
             try:
-                count = self.count_partitions(outcome.topic, batch.deadline)
+                count = self.count_partitions(outcome.topic, batch.deadline, [outcome])
             except UnknownTopicError:
                 if callable(self._options.partitioner):
                     # What is not known it cannot be asked.
@@ -186,10 +188,10 @@ class Sender:
                 columns, named = batch.columns()
                 partition = None if named is None or named[0] < 0 else int(named[0])
                 first = columns.slice(0, 1)
-                place = self._requests.send_first(outcome.topic, first, partition, batch.deadline)
+                place = self._requests.send_first(outcome, first, partition, batch.deadline)
                 sent = 1
                 self._accumulator.settle(outcome, np.arange(1), *place)
-                count = self.count_partitions(outcome.topic, batch.deadline)
+                count = self.count_partitions(outcome.topic, batch.deadline, [outcome])
         except LogStoreError as error:
             self._fail(outcome, np.arange(sent, outcome.count), error)
             return []

@@ -5,7 +5,7 @@ Used under the lock of ``RecordAccumulator``.
 
 import threading
 
-from logstore.client.delivery import Outcome
+from logstore.client.delivery import Outcome, last_failure
 from logstore.errors import RequestTimedOutError
 
 
@@ -41,7 +41,8 @@ class UnsettledBatches:
             return next(iter(self._numbers.values()), number + 1) > number
 
         if not self._changed.wait_for(are_settled, timeout):
-            raise RequestTimedOutError(f"{len(self._numbers)} batches are not delivered after {timeout} s")
+            late = f"{len(self._numbers)} batches are not delivered after {timeout} s"
+            raise RequestTimedOutError(late + last_failure(self._numbers))
         failure, self._first_failure = self._first_failure, None
         if failure:
             raise failure

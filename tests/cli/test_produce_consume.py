@@ -296,6 +296,18 @@ def _readable(stream, seconds: float) -> bool:
     return bool(select.select([stream], [], [], seconds)[0])
 
 
+def test_an_output_that_ends_with_no_known_format_needs_one(run, topic, tmp_path):
+    run("produce", topic, "-p", 0, input="a\n")
+    unknown = tmp_path / "t.avro"
+    refused = run("consume", topic, "-o", unknown, code=2).stderr
+    assert ".csv, .parquet, .ndjson, .jsonl, .txt, or give --format" in " ".join(refused.replace("│", " ").split())
+    assert not unknown.exists()
+    run("consume", topic, "-o", unknown, "--format", "value")
+    for name in ("t.txt", "t"):
+        run("consume", topic, "-o", tmp_path / name)
+        assert (tmp_path / name).read_text() == unknown.read_text() == "a\n"
+
+
 @pytest.mark.parametrize("name", ["records.csv", "records.parquet"])
 def test_a_file_of_consume_comes_back_as_it_was(run, topic, tmp_path, name):
     run("produce", topic, "--partition", 1, "--key-field", "k", "--key-raw", input='{"k":"007"}\n{"k":""}\n{"n":1}\n')
@@ -365,4 +377,11 @@ def test_a_rate_is_kept_and_progress_shown_when_asked_for(run, run_json, topic):
     # The last five are due after 0.55 s.
     assert summary["seconds"] >= 0.5
     assert "60 records" in run("produce", topic, "--progress", "-q", input="x\n" * 60).stderr
+
+
+@pytest.mark.parametrize("name", ["t.txt", "t.csv"])
+def test_the_bar_is_full_when_all_is_sent(run, topic, tmp_path, name):
+    (tmp_path / name).write_text("value\n\n" + "x\n" * 60)
+    shown = run("produce", topic, tmp_path / name, "--progress", "-q").stderr
+    assert "127/127 bytes" in shown
     assert run("produce", topic, "-q", input="x\n").stderr == ""

@@ -14,7 +14,7 @@ from logstore.observability import LOG_FIELDS, client_label, configure_logging, 
 def logging_as_before() -> Iterator[None]:
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in ("uvicorn.access", "httpx", "httpcore", "py4j")}
+    levels = {name: logging.getLogger(name).level for name in ("uvicorn.access", "py4j")}
     yield
     root.handlers[:] = handlers
     root.setLevel(level)

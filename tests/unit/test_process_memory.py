@@ -8,12 +8,20 @@ import pyarrow as pa
 import pytest
 
 _PROCESS = """
+import importlib.util
 import sys
 from logstore.process_memory import lean_process
 with lean_process():
     import pyarrow as pa
     assert pa.chunked_array([pa.array([1, None])]).fill_null(0).to_numpy().tolist() == [1, 0]
     assert "pandas" not in sys.modules
+    assert importlib.util.find_spec("pandas") is None
+    try:
+        import pandas
+    except ModuleNotFoundError:
+        pass
+    else:
+        raise AssertionError
     print(pa.default_memory_pool().backend_name)
 import pandas
 """

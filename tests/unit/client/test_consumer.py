@@ -16,8 +16,6 @@ from logstore.client.consumer import Consumer
 from logstore.client.transport import Transport
 from logstore.delta.topic_table import RollPart
 from logstore.errors import (
-    InvalidConfigError,
-    InvalidGroupError,
     InvalidRequestError,
     NoOffsetForPartitionError,
     OffsetOutOfRangeError,
@@ -354,37 +352,6 @@ def test_wrong_use_says_what_to_do(store: str, filled: str):
     consumer.close()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"auto_offset_reset": "smallest"},
-        {"enable_auto_commit": True},
-        {"key_deserializer": "json"},
-        {"value_deserializer": 1},
-        {"auto_commit_interval_ms": -1},
-        {"fetch_min_bytes": -1},
-        {"fetch_max_wait_ms": 0.5},
-        {"fetch_max_bytes": 0},
-        {"max_partition_fetch_bytes": 0},
-        {"max_poll_records": 0},
-        {"max_poll_records": True},
-        {"consumer_timeout_ms": -1},
-        {"request_timeout_ms": 0},
-        {"default_api_timeout_ms": "1"},
-        {"metadata_max_age_ms": -1},
-    ],
-)
-def test_a_wrong_option_is_named(wrong):
-    with pytest.raises(InvalidConfigError, match=next(iter(wrong))):
-        Consumer("127.0.0.1:1", **wrong)
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "a b", "g/1", "x" * 250])
-def test_a_group_that_cannot_be_is_refused_before_anything_is_read(name):
-    with pytest.raises(InvalidGroupError, match="group_id"):
-        Consumer("127.0.0.1:1", group_id=name)
-
-
 def test_one_partition_is_no_list_of_partitions(store: str, filled: str, group: str):
     one = TopicPartition(filled, 0)
     with Consumer(store, group_id=group) as consumer:
@@ -401,6 +368,9 @@ def test_one_partition_is_no_list_of_partitions(store: str, filled: str, group: 
         ):
             with pytest.raises(InvalidRequestError, match="pass a list"):
                 call(one)
+        for times in ([one], one, {filled: 0}):
+            with pytest.raises(InvalidRequestError, match="pass a"):
+                consumer.offsets_for_times(times)
         assert consumer.assignment() == {one}
 
 

@@ -1,6 +1,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -284,6 +285,20 @@ def test_closing_in_time_fails_what_is_left_and_leaves_nobody_waiting():
     assert second.exception(5) is not None
     assert isinstance(third.exception(5), (StoreUnreachableError, RequestTimedOutError))
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("logstore-producer")]
+
+
+@pytest.mark.parametrize("given", ["a record", "columns"])
+def test_who_waits_too_long_is_told_why_it_takes_so_long(given: str):
+    producer = Producer("127.0.0.1:1")
+    delivery = producer.send("t", "1") if given == "a record" else producer.send_batch("t", {"value": ["1"]})
+    give_up = time.monotonic() + 30
+    while delivery.outcome.last_error is None and time.monotonic() < give_up:
+        time.sleep(0.01)
+    for wait in (delivery.result, producer.flush, producer.close):
+        with pytest.raises(
+            RequestTimedOutError, match=r"The last try failed: No store answers at http://127\.0\.0\.1:1 "
+        ):
+            wait(0.01)
 
 
 def test_closing_does_not_wait_for_an_answer_that_does_not_come(store: str, topic: str):
