@@ -61,11 +61,30 @@ class _Waiting:
             log.exception("gathering.telling_failed")
 
 
+class _Gathering:
+    """What waits for a topic's next append, in the order of arrival, and how much is under way."""
+
+    __slots__ = ("appends", "begins", "last_size", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: dict[_Waiting, None] = {}
+        self.appends = 0
+        self.last_size = 0
+        # At the next turn of the loop.
+        self.begins = False
+
+    @property
+    def is_due(self) -> bool:
+        """One that is as large as the last one does not wait for it: it is encoded while that is fsynced."""
+        if self.begins or not self.waiting:
+            return False
+        return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
+
+
 class GatheredProduce:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        # Of topics for which an append is under way: who waits for the next one, in the order of arrival.
-        self._waiting: dict[Topic, dict[_Waiting, None]] = {}
+        self._gathering: dict[Topic, _Gathering] = {}
         self._appends: set[asyncio.Task[None]] = set()
 
     def open(self, topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
@@ -79,14 +98,11 @@ class GatheredProduce:
         """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
         the append has begun is not stored.
         """
-        gathered = self._waiting.get(topic)
-        if gathered is None:
-            gathered = self._waiting[topic] = {}
-            # Begins after the other requests that this turn of the loop has read.
-            appends = asyncio.get_running_loop().create_task(self._append_waiting(topic, gathered))
-            self._appends.add(appends)
-            appends.add_done_callback(self._appends.discard)
-        _Waiting(records, told, timeout_ms, gathered)
+        gathering = self._gathering.get(topic)
+        if gathering is None:
+            gathering = self._gathering[topic] = _Gathering()
+        _Waiting(records, told, timeout_ms, gathering.waiting)
+        self._begin_if_due(topic, gathering)
 
     async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
         """``begin``, and what was told."""
@@ -104,13 +120,27 @@ class GatheredProduce:
         self.begin(topic, records, timeout_ms=timeout_ms, told=told)
         return await result
 
-    async def _append_waiting(self, topic: Topic, waiting: dict[_Waiting, None]) -> None:
-        """One append after the other, until nobody waits."""
+    def _begin_if_due(self, topic: Topic, gathering: _Gathering) -> None:
+        if gathering.is_due:
+            gathering.begins = True
+            # Begins after the other requests that this turn of the loop has read.
+            append = asyncio.get_running_loop().create_task(self._append_waiting(topic, gathering))
+            self._appends.add(append)
+            append.add_done_callback(self._appends.discard)
+
+    async def _append_waiting(self, topic: Topic, gathering: _Gathering) -> None:
+        gathering.begins = False
+        taken = _take(gathering.waiting)
+        gathering.appends += 1
+        gathering.last_size = len(taken)
         try:
-            while waiting:
-                await self._append_all(topic, _take(waiting))
+            if taken:
+                await self._append_all(topic, taken)
         finally:
-            del self._waiting[topic]
+            gathering.appends -= 1
+            self._begin_if_due(topic, gathering)
+            if not (gathering.appends or gathering.begins):
+                del self._gathering[topic]
 
     async def _append_all(self, topic: Topic, gathered: list[_Waiting]) -> None:
         try:

@@ -16,7 +16,7 @@ from logstore.records.batch import DecodedRecords, binary_offsets
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
 # With fewer keys a numpy step costs more than the same words in plain Python.
-_VECTOR_KEYS_MIN = 8
+_VECTOR_KEYS_MIN = 24
 # Words mixed at once: bounds the memory for positions to 2 MiB beyond one step.
 _BLOCK_WORDS = 256 * 1024
 

@@ -130,15 +130,44 @@ async def test_a_stopped_client_costs_only_its_own_answer(api):
 async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothing(api, monkeypatch):
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
-    first = asyncio.create_task(post(api, body((None, "first"))))
+    begun = [asyncio.create_task(post(api, body((None, "first"))))]
+    await asyncio.sleep(0.05)
+    begun.append(asyncio.create_task(post(api, body((None, "second")))))
     await asyncio.sleep(0.05)
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
         assert_error(answer, 504)
-    assert [len(waiting) for waiting in api.app.state.api.gathered._waiting.values()] == [0]
+    gathered = api.app.state.api.gathered
+    assert [len(gathering.waiting) for gathering in gathered._gathering.values()] == [0]
     durable.set()
-    assert (await first).status_code == 200
-    assert await api.values("t") == ["first"]
-    assert not api.app.state.api.gathered._waiting
+    assert [answer.status_code for answer in await asyncio.gather(*begun)] == [200, 200]
+    assert await api.values("t") == ["first", "second"]
+    assert not gathered._gathering
+
+
+async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(api, monkeypatch):
+    """The third waits for one of them, however large; each is stored once and answered."""
+    await api.create_topic("t")
+    durable = held_appends(api, monkeypatch)
+    posts: list[asyncio.Task] = []
+
+    async def under_way(*values: int) -> tuple[int, int]:
+        posts.extend(asyncio.create_task(post(api, body((None, value)))) for value in values)
+        await asyncio.sleep(0.1)
+        (gathering,) = api.app.state.api.gathered._gathering.values()
+        return gathering.appends, len(gathering.waiting)
+
+    assert await under_way(0, 1, 2) == (1, 0)
+    assert await under_way(3) == (1, 1)
+    assert await under_way(4) == (1, 2)
+    assert await under_way(5) == (2, 0)
+    assert await under_way(*range(6, 20)) == (2, 14)
+    durable.set()
+    answers = await asyncio.gather(*posts)
+    offsets = [answer.json()["offsets"][0]["offset"] for answer in answers]
+    assert sorted(offsets) == list(range(20))
+    stored = await api.values("t")
+    assert [stored[offset] for offset in offsets] == list(range(20))
+    assert not api.app.state.api.gathered._gathering
 
 
 async def test_an_append_is_bounded_in_records(api, appends):
