@@ -114,7 +114,7 @@ class _Reading:
     @property
     def num_bytes(self) -> int:
         """What it holds; a batch may have more than others where rows differ."""
-        return self._decoder_bytes + (self._left_in.nbytes if self._left_in is not None else 0)
+        return self._decoder_bytes + (self._left_in.get_total_buffer_size() if self._left_in is not None else 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         while True:
