@@ -16,8 +16,11 @@ from typing import Final
 from logstore.limits import MIB
 
 # glibc would raise this bound to the largest body that it has seen freed, and keep what is below it for good. Smaller
-# blocks are used again so often that mapping each anew would cost more than it gives back.
+# blocks are used again so often that mapping each anew would cost more than it gives back; nor does the end of the heap
+# go back whenever one of them is freed there, to be had again page by page for the next.
 _MMAP_THRESHOLD_BYTES: Final = 4 * MIB
+_TRIM_THRESHOLD_BYTES: Final = 16 * MIB
+_M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 
 
@@ -32,7 +35,9 @@ def lean_process() -> Iterator[None]:
     if sys.platform == "linux" and platform.machine() == "x86_64":
         os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc")
         with contextlib.suppress(AttributeError):  # another libc
-            ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            mallopt = ctypes.CDLL(None).mallopt
+            mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
     _replace_finder(PathFinder, _WithoutPandas)
     try:
         yield
