@@ -1,4 +1,5 @@
-"""Reads partitions ahead of the program that consumes them, in one thread over one connection.
+"""Reads partitions ahead of the program that consumes them, in one thread over one connection; history of several is
+decoded in a few more.
 
 Invariants:
 
@@ -12,10 +13,12 @@ Invariants:
 """
 
 import http.client
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
@@ -34,6 +37,7 @@ FETCH_SECTIONS = "application/vnd.logstore.fetch"
 # A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
 _PARTITIONS_PER_FETCH = 2_000
 _WAIT_MS_OF_TURNS = 50
+_DECODERS_MAX = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +72,7 @@ class Prefetcher:
         self._transport = transport
         self._options = options
         self._give_up: float | None = None
+        self._decoders = ThreadPoolExecutor(min(_DECODERS_MAX, os.cpu_count() or 1), "logstore-consumer-decoder")
         self._thread: threading.Thread | None = None
         # All below is guarded by this condition.
         self._changed = threading.Condition()
@@ -134,6 +139,7 @@ class Prefetcher:
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+        self._decoders.shutdown()
         self._transport.close()
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
@@ -193,11 +199,15 @@ class Prefetcher:
             read=_into_arrow,
             is_cancelled=lambda: self._outdated,
         )
-        found = []
-        for section in read_sections(answer.content):
+
+        def read(section: FetchedSection) -> tuple[int, list[Prefetched]]:
             partition, reading = turn[section.index]
-            found.append((section.index, self._read_section(section, partition, reading.next_offset)))
-        return found
+            return section.index, self._read_section(section, partition, reading.next_offset)
+
+        sections = list(read_sections(answer.content))
+        # Only inflating takes long enough to be worth a thread.
+        in_threads = sum(section.has_parquet for section in sections) > 1
+        return list(self._decoders.map(read, sections) if in_threads else map(read, sections))
 
     def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[Prefetched]:
         if section.error_code:

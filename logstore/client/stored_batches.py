@@ -39,6 +39,14 @@ class FetchedSection:
     def message(self) -> str:
         return str(memoryview(self.content), "utf-8", "replace")
 
+    @property
+    def has_parquet(self) -> bool:
+        """Whether it begins with a row group of history."""
+        if self.error_code or self.content.size < BLOCK_HEADER.size:
+            return False
+        _, _, _, flags, _ = BLOCK_HEADER.unpack_from(self.content)
+        return bool(flags & PARQUET)
+
 
 def read_sections(body: pa.Buffer) -> Iterator[FetchedSection]:
     """LogStoreError for what is no answer to a fetch."""

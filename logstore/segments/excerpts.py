@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
+import pyarrow as pa
 
 from logstore.crc32c import crc32c
 from logstore.segments import thrift
@@ -63,8 +63,7 @@ def excerpts(path: Path) -> tuple[Excerpt, ...]:
 def read_excerpt(path: Path, excerpt: Excerpt) -> memoryview:
     """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if it is not what was written."""
     size = excerpt.end - excerpt.begin
-    # Not zeroed before it is read into.
-    view = np.empty(len(MAGIC) + size + len(excerpt.footer), dtype=np.uint8).data
+    view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(excerpt.footer))).cast("B")
     view[: len(MAGIC)] = MAGIC
     data = view[len(MAGIC) : len(MAGIC) + size]
     with path.open("rb", buffering=0) as source:

@@ -118,6 +118,13 @@ def test_row_groups_come_as_parquet_files():
     assert read(content, 8) == [*rows[2:], (22, 5, b"x")]
 
 
+def test_a_section_says_whether_it_begins_with_parquet():
+    for block, expected in ((StoredBatch(3, 0, 1, PARQUET, parquet([3])), True), (StoredBatch(0, 0, 1, 0, b""), False)):
+        content = [bytes(piece) for piece in encode_blocks([block])]
+        (section,) = read_sections(pa.py_buffer(b"".join(encode_sections([Section(0, 0, 0, 4, 4, content)]))))
+        assert section.has_parquet == expected
+
+
 def test_a_row_group_is_decoded_bit_by_bit():
     count = 200_000
     batches = list(read_blocks(body(StoredBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
@@ -152,6 +159,7 @@ def test_sections_carry_records_errors_and_gaps():
         (1, 0, 0, 30, 30),
     ]
     assert read(found[0].content) == [(11, 0, b"v")]
+    assert [section.has_parquet for section in found] == [False] * 3
     assert found[1].message == "außerhalb"
     assert read(found[2].content) == []
 
