@@ -32,7 +32,7 @@ Told = Callable[[Places | None, BaseException | None], None]
 
 
 class _Waiting:
-    """In ``gathered`` until its append begins or its time is up."""
+    """A request that is to be told; it leaves ``gathered`` when its time is up."""
 
     __slots__ = ("_gathered", "_timer", "_told", "records")
 
@@ -43,7 +43,6 @@ class _Waiting:
         self._told: Told | None = told
         self._gathered = gathered
         self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
-        gathered[self] = None
 
     def _time_out(self, timeout_ms: int) -> None:
         self._gathered.pop(self, None)
@@ -75,7 +74,7 @@ class _Gathering:
 
     @property
     def is_due(self) -> bool:
-        """One that is as large as the last one does not wait for it: it is encoded while that is fsynced."""
+        """Whether an append of them begins: one as large as that under way is encoded while that is fsynced."""
         if self.begins or not self.waiting:
             return False
         return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
@@ -101,7 +100,7 @@ class GatheredProduce:
         gathering = self._gathering.get(topic)
         if gathering is None:
             gathering = self._gathering[topic] = _Gathering()
-        _Waiting(records, told, timeout_ms, gathering.waiting)
+        gathering.waiting[_Waiting(records, told, timeout_ms, gathering.waiting)] = None
         self._begin_if_due(topic, gathering)
 
     async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
@@ -132,9 +131,10 @@ class GatheredProduce:
         gathering.begins = False
         taken = _take(gathering.waiting)
         gathering.appends += 1
-        gathering.last_size = len(taken)
         try:
             if taken:
+                gathering.last_size = len(taken)
+                self._begin_if_due(topic, gathering)
                 await self._append_all(topic, taken)
         finally:
             gathering.appends -= 1

@@ -28,7 +28,7 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.errors import HttpError, error_body
-from ingest_api.short_requests import HeaderPairs, ShortHead, ShortRequests
+from ingest_api.short_requests import WHOLE_BYTES_MAX, HeaderPairs, ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -102,7 +102,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Of a request that is short, unless its body turns out to come later: its head and what is there of its body.
         self._short_head: ShortHead | None = None
         self._short_body = b""
-        # What has come just now, if nothing was under way before.
+        # While the parser reads what has come: all of that, if nothing was under way before and it is small.
         self._received_at_rest = b""
         self._client_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
@@ -203,9 +203,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         at_rest = not (self._in_head or self._in_body or self._unanswered)
-        if at_rest and self._begin_known(data):
+        if at_rest and len(data) <= WHOLE_BYTES_MAX and self._begin_known(data):
             return
-        self._received_at_rest = data if at_rest else b""
+        if at_rest and len(data) <= WHOLE_BYTES_MAX:
+            self._received_at_rest = data
         number = self._request_number
         self._body_bytes_read = 0
         try:
@@ -216,6 +217,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
+        self._received_at_rest = b""
         if self._short_head is not None and self._refusal is None:
             self._begin_application()
         if number == self._request_number:  # else most of what has just come may belong to the request before
@@ -320,7 +322,7 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether the request, which is there as a whole, is under way; else the application has it."""
         assert self.short_requests is not None
         assert self._short_head is not None
-        if not self._begun_short(self._short_head, self.headers, self._short_body):
+        if not self._start_short(self._short_head, self.headers, self._short_body):
             self._begin_application()
             return False
         if self._received_at_rest:
@@ -337,12 +339,15 @@ class HttpProtocol(HttpToolsProtocol):
         if self.short_requests is None or self.flow.write_paused:
             return False
         found = self.short_requests.known(data)
-        if found is None or not self._begun_short(found[0].head, found[0].headers, found[1]):
+        if found is None:
+            return False
+        known, body = found
+        if not self._start_short(known.head, known.headers, body):
             return False
         self._expect_nothing()
         return True
 
-    def _begun_short(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
+    def _start_short(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
         assert self.short_requests is not None
         cycle = _ShortCycle(self)
         if not self.short_requests.begin(head, headers, body, cycle.answer):

@@ -47,6 +47,8 @@ _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
 _KNOWN_BYTES_MAX: Final = 1024
+#: Head and body of one whose head may be known.
+WHOLE_BYTES_MAX: Final = _KNOWN_BYTES_MAX + len(_HEAD_END) + GATHERED_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,11 @@ class ShortRequests:
         return (known, body) if known is not None and len(body) == known.length else None
 
     def remember(self, head: ShortHead, headers: HeaderPairs, data: bytes, body: bytes) -> None:
-        """``data`` was received as the parser awaited a request, and was one with this head and body."""
+        """``data`` was received as the parser awaited a request, and was one with this head and body.
+
+        What stands before that body is then its head. One with an id of its own does not come again.
+        """
         told, _, rest = data.partition(_HEAD_END)
-        # One that names itself does not come again.
         if rest != body or len(told) > _KNOWN_BYTES_MAX or any(name == REQUEST_ID for name, _ in headers):
             return
         if len(self._known) == _HEADS_CACHED:

@@ -17,11 +17,14 @@ from logstore.limits import MIB
 
 # glibc would raise this bound to the largest body that it has seen freed, and keep what is below it for good. Smaller
 # blocks are used again so often that mapping each anew would cost more than it gives back; nor does the end of the heap
-# go back whenever one of them is freed there, to be had again page by page for the next.
+# go back whenever one of them is freed there, to be had again page by page for the next. Each arena has such an end:
+# two arenas do for threads that take turns at the interpreter.
 _MMAP_THRESHOLD_BYTES: Final = 4 * MIB
 _TRIM_THRESHOLD_BYTES: Final = 16 * MIB
+_ARENAS: Final = 2
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
+_M_ARENA_MAX: Final = -8
 
 
 @contextlib.contextmanager
@@ -37,6 +40,7 @@ def lean_process() -> Iterator[None]:
         with contextlib.suppress(AttributeError):  # another libc
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            mallopt(_M_ARENA_MAX, _ARENAS)
             mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
     _replace_finder(PathFinder, _WithoutPandas)
     try:

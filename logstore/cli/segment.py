@@ -78,7 +78,7 @@ def dump(
                 group.first_offset,
                 group.last_offset,
                 group.num_rows,
-                bytes_text(group.num_bytes),
+                bytes_text(group.encoded_bytes),
                 _time_text(group.min_timestamp_ms),
                 _time_text(group.max_timestamp_ms),
             )

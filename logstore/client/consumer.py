@@ -89,7 +89,7 @@ class Consumer:
         fetch_max_bytes: int = DEFAULT_FETCH_MAX_BYTES,
         max_partition_fetch_bytes: int = DEFAULT_MAX_PARTITION_FETCH_BYTES,
         max_poll_records: int = 500,
-        consumer_timeout_ms: float | None = None,
+        consumer_timeout_ms: int | None = None,
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 60_000,
         metadata_max_age_ms: int = 300_000,

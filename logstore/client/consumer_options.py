@@ -42,7 +42,7 @@ class ConsumerOptions:
     fetch_max_bytes: int
     max_partition_fetch_bytes: int
     max_poll_records: int
-    consumer_timeout_ms: float | None
+    consumer_timeout_ms: int | None
     request_timeout_ms: int
     default_api_timeout_ms: int
     metadata_max_age_ms: int

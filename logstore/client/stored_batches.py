@@ -72,7 +72,7 @@ def read_blocks(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBatc
         for kind, blocks in groupby(_blocks(content), lambda block: block.flags & (HAS_OFFSETS | PARQUET)):
             for batch in _READ[kind](blocks):
                 yield from _from(batch, first_offset)
-    except (pa.ArrowException, EOFError, OSError, KeyError) as error:
+    except (pa.ArrowException, EOFError, OSError, ValueError, OverflowError, KeyError) as error:
         raise _malformed(str(error)) from error
 
 
@@ -107,7 +107,9 @@ def _parquet_files(blocks: Iterable[_Block]) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     for block in blocks:
-        with pq.ParquetFile(pa.BufferReader(block.payload)) as file:
+        with pq.ParquetFile(pa.BufferReader(block.payload), page_checksum_verification=True) as file:
+            if file.metadata.num_rows != block.record_count:
+                raise _malformed(f"{file.metadata.num_rows} records in a block of {block.record_count}")
             num_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
             rows = max(1, file.metadata.num_rows * _BATCH_BYTES // max(num_bytes, 1))
             for batch in file.iter_batches(rows, columns=LOG_SCHEMA.names, use_threads=False):

@@ -42,6 +42,8 @@ T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
+# Of a segment some 700 bytes a row group.
+_EXCERPTS_CACHED = 128
 # A page of each column, and a batch of what is in them.
 _DECODER_BYTES = 4 * MIB
 # Readers in step have one each; who reads the same again and again leaves no more behind.
@@ -134,7 +136,7 @@ class LogReader:
         #: The one that was used last comes last.
         self._begun: list[_Reading] = []
         self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
-        self._excerpts: LRUCache[Path, tuple[Excerpt, ...]] = LRUCache(_FOOTERS_CACHED)
+        self._excerpts: LRUCache[Path, tuple[Excerpt, ...]] = LRUCache(_EXCERPTS_CACHED)
         self._lock = threading.Lock()
 
     async def fetch(
@@ -319,11 +321,11 @@ class LogReader:
         if wanted.start <= group.first_offset and group.last_offset < wanted.end:
             found = self._cached(self._excerpts, place.path, excerpts)
             if found:
-                if wanted.may_be_empty and group.num_bytes > wanted.max_bytes:
+                excerpt = found[group.index]
+                if wanted.may_be_empty and excerpt.decoded_bytes > wanted.max_bytes:
                     return _Slice([], 0, 0, wanted.start)
-                payload = read_excerpt(place.path, found[group.index])
-                batch = StoredBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
-                return _Slice([batch], group.num_rows, group.num_bytes, min(place.scanned_to, wanted.end))
+                batch = StoredBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
+                return _Slice([batch], group.num_rows, excerpt.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._read_history(place, wanted)
         return _Slice([_to_stored(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
 

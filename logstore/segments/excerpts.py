@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from logstore.crc32c import crc32c
+from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
@@ -22,13 +23,16 @@ _COLUMNS, _TOTAL_BYTE_SIZE = 1, 2
 # ColumnChunk:
 _FILE_OFFSET, _META_DATA = 2, 3
 # ColumnMetaData:
-_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS = 9, 11, 12
+_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET, _STATISTICS, _SIZE_STATISTICS = 9, 11, 12, 16
+# SizeStatistics:
+_UNENCODED_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """[begin, end) of the segment are the column chunks; the CRC-32C of the segment is ``crc_before`` up to the one and
-    ``crc_after`` up to the other. ``footer`` is that of the file made of them, up to its end.
+    ``crc_after`` up to the other. ``footer`` is that of the file made of them, up to its end. ``decoded_bytes`` are its
+    records' keys, values and headers, with what a record takes besides.
     """
 
     row_group: int
@@ -37,6 +41,7 @@ class Excerpt:
     crc_before: int
     crc_after: int
     footer: bytes
+    decoded_bytes: int
 
 
 def excerpts(path: Path) -> tuple[Excerpt, ...]:
@@ -50,11 +55,11 @@ def excerpts(path: Path) -> tuple[Excerpt, ...]:
     try:
         footer = thrift.decode(file.footer_bytes)
         found = []
-        for index, row_group in enumerate(footer[_ROW_GROUPS][1][1]):
+        for index, row_group in enumerate(_elements(footer, _ROW_GROUPS)):
             begin, crc_before = file.chain[index * file.metadata.num_columns]
             end, crc_after = file.chain[(index + 1) * file.metadata.num_columns]
-            footer_of_it = _footer(footer, row_group, begin)
-            found.append(Excerpt(index, begin, end, crc_before, crc_after, footer_of_it))
+            its_footer, decoded_bytes = _footer(footer, row_group, begin), _decoded_bytes(row_group)
+            found.append(Excerpt(index, begin, end, crc_before, crc_after, its_footer, decoded_bytes))
     except (*BAD_BYTES, IndexError) as error:
         raise damaged(path, error) from error
     return tuple(found)
@@ -75,17 +80,31 @@ def read_excerpt(path: Path, excerpt: Excerpt) -> memoryview:
     return view
 
 
+def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:
+    """Of a field that is a list of structs."""
+    elements: list[thrift.Struct] = struct[field][1][1]
+    return elements
+
+
+def _decoded_bytes(row_group: thrift.Struct) -> int:
+    """What Parquet calls its size is that of encoded pages: of keys that repeat, a small part of it."""
+    sizes = [chunk[_META_DATA][1].get(_SIZE_STATISTICS, (0, {}))[1] for chunk in _elements(row_group, _COLUMNS)]
+    unencoded: int = sum(size[_UNENCODED_BYTES][1] for size in sizes if _UNENCODED_BYTES in size)
+    encoded: int = row_group[_TOTAL_BYTE_SIZE][1]
+    rows: int = row_group[_NUM_ROWS][1]
+    return max(unencoded, encoded) + RECORD_OVERHEAD_BYTES * rows
+
+
 def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> bytes:
-    """Of a file in which the column chunks that began at ``begin`` follow the magic number."""
-    moved = begin - len(MAGIC)
+    """Of a file in which the column chunks that began at ``begin`` follow the magic number, without page index."""
+    shift = len(MAGIC) - begin
     columns = []
-    for chunk in row_group[_COLUMNS][1][1]:
+    for chunk in _elements(row_group, _COLUMNS):
         metadata = {field: told for field, told in chunk[_META_DATA][1].items() if field != _STATISTICS}
         for field in (_DATA_PAGE_OFFSET, _DICTIONARY_PAGE_OFFSET):
             if field in metadata:
                 kind, at = metadata[field]
-                metadata[field] = kind, at - moved
-        # The page index stays behind.
+                metadata[field] = kind, at + shift
         columns.append({_FILE_OFFSET: (thrift.I64, 0), _META_DATA: (thrift.STRUCT, metadata)})
     rows = row_group[_NUM_ROWS]
     group = {

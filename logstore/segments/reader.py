@@ -24,15 +24,15 @@ _BATCH_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One unit of reading. Bounds are inclusive; ``num_bytes`` is its uncompressed size in Parquet, ``stored_bytes``
-    that in the file.
+    """One unit of reading. Bounds are inclusive; ``encoded_bytes`` is its uncompressed size in Parquet, where much
+    repeats a small part of what it decodes to; ``stored_bytes`` that in the file.
     """
 
     index: int
     first_offset: int
     last_offset: int
     num_rows: int
-    num_bytes: int
+    encoded_bytes: int
     stored_bytes: int
     min_timestamp_ms: int
     max_timestamp_ms: int
@@ -119,7 +119,7 @@ def read_row_group(path: Path, index: int, columns: Sequence[str] = LOG_SCHEMA.n
 
 def row_group_batches(path: Path, group: RowGroup) -> Iterator[pa.RecordBatch]:
     """As ``read_row_group``, about 1 MiB at a time."""
-    rows = max(1, group.num_rows * _BATCH_BYTES // max(group.num_bytes, 1))
+    rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
     return _batches(open_parquet(path), group.index, LOG_SCHEMA.names, rows)
 
 

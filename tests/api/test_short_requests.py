@@ -1,6 +1,7 @@
 """A small produce request gets the same answer whether it came at once or in pieces: by the short way or the long."""
 
 import asyncio
+import gc
 import gzip
 import json
 import re
@@ -8,6 +9,7 @@ import re
 import pytest
 
 from ingest_api.gathering import GATHERED_BYTES_MAX
+from ingest_api.protocol import HttpProtocol
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
@@ -235,6 +237,16 @@ async def test_a_known_request_behind_one_that_is_not_answered_yet_waits_for_its
         places = [json.loads((await asyncio.wait_for(read_answer(reader), 10))[2])["offsets"][0] for _ in range(2)]
     values = {partition: await api.values("t", partition) for partition in range(3)}
     assert [values[place["partition"]][place["offset"]]["a"] for place in places] == [2, 1]
+
+
+async def test_nothing_of_a_request_is_kept_when_it_is_answered(api, short):
+    large = request(json.dumps({"records": [{"value": "x" * 1_000}] * 20}).encode())
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        for whole in (request(), large, LEFT["no such topic"]):
+            writer.write(whole)
+            await asyncio.wait_for(read_answer(reader), 10)
+            connections = [found for found in gc.get_objects() if isinstance(found, HttpProtocol)]
+            assert {(found._received_at_rest, found._short_body) for found in connections} == {(b"", b"")}
 
 
 async def test_few_heads_are_remembered(api, short):

@@ -153,6 +153,19 @@ async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_
     assert (only[:3], next_offset) == ((2, 1, HAS_OFFSETS), 3)
 
 
+async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api):
+    """Parquet takes a few bytes for a thousand times the same key."""
+    await api.create_topic("t")
+    keys = pa.array([b"k" * 1_000] * 1_000, pa.binary())
+    sent = values(*[""] * 1_000).set_column(1, WIRE_SCHEMA.field("key"), keys)
+    for _ in range(4):
+        await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
+        assert (await api.post("/topics/t/roll")).status_code == 200
+    answer = await api.fetch("t", offset=0, max_bytes=2_500_000, min_bytes=2_500_000, accept=FRAMES)
+    assert [block[:3:2] for block in blocks(answer.content)] == [(0, 1_000), (1_000, 1_000)]
+    assert len(answer.content) < 10_000
+
+
 async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2])

@@ -118,6 +118,22 @@ def test_row_groups_come_as_parquet_files():
     assert read(content, 8) == [*rows[2:], (22, 5, b"x")]
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        StoredBatch(3, 0, 2, PARQUET, parquet([3])),
+        StoredBatch(3, 0, 1, PARQUET, parquet([3]).slice(0, 40)),
+        StoredBatch(3, 0, 1, PARQUET, pa.py_buffer(bytes(500))),
+        StoredBatch(3, 0, 1, PARQUET, b""),
+        StoredBatch(3, 0, 1, PARQUET | HAS_OFFSETS, parquet([3])),
+    ],
+    ids=["another number of records", "cut", "zeros", "nothing", "both"],
+)
+def test_what_is_no_row_group_is_told(block):
+    with pytest.raises(LogStoreError, match="not a log store, or of another version"):
+        read(body(block))
+
+
 def test_a_section_says_whether_it_begins_with_parquet():
     for block, expected in ((StoredBatch(3, 0, 1, PARQUET, parquet([3])), True), (StoredBatch(0, 0, 1, 0, b""), False)):
         content = [bytes(piece) for piece in encode_blocks([block])]

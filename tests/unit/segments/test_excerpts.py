@@ -7,12 +7,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import CorruptionError
+from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records.batch import record_sizes
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offset_records
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments.excerpts import excerpts, read_excerpt
 from logstore.segments.layout import layout_of
-from logstore.segments.reader import read_row_group
+from logstore.segments.reader import read_row_group, row_groups
 from logstore.segments.writer import SegmentWriter
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
@@ -46,6 +48,21 @@ def test_it_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path
     file = pa.BufferReader(bytes(read_excerpt(path, excerpt)))
     assert pq.read_metadata(file).metadata is None
     assert pq.read_table(file).column_names == layout.segment_schema.names
+
+
+def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_for_them(tmp_path: Path) -> None:
+    rows = 5_000
+    batch = log_batch(range(rows))
+    key = pa.array([b"k" * 1_000] * rows, pa.binary())
+    batch = batch.set_column(2, LOG_SCHEMA.field("key"), key)
+    with SegmentWriter(tmp_path, 0, 0, 0) as writer:
+        writer.write(batch)
+        path = tmp_path / writer.finish(rows).path
+    (excerpt,) = excerpts(path)
+    (group,) = row_groups(path)
+    size = int(record_sizes(batch).sum()) + rows * RECORD_OVERHEAD_BYTES
+    assert group.encoded_bytes < size / 10
+    assert 0.9 * size < excerpt.decoded_bytes < 1.1 * size
 
 
 def test_a_file_of_another_writer_has_none(tmp_path: Path) -> None:
