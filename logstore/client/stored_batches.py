@@ -107,7 +107,7 @@ def _parquet_files(blocks: Iterable[_Block]) -> Iterator[pa.RecordBatch]:
     import pyarrow.parquet as pq
 
     for block in blocks:
-        with pq.ParquetFile(pa.BufferReader(block.payload), page_checksum_verification=True) as file:
+        with pq.ParquetFile(pa.BufferReader(block.payload)) as file:
             if file.metadata.num_rows != block.record_count:
                 raise _malformed(f"{file.metadata.num_rows} records in a block of {block.record_count}")
             num_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
