@@ -203,10 +203,10 @@ class HttpProtocol(HttpToolsProtocol):
         if self._refusal is not None:
             return
         at_rest = not (self._in_head or self._in_body or self._unanswered)
-        if at_rest and len(data) <= WHOLE_BYTES_MAX and self._begin_known(data):
+        may_be_whole = at_rest and len(data) <= WHOLE_BYTES_MAX
+        if may_be_whole and self._begin_known(data):
             return
-        if at_rest and len(data) <= WHOLE_BYTES_MAX:
-            self._received_at_rest = data
+        self._received_at_rest = data if may_be_whole else b""
         number = self._request_number
         self._body_bytes_read = 0
         try:

@@ -4,17 +4,15 @@ Such a file is the column chunks as they are in the segment, and a footer that s
 segment's columns and nothing of its metadata. Invariant: what is handed out was compared with the segment's checksums.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
 
-from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
-from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
+from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet, read_as_written
 
 # Fields of Parquet's structs (parquet.thrift). FileMetaData:
 _VERSION, _SCHEMA, _NUM_ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
@@ -72,9 +70,8 @@ def read_excerpt(path: Path, excerpt: Excerpt) -> memoryview:
     view[: len(MAGIC)] = MAGIC
     data = view[len(MAGIC) : len(MAGIC) + size]
     with path.open("rb", buffering=0) as source:
-        if os.preadv(source.fileno(), [data], excerpt.begin) < size:
-            raise open_parquet(path).damaged_in(excerpt.row_group, ValueError("it ends in the middle of its data"))
-    if crc32c(data, excerpt.crc_before) != excerpt.crc_after:
+        is_good = read_as_written(source.fileno(), data, excerpt.begin, excerpt.crc_before, excerpt.crc_after)
+    if not is_good:
         raise open_parquet(path).damaged_in(excerpt.row_group, ValueError("the checksum of its data does not match"))
     view[len(MAGIC) + size :] = excerpt.footer
     return view

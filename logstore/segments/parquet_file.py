@@ -96,12 +96,17 @@ class ParquetFile:
                 if self._column(leaf).split(".")[0] in columns:
                     (begin, before), (end, after) = self.chain[row_group * leaves + leaf :][:2]
                     data = image[begin:end].data
-                    if os.preadv(source.fileno(), [data], begin) < len(data) or crc32c(data, before) != after:
+                    if not read_as_written(source.fileno(), data, begin, before, after):
                         raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
         return pa.py_buffer(image)
 
     def _column(self, leaf: int) -> str:
         return str(self.metadata.schema.column(leaf).path)
+
+
+def read_as_written(fd: int, into: memoryview, begin: int, crc_before: int, crc_after: int) -> bool:
+    """Fill ``into`` from the place ``begin`` of a file; whether the CRC-32C up to there leads to that up to its end."""
+    return os.preadv(fd, [into], begin) == len(into) and crc32c(into, crc_before) == crc_after
 
 
 def open_parquet(path: Path) -> ParquetFile:
