@@ -99,6 +99,8 @@ HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     errors.CommitStateUnknownError: HttpError(500, 50003),
     errors.BrokerNotReadyError: HttpError(503, 50301),
     errors.StorageFullError: HttpError(503, 50302),
+    errors.QuarantinedError: HttpError(503, 50303),
+    errors.MissingRecordsError: HttpError(500, 50004),
     errors.RequestTimedOutError: HttpError(504, 50401),
 }
 

