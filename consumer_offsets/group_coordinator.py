@@ -22,6 +22,7 @@ from logstore.errors import (
     LogStoreError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
+    QuarantinedError,
     UnknownGroupError,
     UnknownTopicError,
 )
@@ -166,7 +167,7 @@ class GroupCoordinator:
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
         try:
             return self._broker.topic(key.topic).topic_id == commit.topic_id
-        except UnknownTopicError:
+        except (UnknownTopicError, QuarantinedError):
             return False
 
     def _check_offsets(self, offsets: Sequence[OffsetToCommit]) -> dict[TopicPartition, OffsetCommit | None]:

@@ -16,7 +16,14 @@ from typing import NamedTuple
 import structlog
 
 from logstore.broker.broker import Broker, PartitionLog, Topic
-from logstore.errors import CorruptionError, LogStoreError, RequestTimedOutError, UnknownTopicError
+from logstore.errors import (
+    CorruptionError,
+    LogStoreError,
+    MissingRecordsError,
+    QuarantinedError,
+    RequestTimedOutError,
+    UnknownTopicError,
+)
 from logstore.limits import MIB
 from logstore.records.batch import DecodedRecords
 from logstore.records.offset_record import (
@@ -56,16 +63,30 @@ class OffsetLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._groups: dict[str, dict[TopicPartition, _Latest]] = {}
+        #: Why the offsets of some groups are not known: by partition of the topic; None stands for all of them.
+        self._unloaded: dict[int | None, LogStoreError] = {}
+        self._num_partitions = 1
         self._running: set[asyncio.Task[None]] = set()
 
     async def load(self) -> None:
-        """Read everything there is, before anything else. CorruptionError for records that nobody here has written."""
+        """Read everything there is, before anything else.
+
+        Groups whose offsets cannot be read are refused until a restart finds the topic mended; others are served.
+        """
         try:
             topic = self._broker.topic(OFFSETS_TOPIC)
         except UnknownTopicError:
             return
+        except QuarantinedError as error:
+            self._unloaded[None] = error
+            return
+        self._num_partitions = len(topic.partitions)
         for partition_log in topic.partitions:
-            await self._load(topic, partition_log)
+            try:
+                await self._load(topic, partition_log)
+            except (QuarantinedError, MissingRecordsError, CorruptionError) as error:
+                self._unloaded[partition_log.partition] = error
+                log.error("group_offsets.not_loaded", partition=partition_log.partition, error=str(error))
         log.info("group_offsets.loaded", groups=len(self._groups))
 
     async def _load(self, topic: Topic, partition_log: PartitionLog) -> None:
@@ -96,8 +117,18 @@ class OffsetLog:
         """Groups with a commit or one on its way."""
         return iter(list(self._groups))
 
+    def require_loaded(self, group: str) -> None:
+        """Raise why the offsets of ``group`` are not known, if they are not."""
+        if self._unloaded:
+            error = self._unloaded.get(None) or self._unloaded.get(_partition_of(group, self._num_partitions))
+            if error is not None:
+                raise QuarantinedError(
+                    f"The offsets of group {group!r} cannot be read: {error}", "Then restart the store"
+                )
+
     def commits(self, group: str) -> dict[TopicPartition, OffsetCommit]:
-        """The durable ones."""
+        """The durable ones. Raises as ``require_loaded``."""
+        self.require_loaded(group)
         found = self._groups.get(group, {})
         return {key: latest.commit for key, latest in found.items() if latest.commit is not None}
 
@@ -123,6 +154,7 @@ class OffsetLog:
         From the call on it is ordered: a later call of any group appends after it. Goes on if the caller is cancelled.
         Raises RequestTimedOutError (it may still happen), and as ``Broker.produce``.
         """
+        self.require_loaded(group)
         for key in commits:
             self._groups.setdefault(group, {}).setdefault(key, _Latest()).pending += 1
         task = asyncio.create_task(self._append(topic, group, commits))

@@ -214,6 +214,11 @@ class QuarantinedError(LogStoreError):
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
 
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason.rstrip('.')}. {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
 
 class MissingRecordsError(LogStoreError):
     """Somebody took sealed records out of the table: their offsets are not passed over in silence."""
@@ -247,6 +252,12 @@ class StorageError(LogStoreError):
     """A write or fsync failed. Whether the pending records are stored is unknown until a restart reads the journal."""
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
+
+
+class LockLostError(StorageError):
+    """The lock on the data directory or the journal was taken away: another process may have it. Nothing more is
+    acknowledged.
+    """
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -14,15 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import NamedTuple, Self, TypeVar
 
-import filelock
 import numpy as np
 import pyarrow as pa
 import structlog
 
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.idempotence import claim, require_partitions_named
-from logstore.broker.problems import TopicProblem
-from logstore.broker.recovery import recover_partitions
+from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
 from logstore.clock import Clock, SystemClock
@@ -30,7 +29,8 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
     BrokerNotReadyError,
-    DataDirectoryError,
+    CommitRefusedError,
+    CorruptionError,
     InvalidPartitionsError,
     InvalidProducerRequestError,
     InvalidRecordError,
@@ -38,7 +38,9 @@ from logstore.errors import (
     InvalidRequestError,
     InvalidTopicError,
     OffsetOutOfRangeError,
+    QuarantinedError,
     RequestTimedOutError,
+    StorageError,
     ThrottledError,
     TopicExistsError,
     UnknownTopicError,
@@ -48,6 +50,7 @@ from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import JOURNAL_FILE_BYTES, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.lock_file import LockFile
 from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
@@ -143,6 +146,9 @@ class Broker:
         self._filesystem = filesystem
         self._topics: dict[str, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
+        #: By name: what is in the way of serving a topic whose directory is there.
+        self._quarantined: dict[str, QuarantinedError] = {}
+        self._unserved = Unserved({}, {}, set())
         #: Gone for everybody, but a power cut may bring them back: the journal keeps their records until it cannot.
         self._removals: list[Topic] = []
         self._remover: asyncio.Task[None] | None = None
@@ -184,32 +190,37 @@ class Broker:
         filesystem = filesystem or local_filesystem()
         home = settings.data / "brokers" / str(settings.broker_id)
         filesystem.make_directory(settings.data)
-        lock = filelock.FileLock(settings.data / "lock", timeout=0)
-        try:
-            lock.acquire()
-        except filelock.Timeout as error:
-            raise DataDirectoryError(
-                f"Another process is serving {settings.data}: stop it, or give another directory with --data."
-            ) from error
+        locks = [LockFile.acquire(settings.data)]
+
+        def require_locks() -> None:
+            for lock in locks:
+                lock.require()
+
         try:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
-            filesystem.make_directory(home)
+            journal_directory = home / "journal" / "0"
+            filesystem.make_directory(journal_directory)
+            # Its own: the journal is no other process's, even if the lock of the data directory was removed.
+            locks.append(LockFile.acquire(journal_directory))
             catalog = TopicCatalog(settings.data, filesystem)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
-            journal = Journal(home / "journal" / "0", filesystem=filesystem, clock=clock, file_bytes=file_bytes)
+            journal = Journal(
+                journal_directory, filesystem=filesystem, clock=clock, file_bytes=file_bytes, require_lock=require_locks
+            )
             broker = cls(settings, coordinator, catalog, journal, clock, filesystem)
-            broker._lock = lock
+            broker._locks = locks
             await broker._recover()
         except BaseException:
-            lock.release()
+            for lock in reversed(locks):
+                lock.release()
             raise
         return broker
 
-    _lock: filelock.BaseFileLock
+    _locks: list[LockFile]
 
     async def _recover(self) -> None:
         began = self._clock.monotonic()
-        tables = await asyncio.to_thread(self._catalog.load)
+        tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
         snapshots = {name: await asyncio.to_thread(table.snapshot) for name, table in tables.items()}
         epochs = (state.leader_epoch for s in snapshots.values() for state in s.partitions.values())
         self._leader_epoch = self._coordinator.elect(above=max(epochs, default=0))
@@ -217,12 +228,18 @@ class Broker:
             self._topics[name] = self._topic(name, table, snapshots[name])
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
         self._deleted = frozenset(self._catalog.deleted())
-        in_journal = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
-        await asyncio.to_thread(self._catalog.forget_deleted, in_journal)
+        self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
+        await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
         await self._journal.start(self._snapshot_frames)
         self._filesystem.reached("recovery.half")
         for topic in self._topics.values():
-            await self._roller.refresh(topic, at_start=True)
+            try:
+                await self._roller.refresh(topic, at_start=True)
+            except (CorruptionError, StorageError, CommitRefusedError) as error:
+                # The schedule tries again. Until then nobody builds on a table that may show too little.
+                topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
+                log.error("topic.quarantined", topic=topic.name, why=str(error))
+                continue
             for partition_log in topic.partitions:
                 self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
         self._schedule.start()
@@ -250,7 +267,10 @@ class Broker:
         )
 
     def _snapshot_frames(self) -> list[Frame]:
-        return [p.snapshot_frame() for t in (*self._topics.values(), *self._removals) for p in t.partitions]
+        logs = [p for t in (*self._topics.values(), *self._removals) for p in t.partitions]
+        served = {(p.topic_id, p.partition) for p in logs if p.recovered}
+        kept = [frame for key, frame in self._unserved.snapshots.items() if key not in served]
+        return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
     async def stop(self) -> None:
         """Refuse new appends, seal what is left, and let go of the data directory."""
@@ -275,7 +295,8 @@ class Broker:
             self._encoders.shutdown()
             self._readers.shutdown()
             self._writers.shutdown()
-            self._lock.release()
+            for lock in reversed(self._locks):
+                lock.release()
         log.info("broker.stopped")
 
     # ---- state ------------------------------------------------------------------------------------------------------
@@ -283,9 +304,12 @@ class Broker:
     @property
     def not_ready_reason(self) -> str | None:
         """Why appends are refused; None while they are taken."""
-        if self._not_ready is None and self._journal.failed is not None:
+        if self._not_ready is not None:
+            return self._not_ready
+        if self._journal.failed is not None:
             return str(self._journal.failed)
-        return self._not_ready
+        lost = next((lock.path for lock in self._locks if not lock.held), None)
+        return None if lost is None else f"{lost} was removed or replaced while this process held it: stop this process"
 
     @property
     def ready(self) -> bool:
@@ -306,15 +330,36 @@ class Broker:
         return [t for _, t in sorted(self._topics.items()) if include_internal or not t.is_internal]
 
     def topic(self, name: str) -> Topic:
-        """Raises UnknownTopicError."""
+        """Raises UnknownTopicError, QuarantinedError."""
         topic = self._topics.get(name)
         if topic is None:
+            if name in self._quarantined:
+                raise self._quarantined[name]
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
 
     def problems(self) -> list[TopicProblem]:
         """What is wrong with topics and partitions, by name; empty when all are served whole."""
-        return []
+        quarantined = ProblemState.QUARANTINED
+        found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in self._quarantined.items()]
+        known = {topic.topic_id for topic in self._topics.values()}
+        for topic_id, count in self._unserved.unsealed_records.items():
+            reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
+            remedy = (
+                "Mend the topic that is quarantined, or bring its directory back, and restart the store. To give the "
+                f"records up, make an empty directory deleted/{topic_id} in the data directory"
+            )
+            if topic_id not in known:
+                found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
+        for topic in self._topics.values():
+            for p in topic.partitions:
+                if (error := p.quarantined) is not None:
+                    found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
+                for gap in p.missing:
+                    reason, remedy = p.explain_missing(gap)
+                    missing = ProblemState.RECORDS_MISSING
+                    found.append(TopicProblem(topic.name, p.partition, missing, reason, remedy))
+        return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
 
     def was_deleted(self, topic_id: uuid.UUID) -> bool:
         """Whether the topic is known to have been deleted before the start; one that is merely missing is not."""
@@ -342,11 +387,14 @@ class Broker:
 
     async def internal_topic(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
         """A topic of the store's own, made if it is not there: only ``produce(internal=True)`` writes to it, nobody
-        alters or deletes it. Raises StorageFullError.
+        alters or deletes it. Raises StorageFullError, QuarantinedError.
         """
 
         async def find_or_make() -> Topic:
-            return self._topics.get(name) or await self._make_topic(name, partitions, dict(configs))
+            try:
+                return self.topic(name)
+            except UnknownTopicError:
+                return await self._make_topic(name, partitions, dict(configs))
 
         found = self._topics.get(name)
         return await self._change(find_or_make()) if found is None else found
@@ -360,7 +408,7 @@ class Broker:
         validate_only: bool,
     ) -> Topic | None:
         check_topic_name(name)
-        check_no_collision(name, self._topics)
+        check_no_collision(name, (*self._topics, *self._quarantined))
         count = self.settings.num_partitions if partitions is None else partitions
         _check_partitions(count)
         if replication_factor not in {None, 1, -1}:
@@ -375,7 +423,11 @@ class Broker:
         for topic in [t for t in self._removals if names_collide(t.name, name)]:
             await self._finish_removal(topic)  # else a power cut could bring the old topic back beside the new one
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
-        topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
+        try:
+            topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
+        except BaseException:
+            await asyncio.to_thread(self._catalog.take_back, name)
+            raise
         self._topics[name] = topic
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
@@ -708,6 +760,7 @@ class Broker:
         self._require_ready()
         _require_users_topic(topic)
         partition_log = topic.partition(partition)
+        partition_log.require_served()
         target = partition_log.high_watermark if before_offset == -1 else before_offset
         if not 0 <= target <= partition_log.high_watermark:
             raise OffsetOutOfRangeError(
@@ -770,6 +823,12 @@ def _check_keys(topic: Topic, records: Records) -> None:
         row += batch.num_rows
 
 
+def _sticky_partition(topic: Topic, turn: int) -> int:
+    """For records that leave it open: one that is served, if there is any."""
+    served = [p.partition for p in topic.partitions if p.quarantined is None] or [0]
+    return served[turn % len(served)]
+
+
 def _split(topic: Topic, records: Records, partition: int | None, sticky: int) -> list[PartitionBatch]:
     if isinstance(records, SplitRecords):
         for part in records.parts:
@@ -781,7 +840,7 @@ def _split(topic: Topic, records: Records, partition: int | None, sticky: int) -
                 )
         return list(records.parts)
     if partition is None:
-        chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
+        chosen = choose_partitions(records, len(topic.partitions), _sticky_partition(topic, sticky))
         return split_by_partition(records, chosen)
     topic.partition(partition)
     if records.partitions is not None:

@@ -1,4 +1,4 @@
-"""What is wrong with a topic or one of its partitions, told wherever people look: topic list, doctor, metrics, health."""
+"""Problems of topics and partitions, as `topic list`, `doctor`, the metrics and `/health/ready` tell of them."""
 
 import enum
 from dataclasses import dataclass

@@ -2,17 +2,23 @@
 
 History is Delta's to tell, the tail the journal's. Where Delta shows less than was sealed before (a foreign commit has
 overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
+
+One topic never keeps the others from being served: what is wrong with its table or its part of the journal puts it, or
+its partition, into quarantine, and the journal keeps its records.
 """
 
+import functools
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
 
 import structlog
 
 from logstore.errors import CorruptionError
-from logstore.journal.frame import FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameType, PartitionSnapshot
 from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
@@ -21,16 +27,30 @@ from logstore.segments.reader import read_footer
 log = structlog.stdlib.get_logger(__name__)
 
 
-def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID]) -> set[UUID]:
+@dataclass(frozen=True, slots=True)
+class Unserved:
+    """What the journal holds of topics that are not served, and must hold on to."""
+
+    #: By topic id: records that are in no table.
+    unsealed_records: dict[UUID, int]
+    #: The newest snapshot frame of each partition: of those topics, and of those of others that are not recovered.
+    snapshots: dict[PartitionKey, Frame]
+    #: Topics that were deleted, of which the journal has frames.
+    deleted: set[UUID]
+
+
+def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID]) -> Unserved:
     """Read the whole journal once and bring every partition log to its state before the stop.
 
-    Frames of ``deleted`` topics are forgotten; returned are those of them that have any. Raises CorruptionError,
-    naming topic and partition, where offsets are missing, and where the table is of un-sealed records.
+    Frames of ``deleted`` topics are forgotten; those of others that are not among ``topics`` are kept, because their
+    tables may come back. A partition of which offsets are missing is quarantined. Raises CorruptionError where the
+    journal itself is not what was written.
     """
     logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
-    snapshots: dict[tuple[UUID, int], PartitionSnapshot] = {}
-    gone: set[UUID] = set()
-    missing: dict[UUID, int] = {}
+    snapshots: dict[PartitionKey, PartitionSnapshot] = {}
+    frames: dict[PartitionKey, Frame] = {}
+    unserved: set[UUID] = set()
+    unsealed: dict[UUID, int] = {}
     for frame in journal.recover():
         header = frame.header
         key = header.topic_id, header.partition
@@ -38,28 +58,29 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
         if header.type == FrameType.SNAPSHOT:
             assert frame.payload is not None
             snapshots[key] = PartitionSnapshot.decode(frame.payload)
+            frames[key] = Frame(header, frame.payload)
             if partition_log is not None:
                 partition_log.recover_append_time(header.append_time_ms)
                 partition_log.recover_snapshot(snapshots[key])
         if partition_log is None:
-            gone.add(header.topic_id)
+            unserved.add(header.topic_id)
             sealed = snapshots[key].sealed_offset if key in snapshots else 0
-            if header.topic_id not in deleted and header.type == FrameType.DATA and header.end_offset > sealed:
-                missing[header.topic_id] = missing.get(header.topic_id, 0) + header.record_count
+            if header.type == FrameType.DATA and header.end_offset > sealed:
+                unsealed[header.topic_id] = unsealed.get(header.topic_id, 0) + header.record_count
         elif header.type == FrameType.DATA:
             partition_log.recover_frame(header, frame.location)
-    for topic_id, count in missing.items():
-        raise CorruptionError(
-            f"The journal holds {count} records of the topic with id {topic_id}, whose table is not among the topics: "
-            f"bring its directory back. To give the records up, make an empty directory deleted/{topic_id} in the data "
-            "directory."
-        )
+    gone = unserved.intersection(deleted)
     for topic_id in gone:
         journal.forget(topic_id)
+        unsealed.pop(topic_id, None)
     for topic in topics.values():
         for partition_log in topic.partitions:
             _finish(topic, partition_log, snapshots.get((topic.topic_id, partition_log.partition)))
-    return gone
+    kept = [key for key in frames if key not in logs and key[0] not in gone]
+    for topic_id, partition in kept:
+        journal.release(topic_id, partition, snapshots[topic_id, partition].sealed_offset)
+    kept += [key for key, partition_log in logs.items() if not partition_log.recovered and key in frames]
+    return Unserved(unsealed, {key: frames[key] for key in kept}, gone)
 
 
 def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
@@ -92,6 +113,9 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
     epochs: tuple[tuple[int, int], ...] = () if snapshot is None else snapshot.leader_epochs
     if snapshot is None or partition_log.remembered_end < in_table:
+        if partition_log.quarantined is not None:  # which files are its own is not known yet
+            partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, snapshot))
+            return
         footers = _newest_footers(topic, partition_log)
         if footers and snapshot is None:
             epochs = footers[0].leader_epochs
@@ -103,4 +127,6 @@ def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapsh
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:
-        raise CorruptionError(f"{partition_log.topic}-{partition_log.partition}: {error}") from error
+        log.error("partition.quarantined", topic=topic.name, partition=partition_log.partition, why=str(error))
+        partition_log.quarantine(str(error), "Restore the journal or the table from a backup, then restart the store")
+        partition_log.postpone_recovery(None)

@@ -8,19 +8,30 @@ directory tells that it was deleted, and not lost, for as long as the journal ha
 import contextlib
 import shutil
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import structlog
 
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import InvalidTopicError, StorageError, TopicExistsError, storage_error
+from logstore.errors import (
+    InvalidTopicError,
+    LogStoreError,
+    QuarantinedError,
+    StorageError,
+    TopicExistsError,
+    storage_error,
+)
 from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
+
+
+# A directory of that name makes Delta readers take the one above for a table.
+_DELTAS_NAMES = frozenset({"_delta_log", "_delta_index", "_change_data", "_symlink_format_manifest", "_sidecars"})
 
 
 def check_topic_name(name: str) -> None:
@@ -31,6 +42,8 @@ def check_topic_name(name: str) -> None:
             f"Topic name {shown!r} is not allowed: use 1 to {TOPIC_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
             "(but not '.' or '..')."
         )
+    if name.lower() in _DELTAS_NAMES:
+        raise InvalidTopicError(f"Topic name {name!r} is not allowed: Delta Lake has files of its own under that name.")
     if name.startswith("__"):
         raise InvalidTopicError(f"Topic name {name!r} is not allowed: names that begin with '__' are internal.")
 
@@ -56,6 +69,22 @@ def _folded(name: str) -> str:
     return name.lower().replace(".", "_")
 
 
+def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
+    """Tables whose topic id another one has too. Each says that it is the original, so nobody can tell."""
+    by_id: dict[uuid.UUID, list[str]] = {}
+    for name, table in tables.items():
+        by_id.setdefault(table.snapshot().topic_id, []).append(name)
+    return {
+        name: QuarantinedError(
+            f"Topic {name!r} is quarantined: the tables of {', '.join(map(repr, names))} have the same id, {topic_id}",
+            "Move all but the original out of the directory topics, then restart the store",
+        )
+        for topic_id, names in by_id.items()
+        if len(names) > 1
+        for name in names
+    }
+
+
 class TopicCatalog:
     """Blocking; the broker calls it from threads, one change at a time."""
 
@@ -66,19 +95,51 @@ class TopicCatalog:
         self._filesystem = filesystem
         filesystem.make_directory(self._topics)
 
-    def load(self) -> dict[str, TopicTable]:
-        """All topics on disk. What a crash left behind of a creation or deletion is removed. OSError."""
+    def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
+        """All topics on disk by name, and those among them that cannot be served, with why.
+
+        What a crash left behind of a creation or deletion is removed. OSError.
+        """
         shutil.rmtree(self._staging, ignore_errors=True)
         if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
             self._sync_removals()
         self.purge()
-        tables = {}
+        tables: dict[str, TopicTable] = {}
+        quarantined: dict[str, QuarantinedError] = {}
+        paths = []
         for path in sorted(self._topics.iterdir()):
             if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
-                tables[path.name] = TopicTable.recover(path, filesystem=self._filesystem)
+                paths.append(path)
             else:
                 log.warning("catalog.not_a_topic", path=str(path))
-        return tables
+        for path, found in zip(paths, map(self._open, paths), strict=True):
+            if isinstance(found, TopicTable):
+                tables[path.name] = found
+            else:
+                quarantined[path.name] = found
+        for name, error in _same_id(tables).items():
+            del tables[name]
+            quarantined[name] = error
+        for name, error in quarantined.items():
+            log.error("topic.quarantined", topic=name, why=str(error))
+        return tables, quarantined
+
+    def _open(self, path: Path) -> TopicTable | QuarantinedError:
+        quarantined = f"Topic {path.name!r} is quarantined: "
+        try:
+            table = TopicTable.recover(path, filesystem=self._filesystem)
+            named = table.snapshot().topic_name
+            if named is None:
+                table.record_name()
+            elif named != path.name:
+                return QuarantinedError(
+                    f"{quarantined}{path} is the table of topic {named!r}, or a copy of it",
+                    f"If it is a copy, move it out of {path.parent}; if the topic itself was renamed, move it back to "
+                    f"{path.with_name(named)}. Then restart the store",
+                )
+        except LogStoreError as error:
+            return QuarantinedError(f"{quarantined}{error}", "Then restart the store")
+        return table
 
     def create(self, name: str, *, num_partitions: int, config_overrides: dict[str, str]) -> TopicTable:
         return TopicTable.create(
@@ -89,6 +150,14 @@ class TopicCatalog:
             staging=self._staging,
             layout=layout_of(name),
         )
+
+    def take_back(self, name: str) -> None:
+        """Undo ``create``: nobody was told of the topic, and nothing was produced to it."""
+        aside = self._staging / uuid.uuid4().hex
+        with contextlib.suppress(OSError):
+            self._filesystem.rename(self._topics / name, aside)
+            self._filesystem.sync_directory(self._topics)
+        shutil.rmtree(aside, ignore_errors=True)
 
     def remove(self, name: str, topic_id: uuid.UUID) -> None:
         """Take the topic away in one step, and keep in mind that it was deleted; then ``sync_removal``, and ``purge``.

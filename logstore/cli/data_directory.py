@@ -1,13 +1,14 @@
 """A store's data directory seen from outside: its journals, its topics, and whether a store runs on it."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
 import typer
 
 from logstore.errors import DataDirectoryError, LogStoreError
+from logstore.lock_file import LockFile
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
@@ -41,20 +42,16 @@ def running_url(home: Path) -> str | None:
 @contextmanager
 def stopped_store(home: Path) -> Iterator[None]:
     """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs."""
-    import filelock
-
-    try:
-        lock = filelock.FileLock(home.parent.parent / "lock", timeout=0)
-        lock.acquire()
-    except filelock.Timeout:
-        at = running_url(home)
-        raise DataDirectoryError(
-            f"A store is running on {home.parent.parent}{f' at {at}' if at else ''}: stop it first."
-        ) from None
-    try:
+    with ExitStack() as locks:
+        for directory in (home.parent.parent, *sorted(home.glob("journal/*/"))):
+            try:
+                locks.callback(LockFile.acquire(directory).release)
+            except DataDirectoryError:
+                at = running_url(home)
+                raise DataDirectoryError(
+                    f"A store is running on {home.parent.parent}{f' at {at}' if at else ''}: stop it first."
+                ) from None
         yield
-    finally:
-        lock.release()
 
 
 def topic_names(data: Path) -> dict[str, str]:

@@ -43,7 +43,7 @@ from logstore.delta.log_entries import (
 )
 from logstore.delta.log_repair import drop_bad_hint
 from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, add_action, remove_action
-from logstore.delta.snapshot import TopicSnapshot, read_snapshot
+from logstore.delta.snapshot import Removal, TopicSnapshot, read_snapshot
 from logstore.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -62,13 +62,6 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger(__name__)
 
 _OPEN_ATTEMPTS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Removal:
-    path: str
-    size: int
-    partition: int
 
 
 @dataclass(frozen=True, slots=True)

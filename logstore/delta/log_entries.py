@@ -50,6 +50,8 @@ class LogEntry:
     added: frozenset[str]
     removed: frozenset[str]
     commit_id: str | None = None
+    #: As its writer calls it: ``WRITE``, ``DELETE``, ``RESTORE`` ... None of a checkpoint, which does not tell.
+    operation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def read_actions(path: Path) -> list[Action]:
 def read_entry(path: Path) -> LogEntry:
     """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
     actions = read_actions(path)
-    commit_id = None
+    commit_id = operation = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
     removed: set[str] = set()
@@ -128,7 +130,35 @@ def read_entry(path: Path) -> LogEntry:
             removed.add(action.remove.path)
         elif action.commit_info is not None:
             commit_id = action.commit_info.get(COMMIT_ID_KEY)
-    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id)
+            operation = action.commit_info.get("operation")
+    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id, operation)
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """Who took a file out of the table: ``ours``, or somebody else's ``operation``."""
+
+    version: int
+    operation: str
+    ours: bool
+
+
+def removals_since(table_path: Path, version: int) -> dict[str, Removal]:
+    """The files that entries after ``version`` removed for good, as far as those entries are still there.
+
+    CorruptionError, OSError.
+    """
+    found: dict[str, Removal] = {}
+    for number in sorted(v for v in list_log(table_path).entries if v > version):
+        try:
+            entry = read_entry(entry_path(table_path, number))
+        except FileNotFoundError:
+            continue  # cleaned up meanwhile
+        removal = Removal(number, str(entry.operation), entry.commit_id is not None)
+        found.update(dict.fromkeys(entry.removed, removal))
+        for path in entry.added:
+            found.pop(path, None)
+    return found
 
 
 def _parse(version: int, raw: bytes) -> list[Action]:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PROPERTY_PREFIX = "logstore."
 PARTITIONS_PROPERTY = "logstore.partitions"
+#: The topic's name: a copy of the directory under another name is told from the topic by it.
+TOPIC_PROPERTY = "logstore.topic"
 #: With it Spark's checkpoints forget application transactions, which are this table's state: refused.
 FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
 PARTITION_COLUMNS = ["partition"]

@@ -23,6 +23,7 @@ from logstore.delta.schema import (
     REWRITE,
     SEALED,
     START,
+    TOPIC_PROPERTY,
     app_id,
 )
 from logstore.errors import CorruptionError
@@ -56,6 +57,15 @@ class SegmentFile:
     max_timestamp_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """An active file that a commit takes out of the table."""
+
+    path: str
+    size: int
+    partition: int
+
+
 @dataclass(frozen=True)
 class TopicSnapshot:
     """``config_overrides`` are the ``logstore.*`` properties without the prefix; an empty value means unset."""
@@ -63,6 +73,8 @@ class TopicSnapshot:
     location: str
     version: int
     topic_id: uuid.UUID
+    #: As the table says it; None of a table from before the property.
+    topic_name: str | None
     num_partitions: int
     config_overrides: dict[str, str]
     partitions: dict[int, PartitionState]
@@ -116,10 +128,38 @@ class TopicSnapshot:
         """Paths of all active files, relative to the table."""
         return frozenset(self._actions.column("path").to_pylist())
 
+    def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
+        """Ranges from ``start`` to ``sealed`` that no active file reaches over; they must not overlap (``check``)."""
+        columns = self._columns
+        rows = columns.rows_of(partition)
+        sealed = self.partitions[partition].sealed
+        begins = np.append(columns.min_offset[rows], sealed)
+        ends = np.maximum(np.append(start, columns.max_offset[rows] + 1), start)
+        gaps = np.flatnonzero(begins > ends)
+        return list(zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
+
     def foreign_files(self) -> tuple[str, ...]:
         """Active files that logstore did not write, or of a partition that the topic does not have."""
         names = {path: parse_segment_name(path) for path in self.paths}
         return tuple(sorted(p for p, name in names.items() if name is None or name.partition >= self.num_partitions))
+
+    def foreign_removals(self) -> tuple[Removal, ...]:
+        """``foreign_files``, and files with names of ours that reach beyond ``sealed``: no roll has committed them."""
+        columns = self._columns
+        sealed = {number: state.sealed for number, state in self.partitions.items()}
+        foreign = set(self.foreign_files())
+        rows = zip(
+            columns.paths.to_pylist(),
+            columns.size.tolist(),
+            columns.partition.tolist(),
+            columns.max_offset.tolist(),
+            strict=True,
+        )
+        return tuple(
+            Removal(path, size, partition)
+            for path, size, partition, last in rows
+            if path in foreign or last >= sealed[partition]
+        )
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
         """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
@@ -202,18 +242,26 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
     protocol = table.protocol()
     properties = dict(metadata.configuration)
     location = table.table_uri
+    count = properties.get(PARTITIONS_PROPERTY, "")
+    in_log = _partitions_in(log)
     try:
-        num_partitions = int(properties[PARTITIONS_PROPERTY])
+        num_partitions = int(count)
         topic_id = uuid.UUID(str(metadata.id))
-    except (KeyError, ValueError) as error:
-        raise CorruptionError(f"{location} is not a topic: no valid table property {PARTITIONS_PROPERTY}") from error
+    except ValueError:
+        num_partitions, topic_id = -1, uuid.UUID(int=0)
+    if num_partitions < 1 or num_partitions < (in_log or 0):
+        raise CorruptionError(
+            f"{location}: its table property {PARTITIONS_PROPERTY} is '{count}', the log has "
+            f"{in_log or 'no'} partitions.{_set_partitions(location, in_log) if in_log else ' It is not a topic'}"
+        )
     partitions = {}
     for partition in range(num_partitions):
         sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
             raise CorruptionError(
                 f"{location}: version {table.version()} has no transaction {app_id(partition, SEALED)!r}; was "
-                f"{FORBIDDEN_PROPERTY} set on it? Restore _delta_log from a backup"
+                f"{FORBIDDEN_PROPERTY} set on it? Then restore _delta_log from a backup. Or is {PARTITIONS_PROPERTY} "
+                f"too high, with '{count}'?{_set_partitions(location, in_log) if in_log else ''}"
             )
         epoch, start, rewrite, cleaned = (
             log.transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED)
@@ -222,12 +270,13 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
     overrides = {
         key.removeprefix(PROPERTY_PREFIX): value
         for key, value in properties.items()
-        if key.startswith(PROPERTY_PREFIX) and key != PARTITIONS_PROPERTY
+        if key.startswith(PROPERTY_PREFIX) and key not in {PARTITIONS_PROPERTY, TOPIC_PROPERTY}
     }
     return TopicSnapshot(
         location=location,
         version=table.version(),
         topic_id=topic_id,
+        topic_name=properties.get(TOPIC_PROPERTY) or None,
         num_partitions=num_partitions,
         config_overrides=overrides,
         partitions=partitions,
@@ -236,3 +285,15 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
         protocol=(protocol.min_reader_version, protocol.min_writer_version),
         _actions=pa.table(table.get_add_actions(flatten=True)),
     )
+
+
+def _partitions_in(log: LogState) -> int | None:
+    """How many partitions the transactions are of; None if they do not tell."""
+    sealed = {app for app in log.transactions if app.endswith(f"/{SEALED}")}
+    count = len(sealed)
+    return count if count and sealed == {app_id(partition, SEALED) for partition in range(count)} else None
+
+
+def _set_partitions(location: str, count: int) -> str:
+    table_path = location.removeprefix("file://").rstrip("/")
+    return f" Run in Spark: ALTER TABLE delta.`{table_path}` SET TBLPROPERTIES ('{PARTITIONS_PROPERTY}' = '{count}')"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from logstore.delta.actions import signed
-from logstore.delta.committer import Committer, Plan, Removal, commit_info, commit_properties
+from logstore.delta.committer import Committer, Plan, commit_info, commit_properties
 from logstore.delta.log_entries import entry_path
 from logstore.delta.log_repair import repair_log
 from logstore.delta.maintenance import maintain_log
@@ -38,9 +38,10 @@ from logstore.delta.schema import (
     PROPERTY_PREFIX,
     SEALED,
     START,
+    TOPIC_PROPERTY,
     app_id,
 )
-from logstore.delta.snapshot import SegmentFile, TopicSnapshot
+from logstore.delta.snapshot import Removal, SegmentFile, TopicSnapshot
 from logstore.errors import (
     CommitRefusedError,
     CorruptionError,
@@ -101,6 +102,7 @@ class TopicTable:
         configuration = {
             **DELTA_PROPERTIES,
             LOG_RETENTION_PROPERTY: layout.log_retention,
+            TOPIC_PROPERTY: path.name,
             PARTITIONS_PROPERTY: str(num_partitions),
             **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
         }
@@ -342,6 +344,33 @@ class TopicTable:
         def plan(snapshot: TopicSnapshot) -> Plan | None:
             changed = {key: value for key, value in wanted.items() if snapshot.properties.get(key, "") != value}
             return Plan("alter-config", properties=changed) if changed else None
+
+        with self._lock:
+            return self._committer.commit(plan)
+
+    def drop_foreign_files(self) -> tuple[str, ...]:
+        """Take files that logstore did not write out of the table, and out of the way of those that it did; their
+        paths. They stay on disk until a vacuum. Raises as ``Committer.commit``.
+        """
+        dropped: tuple[str, ...] = ()
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            nonlocal dropped
+            removes = snapshot.foreign_removals()
+            dropped = tuple(removal.path for removal in removes)
+            return Plan("drop-foreign-files", removes=removes) if removes else None
+
+        with self._lock:
+            self._committer.commit(plan)
+        return dropped
+
+    def record_name(self) -> int:
+        """Say in the table which topic it is, if it does not yet."""
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            if snapshot.topic_name is not None:
+                return None
+            return Plan("record-name", properties={TOPIC_PROPERTY: self.path.name})
 
         with self._lock:
             return self._committer.commit(plan)

@@ -79,12 +79,19 @@ class Journal:
     """Exhaust ``recover()``, ``await start()``, then ``append``, ``read``, ``release``; at last ``await close()``."""
 
     def __init__(
-        self, directory: Path, *, filesystem: FileSystem, clock: Clock, file_bytes: int = JOURNAL_FILE_BYTES
+        self,
+        directory: Path,
+        *,
+        filesystem: FileSystem,
+        clock: Clock,
+        file_bytes: int = JOURNAL_FILE_BYTES,
+        require_lock: Callable[[], None] = lambda: None,
     ) -> None:
+        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread."""
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
-        self._writer = JournalWriter(directory, filesystem, clock, file_bytes)
+        self._writer = JournalWriter(directory, filesystem, clock, file_bytes, require_lock)
         self._thread = DiskThread("journal")
         self._files: list[JournalFile] = []
         self._files_lock = threading.Lock()

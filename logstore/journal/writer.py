@@ -5,6 +5,7 @@ Invariants (rules R1 and R3):
 - A file is begun only when the one before is cut to its durable end and synced, and counts only when it is itself
   synced with its snapshot frames and its name. If that fails for lack of space or descriptors, its name is durably
   removed before the old file grows on.
+- Nothing is acknowledged, begun or removed once the lock on the journal is lost: the files may be another process's.
 - A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
   Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
 """
@@ -12,7 +13,7 @@ Invariants (rules R1 and R3):
 import contextlib
 import errno
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -77,8 +78,16 @@ class FrameBuffers:
 class JournalWriter:
     """Writes, syncs, cuts, begins and removes journal files. Used from one thread at a time."""
 
-    def __init__(self, directory: Path, filesystem: FileSystem, clock: Clock, file_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        filesystem: FileSystem,
+        clock: Clock,
+        file_bytes: int,
+        require_lock: Callable[[], None],
+    ) -> None:
         self._directory = directory
+        self._require_lock = require_lock
         self._filesystem = filesystem
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
@@ -115,6 +124,8 @@ class JournalWriter:
         JOURNAL_FSYNC_SECONDS.observe(self._clock.monotonic() - begun)
         JOURNAL_GROUP_BYTES.observe(length)
         filesystem.reached("journal.synced")
+        # After the sync: a process that got the lock since then finds these frames when it recovers.
+        self._check_lock()
         # Here, though the next group would say the same: to be called again for it costs more than to write it.
         self._mark(file, file.size + length)
 
@@ -166,6 +177,13 @@ class JournalWriter:
         if self._failed is not None:
             raise self._failed
 
+    def _check_lock(self) -> None:
+        try:
+            self._require_lock()
+        except StorageError as e:
+            self._failed = e
+            raise
+
     # ---- files -------------------------------------------------------------------------------------------------
 
     def begin_file(self, old: JournalFile | None, start: int, snapshots: Sequence[Frame]) -> JournalFile:
@@ -174,6 +192,7 @@ class JournalWriter:
         Raises FileSwitchPostponedError (``old`` is as before) or StorageError.
         """
         self._check()
+        self._check_lock()
         if old is not None:
             self._cut_back(old)
         path = file_path(self._directory, start)
@@ -214,6 +233,7 @@ class JournalWriter:
     def remove(self, path: Path) -> None:
         """Unlink a file durably, before any later one: else a gap could show. Raises StorageError."""
         self._check()
+        self._check_lock()
         try:
             with contextlib.suppress(FileNotFoundError):
                 self._filesystem.unlink(path)

@@ -1,15 +1,19 @@
-"""Segment files that lie on disk, whether the Delta log names them or not (rule R7).
+"""A partition's history as its files tell it: what is missing of it, and files that the Delta log has forgotten (R7).
 
 A segment's footer says all that is needed to commit it again, so that a commit of ours that a foreign writer has
 overwritten is repaired with the very same files.
 """
 
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from logstore.delta.log_entries import Removal
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
 from logstore.segments.footer import ROLL
+from logstore.segments.names import parse_segment_name
 from logstore.segments.reader import find_segments, verify_segment
 from logstore.segments.writer import Segment
 
@@ -23,16 +27,81 @@ def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int
 
     Rolls leave no gaps; compaction does, below the clean point.
     """
+    return snapshot.uncovered(partition, history_start(snapshot, partition))
+
+
+def history_start(snapshot: TopicSnapshot, partition: int) -> int:
+    """From here on every sealed offset is in a file, unless somebody else took it away."""
     state = snapshot.partitions[partition]
-    gaps = []
-    expected = max(state.log_start, state.cleaned)
-    for segment in snapshot.segments(partition):
-        if segment.min_offset > expected:
-            gaps.append((expected, segment.min_offset))
-        expected = max(expected, segment.max_offset + 1)
-    if expected < state.sealed:
-        gaps.append((expected, state.sealed))
-    return gaps
+    return max(state.log_start, state.cleaned)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingRange:
+    """Sealed offsets [start, end) that somebody took out of the table, by ``cause``, as ``RESTORE in version 12``."""
+
+    start: int
+    end: int
+    cause: str
+
+
+def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """``gaps`` without the parts of them that lie in ``known`` ones; both rise."""
+    found = []
+    for start, end in gaps:
+        at = start
+        for known_start, known_end in known:
+            if at < known_start < end:
+                found.append((at, known_start))
+            if known_start < end and known_end > at:
+                at = known_end
+        if at < end:
+            found.append((at, end))
+    return found
+
+
+def missing_ranges(
+    gaps: Sequence[tuple[int, int]],
+    partition: int,
+    removals: Mapping[str, Removal],
+    *,
+    history_start: int,
+    unexplained: str | None,
+) -> tuple[MissingRange, ...]:
+    """Of ``gaps`` in a partition's history what neither a DELETE nor a job of ours took away, by offset.
+
+    ``removals`` by path. A gap that none of them explains has the cause ``unexplained``; None: it is left out.
+    """
+    by_base = sorted(
+        (
+            (name.base_offset, removal)
+            for path, removal in removals.items()
+            if (name := parse_segment_name(path)) is not None and name.partition == partition
+        ),
+        key=lambda entry: (entry[0], entry[1].version),
+    )
+    missing: list[MissingRange] = []
+    for start, end in gaps:
+        # A file may begin before the gap only where the history begins within the file.
+        if start == history_start:
+            first = max(0, bisect_right(by_base, start, key=lambda entry: entry[0]) - 1)
+        else:
+            first = bisect_left(by_base, start, key=lambda entry: entry[0])
+        inside = [entry for entry in by_base[first:] if entry[0] < end]
+        if not inside:
+            if unexplained is not None:
+                missing.append(MissingRange(start, end, unexplained))
+            continue
+        ends = [*(base for base, _ in inside[1:]), end]
+        for (base, removal), until in zip(inside, ends, strict=True):
+            low, high = max(base, start), min(until, end)
+            if low >= high or removal.ours or removal.operation == "DELETE":
+                continue
+            cause = f"{removal.operation} in version {removal.version}"
+            if missing and missing[-1].end == low and missing[-1].cause == cause:
+                low = missing.pop().start
+            missing.append(MissingRange(low, high, cause))
+    return tuple(missing)
 
 
 def sealed_segments_on_disk(

@@ -193,12 +193,15 @@ class LogReader:
         min_bytes: int,
         max_wait_s: float,
     ) -> FetchResult[list[C]]:
+        log.require_served()
         _check_range(log, offset)
         deadline = asyncio.get_running_loop().time() + max_wait_s
         taken: list[C] = []
         count = num_bytes = 0
         at = offset
         while True:
+            if taken and log.is_missing(at):
+                break  # the next fetch says so
             piece = await self._again_if_moved(
                 topic, functools.partial(next_slice, at, max_bytes - num_bytes, may_be_empty=bool(taken))
             )
@@ -225,12 +228,17 @@ class LogReader:
         log = topic.partition(partition)
 
         async def find() -> tuple[int, int] | None:
+            log.require_served()
             start, sealed, end = log.log_start_offset, log.sealed_offset, log.last_stable_offset
             segments = [s for s in log.segments if s.max_offset >= start and s.max_timestamp_ms >= timestamp_ms]
             tail = list(log.index.frames_since(max(start, sealed), end, timestamp_ms))
-            return await self._in_thread(
+            found = await self._in_thread(
                 lambda: self._find_timestamp(topic, segments, tail, start, sealed, timestamp_ms)
             )
+            # A record of that time may be among those that are missing before it.
+            if log.missing and (found is None or found[0] >= log.missing[0].start):
+                log.readable_end(log.missing[0].start)
+            return found
 
         return await self._again_if_moved(topic, find)
 
@@ -246,7 +254,8 @@ class LogReader:
         segments = log.segments
         at = bisect_left(segments, wanted.start, key=lambda s: s.max_offset)
         if at == len(segments) or segments[at].min_offset >= sealed:
-            return _Slice([], 0, 0, sealed)  # compaction left nothing between there and the tail
+            # Compaction left nothing between there and the tail.
+            return _Slice([], 0, 0, min(sealed, wanted.end))
         segment = segments[at]
         following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
         wanted = dataclasses.replace(wanted, end=min(sealed, wanted.end))
@@ -405,7 +414,7 @@ def _readable_end(log: PartitionLog, offset: int) -> int:
     """Where readers stop. OffsetOutOfRangeError if ``offset`` has meanwhile been deleted."""
     if offset < log.log_start_offset:
         _check_range(log, offset)
-    return log.last_stable_offset
+    return log.readable_end(offset)
 
 
 def _check_range(log: PartitionLog, offset: int) -> None:

@@ -17,7 +17,7 @@ holds of ``producers`` and ``idempotency_keys``: a batch counts for them from ``
 import asyncio
 import itertools
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -26,10 +26,11 @@ import pyarrow.compute as pc
 
 from logstore.clock import Clock
 from logstore.delta.snapshot import SegmentFile
-from logstore.errors import LogStoreError
+from logstore.errors import LogStoreError, MissingRecordsError, QuarantinedError
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
 from logstore.log.batch_memory import BatchMemory
 from logstore.log.frame_index import FrameIndex
+from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.producer_state import ProducerStates
@@ -66,6 +67,12 @@ class PartitionLog:
         self.index = FrameIndex()
         self.leader_epochs = LeaderEpochs()
         self.segments: tuple[SegmentFile, ...] = ()
+        #: Why readers and writers are refused; what the journal holds stays there.
+        self.quarantined: QuarantinedError | None = None
+        #: Whether all that was found at the start has been built on; else the journal keeps it as it is.
+        self.recovered = True
+        self._recover: Callable[[], None] | None = None
+        self.missing: tuple[MissingRange, ...] = ()
         self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)
         self.idempotency_keys = IdempotencyKeys(f"{topic}-{partition}")
         self._clock = clock
@@ -119,6 +126,51 @@ class PartitionLog:
             assert first <= self.sealed_offset, self
             assert self.index.end_offset == self.log_end_offset, self
 
+    # ---- what is wrong with it --------------------------------------------------------------------------------------
+
+    def require_served(self) -> None:
+        """Raise QuarantinedError if readers and writers are refused."""
+        if self.quarantined is not None:
+            raise self.quarantined
+
+    def quarantine(self, reason: str, remedy: str) -> None:
+        """Refuse readers and writers: the table says what cannot be, and nobody may build on it."""
+        self.quarantined = QuarantinedError(f"{self.topic}-{self.partition} is quarantined: {reason}", remedy)
+        self._wake()
+
+    def end_quarantine(self) -> None:
+        """The table is mended."""
+        if not self.recovered and self._recover is not None:
+            self.recovered = True
+            self.quarantined = None
+            self._recover()  # which may find something else
+        elif self.recovered:
+            self.quarantined = None
+
+    def readable_end(self, offset: int) -> int:
+        """Where a read from ``offset`` stops: the last stable offset, or the next record that is missing.
+
+        Raises QuarantinedError; MissingRecordsError if ``offset`` itself is missing.
+        """
+        self.require_served()
+        for gap in self.missing:
+            if offset < gap.end:
+                if offset >= gap.start:
+                    raise MissingRecordsError(". ".join(self.explain_missing(gap)))
+                return min(gap.start, self.last_stable_offset)
+        return self.last_stable_offset
+
+    def is_missing(self, offset: int) -> bool:
+        return any(gap.start <= offset < gap.end for gap in self.missing)
+
+    def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
+        """What is missing, and what to do about it."""
+        command = f"logstore topic delete-records {self.topic} --partition {self.partition}"
+        return (
+            f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition} are missing: {gap.cause}",
+            f"Restore the table to the version before, or give them up: {command} --before-offset {gap.end}",
+        )
+
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
@@ -143,6 +195,7 @@ class PartitionLog:
         """
         if self._closed:
             raise self._closed
+        self.require_served()
         self._settle()
         append_time = max(self._clock.now_ms(), self._last_append_time_ms)
         self._last_append_time_ms = append_time
@@ -315,6 +368,11 @@ class PartitionLog:
         self.sealed_offset = sealed_offset
         written_since = self.leader_epochs.entries
         self.leader_epochs = LeaderEpochs([*leader_epochs, *written_since])
+
+    def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
+        """The partition is quarantined, and is recovered when that ends; without ``recover`` by the next start."""
+        self.recovered = False
+        self._recover = recover
 
     def finish_recovery(self) -> None:
         """Ends follow from what was found. Raises CorruptionError if the journal has a hole or an overlap."""

@@ -25,6 +25,7 @@ from typing import TypeVar
 import structlog
 
 from logstore.clock import Clock
+from logstore.delta.log_entries import removals_since
 from logstore.delta.schema import TOMBSTONE_RETENTION_PROPERTY, TOMBSTONES_KEPT_MS
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RollPart
@@ -42,7 +43,14 @@ from logstore.journal.journal import Journal
 from logstore.limits import MIB
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
-from logstore.log.history import MissingSegmentsError, history_gaps, sealed_segments_on_disk
+from logstore.log.history import (
+    MissingSegmentsError,
+    history_gaps,
+    history_start,
+    missing_ranges,
+    new_gaps,
+    sealed_segments_on_disk,
+)
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
@@ -283,17 +291,58 @@ class Roller:
 
     async def _refresh(self, topic: Topic, *, at_start: bool) -> None:
         async with topic.commit_lock:
-            if not topic.deleted:
+            if topic.deleted:
+                return
+            try:
                 await self._follow(topic, at_start=at_start)
+            except CorruptionError as error:
+                topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
+                raise
+            # The entries that say who took records away are kept until they are back or given up.
+            if not any(p.missing for p in topic.partitions):
                 await self._in_thread(topic.table.maintain)
 
     async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:
         snapshot = await self._in_thread(topic.table.snapshot)
         if await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start)):
             snapshot = await self._in_thread(topic.table.snapshot)
+        seen = -1 if at_start else topic.version
         topic.follow(snapshot)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
+        await self._look_for_missing(topic, seen)
+
+    async def _look_for_missing(self, topic: Topic, seen: int) -> None:
+        """Note what somebody took out of the history since version ``seen``, or put back."""
+        served = [p.partition for p in topic.partitions if p.quarantined is None]
+        gaps = {partition: found for partition in served if (found := history_gaps(topic.snapshot, partition))}
+        if gaps == topic.gaps:
+            return
+        # A gap that was there before keeps its cause; who made the others stands in the entries since.
+        removals = await self._in_thread(lambda: removals_since(topic.table.path, seen)) if gaps else {}
+        for partition in served:
+            partition_log, found = topic.partitions[partition], gaps.get(partition, [])
+            missing = missing_ranges(
+                new_gaps(found, topic.gaps.get(partition, [])),
+                partition,
+                removals,
+                history_start=history_start(topic.snapshot, partition),
+                # At the start it may be a DELETE of long ago, which the log has forgotten.
+                unexplained=None if seen < 0 else f"a commit that is not in the log of version {topic.version}",
+            )
+            known = [gap for gap in partition_log.missing if any(a <= gap.start and gap.end <= b for a, b in found)]
+            partition_log.missing = tuple(sorted({*known, *missing}, key=lambda gap: gap.start))
+            for gap in partition_log.missing:
+                if gap not in known:
+                    log.error(
+                        "history.records_missing",
+                        topic=topic.name,
+                        partition=partition,
+                        start=gap.start,
+                        end=gap.end,
+                        cause=gap.cause,
+                    )
+        topic.gaps = gaps
 
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
         """A commit of ours whose outcome was unknown turns out to have happened."""
@@ -305,14 +354,15 @@ class Roller:
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> bool:
         """Rule R7: commit the same files again for what the table has forgotten; whether there was anything."""
         path = topic.table.path
-        behind = [p for p in topic.partitions if snapshot.partitions[p.partition].sealed < p.sealed_offset]
-        starts = {p.partition: p.log_start_offset for p in topic.partitions}
+        ours = [p for p in topic.partitions if p.quarantined is None]
+        behind = [p for p in ours if snapshot.partitions[p.partition].sealed < p.sealed_offset]
+        starts = {p.partition: p.log_start_offset for p in ours}
         starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
         lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(path, file))]
         # What a job wrote comes and goes with its commit, as a whole.
         lost = [s for s in lost if s.operation == ROLL and s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
-            lost += [s for p in topic.partitions for s in self._to_fill_gaps(path, snapshot, p.partition)]
+            lost += [s for p in ours for s in self._to_fill_gaps(path, snapshot, p.partition)]
         if not behind and not lost and not starts:
             return False
         log.error(
@@ -327,7 +377,12 @@ class Roller:
         for partition_log in behind:
             partition, end = partition_log.partition, partition_log.sealed_offset
             start = snapshot.partitions[partition].sealed
-            segments = sealed_segments_on_disk(path, partition, start, end)
+            try:
+                segments = sealed_segments_on_disk(path, partition, start, end)
+            except CorruptionError as error:
+                partition_log.quarantine(str(error), "The store looks for them every few seconds")
+                log.error("partition.quarantined", topic=topic.name, partition=partition, why=str(error))
+                continue
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
         if parts:
             refused = topic.table.commit_roll(parts).refused
@@ -424,6 +479,6 @@ def _require(topic: Topic) -> None:
 
 def due(partition_log: PartitionLog, *, segment_bytes: int, segment_ms: float) -> bool:
     """Whether the un-sealed range is big or old enough to roll."""
-    if partition_log.sealed_offset >= partition_log.last_stable_offset:
+    if partition_log.sealed_offset >= partition_log.last_stable_offset or partition_log.quarantined is not None:
         return False
     return partition_log.unsealed_bytes >= segment_bytes or partition_log.unsealed_ms >= segment_ms

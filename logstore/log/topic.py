@@ -13,7 +13,7 @@ import structlog
 from logstore.clock import Clock
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import InvalidConfigError, UnknownPartitionError, UnknownTopicError
+from logstore.errors import CorruptionError, InvalidConfigError, UnknownPartitionError, UnknownTopicError
 from logstore.log.partition_log import PartitionLog
 from logstore.topic_config import TopicConfig
 
@@ -37,6 +37,8 @@ class Topic:
         self.table = table
         self.location = location
         self.topic_id: uuid.UUID = snapshot.topic_id
+        #: By partition, as of ``snapshot``: sealed offsets that no file holds, for whatever reason.
+        self.gaps: dict[int, list[tuple[int, int]]] = {}
         self.partitions: list[PartitionLog] = []
         self.commit_lock = asyncio.Lock()
         self.deleted = False
@@ -67,7 +69,7 @@ class Topic:
     @property
     def has_unsealed(self) -> bool:
         """Whether a roll would have something to seal."""
-        return any(p.sealed_offset < p.last_stable_offset for p in self.partitions)
+        return any(p.sealed_offset < p.last_stable_offset and p.quarantined is None for p in self.partitions)
 
     def follow(self, snapshot: TopicSnapshot) -> None:
         """Take over a snapshot's configuration, partitions, log starts and segments."""
@@ -84,11 +86,30 @@ class Topic:
             )
             self.partitions.append(new)
         for partition_log in self.partitions:
-            partition_log.segments = snapshot.segments(partition_log.partition)
+            self._follow_segments(partition_log, snapshot)
             partition_log.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
             partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
+
+    def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
+        try:
+            partition_log.segments = snapshot.segments(partition_log.partition)
+        except CorruptionError as error:
+            # Nobody else suffers: only this partition is refused.
+            if partition_log.quarantined is None:
+                log.error("partition.quarantined", topic=self.name, partition=partition_log.partition, why=str(error))
+            partition_log.quarantine(str(error), f"Run: logstore topic drop-foreign-files {self.name}")
+            return
+        if partition_log.quarantined is not None:
+            partition_log.end_quarantine()
+            if partition_log.quarantined is None:
+                log.info("partition.mended", topic=self.name, partition=partition_log.partition)
+
+    def quarantine(self, reason: str, remedy: str) -> None:
+        """Refuse readers and writers of all partitions, until ``follow`` finds the table mended."""
+        for partition_log in self.partitions:
+            partition_log.quarantine(reason, remedy)
 
     def config_with(self, changes: Mapping[str, str | None]) -> TopicConfig:
         """The configuration that ``changes`` (None: back to the default) would lead to. Raises InvalidConfigError."""

@@ -34,13 +34,13 @@ def test_the_same_name() -> None:
 def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path) -> None:
     catalog = TopicCatalog(tmp_path, FileSystem())
     made = catalog.create("flights", num_partitions=3, config_overrides={"retention.ms": "5"})
-    loaded = TopicCatalog(tmp_path, FileSystem()).load()
+    loaded, _ = TopicCatalog(tmp_path, FileSystem()).load()
     assert list(loaded) == ["flights"]
     snapshot = loaded["flights"].snapshot()
     assert snapshot.topic_id == made.snapshot().topic_id
     assert snapshot.num_partitions == 3
     catalog.remove("flights", snapshot.topic_id)
-    assert TopicCatalog(tmp_path, FileSystem()).load() == {}
+    assert TopicCatalog(tmp_path, FileSystem()).load() == ({}, {})
     assert not list((tmp_path / "topics").iterdir())
     assert list(catalog.deleted()) == [snapshot.topic_id], "so that what the journal has of it is not missed"
     assert not list((tmp_path / "deleted").glob("*/*"))
@@ -53,5 +53,5 @@ def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path)
 def test_what_is_not_a_topic_is_left_alone(tmp_path: Path) -> None:
     catalog = TopicCatalog(tmp_path, FileSystem())
     (tmp_path / "topics" / "notes").mkdir()
-    assert catalog.load() == {}
+    assert catalog.load() == ({}, {})
     assert (tmp_path / "topics" / "notes").is_dir()

@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from consumer_offsets.offset_log import _partition_of
 from logstore.broker.broker import Broker
 from logstore.errors import (
     BrokerNotReadyError,
-    CorruptionError,
     InvalidGroupError,
     InvalidRequestError,
     InvalidTopicError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
+    QuarantinedError,
     RequestTimedOutError,
     StorageError,
     StorageFullError,
@@ -333,14 +334,23 @@ def test_the_topic_is_the_stores_own_and_compacted(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_records_that_no_coordinator_has_written_stop_the_start_with_their_place(tmp_path: Path) -> None:
+def test_records_that_no_coordinator_has_written_keep_only_the_groups_of_their_partition_from_being_served(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             await groups.commit("g", [OffsetToCommit("t", 0, 1)])
             topic = broker.topic(OFFSETS_TOPIC)
             await broker.produce(topic, records([b"{}"], keys=[b"k"]), partition=2, internal=True)
-            with pytest.raises(CorruptionError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
-                await GroupCoordinator.start(broker)
+            again = await GroupCoordinator.start(broker)
+            names = {_partition_of(f"g{n}", len(topic.partitions)): f"g{n}" for n in range(100)}
+            with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
+                await again.commit(names[2], [OffsetToCommit("t", 0, 1)])
+            with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
+                again.committed(names[2])
+            await again.commit(names[3], [OffsetToCommit("t", 0, 1)])
+            assert [found.offset for found in again.committed(names[3])] == [1]
+            await again.close()
 
     run(scenario())

@@ -1,0 +1,80 @@
+"""``data/lock`` is removed while a store runs: never do two stores acknowledge records of one journal."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from logstore.errors import DataDirectoryError, LockLostError
+from tests.support.running_broker import produce, read_all, run, running_broker
+
+NEVER = {"segment.ms": "100000000"}
+
+
+def test_a_second_store_is_refused_by_the_lock_of_the_journal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await broker.create_topic("t", configs=NEVER)
+            (tmp_path / "lock").unlink()
+            with pytest.raises(DataDirectoryError, match=r"Another process is serving .*journal/0"):
+                async with running_broker(tmp_path):
+                    pass
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("locks", [["lock"], ["brokers/0/journal/0/lock"], ["lock", "brokers/0/journal/0/lock"]])
+def test_a_store_that_lost_a_lock_acknowledges_nothing_more_and_says_why(tmp_path: Path, locks: list[str]) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            await produce(broker, topic, [b"kept"])
+            for lock in locks:
+                (tmp_path / lock).unlink()
+            assert "was removed or replaced" in str(broker.not_ready_reason)
+            with pytest.raises(LockLostError, match="was removed or replaced"):
+                await produce(broker, topic, [b"refused"])
+            with pytest.raises(LockLostError):
+                await produce(broker, topic, [b"refused"])
+
+    run(scenario())
+
+
+def test_of_two_stores_without_locks_only_the_younger_acknowledges_and_has_all_that_the_older_did(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as older:
+            topic = await older.create_topic("t", configs=NEVER)
+            for n in range(10):
+                await produce(older, topic, [b"%d" % n])
+            (tmp_path / "lock").unlink()
+            (tmp_path / "brokers/0/journal/0/lock").unlink()
+            async with running_broker(tmp_path) as younger:
+                with pytest.raises(LockLostError):
+                    await produce(older, topic, [b"refused"])
+                acknowledged = [b"%d" % n for n in range(10)]
+                for n in itertools.count(10):
+                    await produce(younger, younger.topic("t"), [b"%d" % n])
+                    acknowledged.append(b"%d" % n)
+                    if n == 20:
+                        break
+                found = [value for _, value in await read_all(younger, younger.topic("t"))]
+                assert found == acknowledged
+
+    run(scenario())
+
+
+def test_a_store_that_lost_its_lock_removes_no_file_of_the_journal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=1 << 25) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            for _ in range(4):
+                await produce(broker, topic, [b"x" * 600_000])
+            files = sorted((tmp_path / "brokers/0/journal/0").glob("*.log"))
+            assert len(files) > 1
+            (tmp_path / "lock").unlink()
+            await broker.roll(topic)
+        assert sorted((tmp_path / "brokers/0/journal/0").glob("*.log")) == files
+
+    run(scenario())

@@ -1,0 +1,376 @@
+"""One topic never takes the store down: what is wrong with it is told, and everybody else is served."""
+
+import asyncio
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
+from logstore.log.topic import Topic
+from logstore.records.schema import TABLE_SCHEMA
+from tests.support.data_directory import copy_of_one_moment
+from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.topics import log_batch
+
+NEVER = {"segment.ms": "100000000"}
+
+
+async def orders(broker, *, partitions: int = 1) -> Topic:
+    """Three sealed records and two that are in the journal alone, in every partition."""
+    topic = await broker.create_topic("orders", partitions=partitions, configs=NEVER)
+    for partition in range(partitions):
+        await produce(broker, topic, [b"a", b"b", b"c"], partition=partition)
+    await broker.roll(topic)
+    for partition in range(partitions):
+        await produce(broker, topic, [b"d", b"e"], partition=partition)
+    return topic
+
+
+async def killed(data: Path, *, partitions: int = 1) -> Path:
+    """A data directory as a kill leaves it, with ``orders`` and a topic that nothing happens to."""
+    async with running_broker(data) as broker:
+        await orders(broker, partitions=partitions)
+        other = await broker.create_topic("other", configs=NEVER)
+        await produce(broker, other, [b"x"])
+        copy_of_one_moment(data, data.with_name("after"))
+    return data.with_name("after")
+
+
+async def assert_the_other_is_served(broker) -> None:
+    other = broker.topic("other")
+    offset = await produce(broker, other, [b"y"])
+    assert (offset, b"y") in await read_all(broker, other)
+    await broker.roll(other)
+
+
+ALL = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"), (4, b"e")]
+
+
+def foreign_append(table: Path, offsets: list[int], partition: int = 0) -> None:
+    rows = pa.Table.from_batches([log_batch(offsets)]).append_column(
+        "partition", pa.array([partition] * len(offsets), pa.int32())
+    )
+    timestamps = rows.column("timestamp").cast(pa.timestamp("us", "UTC"))
+    rows = rows.set_column(rows.column_names.index("timestamp"), "timestamp", timestamps)
+    write_deltalake(str(table), rows.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA), mode="append")
+
+
+@pytest.mark.parametrize("how", ["copy", "link"])
+@pytest.mark.parametrize("name", ["orders.bak", "a-copy"])
+def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served(
+    tmp_path: Path, how: str, name: str
+) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data")
+        copy = data / "topics" / name
+        if how == "copy":
+            shutil.copytree(data / "topics" / "orders", copy)
+        else:
+            copy.symlink_to("orders")
+        async with running_broker(data) as broker:
+            assert await read_all(broker, broker.topic("orders")) == ALL
+            assert await produce(broker, broker.topic("orders"), [b"f"]) == 5
+            await broker.roll(broker.topic("orders"))
+            (problem,) = broker.problems()
+            assert (problem.topic, problem.partition, problem.state) == (name, None, ProblemState.QUARANTINED)
+            assert "is the table of topic 'orders', or a copy of it" in problem.reason
+            assert "move it out of" in problem.remedy
+            with pytest.raises(QuarantinedError, match="the table of topic 'orders'"):
+                broker.topic(name)
+            with pytest.raises(QuarantinedError):
+                await broker.delete_topic(name)  # which would give up the records of the original
+            with pytest.raises(TopicExistsError):
+                await broker.create_topic(name)
+            await assert_the_other_is_served(broker)
+
+    run(scenario())
+
+
+def test_a_table_that_does_not_say_which_topic_it_is_says_so_from_the_next_start_on(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data")
+        table = data / "topics" / "orders"
+        DeltaTable(str(table)).alter.set_table_properties({"logstore.topic": ""}, raise_if_not_exists=False)
+        async with running_broker(data) as broker:
+            assert broker.problems() == []
+        assert TopicTable.open(table).snapshot().topic_name == "orders"
+
+    run(scenario())
+
+
+def test_two_tables_that_both_say_to_be_the_original_are_both_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data")
+        shutil.copytree(data / "topics" / "orders", data / "topics" / "orders2")
+        DeltaTable(str(data / "topics" / "orders2")).alter.set_table_properties(
+            {"logstore.topic": "orders2"}, raise_if_not_exists=False
+        )
+        async with running_broker(data) as broker:
+            assert [p.topic for p in broker.problems() if "have the same id" in p.reason] == ["orders", "orders2"]
+            await assert_the_other_is_served(broker)
+        shutil.rmtree(data / "topics" / "orders2")
+        async with running_broker(data) as broker:
+            assert await read_all(broker, broker.topic("orders")) == ALL
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "name", ["_delta_log", "_change_data", "_symlink_format_manifest", "_Delta_Log", "_delta_index", "_sidecars"]
+)
+def test_names_of_delta_lakes_own_files_are_refused_and_leave_nothing_behind(tmp_path: Path, name: str) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
+            with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
+                await broker.create_topic(name)
+            with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
+                await broker.topic_for_produce(name)
+            assert not list((tmp_path / "topics").iterdir())
+
+    run(scenario())
+
+
+def test_a_creation_that_fails_after_the_table_is_there_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            with monkeypatch.context() as patched:
+                patched.setattr(TopicTable, "snapshot", lambda _: (_ for _ in ()).throw(OSError("no")))
+                with pytest.raises(OSError, match="no"):
+                    await broker.create_topic("t")
+            assert not list((tmp_path / "topics").iterdir())
+            assert await broker.create_topic("t")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("value", ["abc", "1", "3", "", "-1"])
+def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_being_served(
+    tmp_path: Path, value: str
+) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data", partitions=2)
+        table = DeltaTable(str(data / "topics" / "orders"))
+        table.alter.set_table_properties({"logstore.partitions": value}, raise_if_not_exists=False)
+        for _ in range(2):  # the journal's part of it outlives a restart, and more files of the journal
+            async with running_broker(data) as broker:
+                problems = broker.problems()
+                assert [p.topic for p in problems if "logstore.partitions" in p.reason] == ["orders"]
+                assert any(re.search("The journal holds [1-9][0-9]* records", p.reason) for p in problems)
+                with pytest.raises(QuarantinedError, match=r"logstore\.partitions"):
+                    broker.topic("orders")
+                await assert_the_other_is_served(broker)
+        remedy = next(p.reason for p in problems if "SET TBLPROPERTIES" in p.reason)
+        assert "SET TBLPROPERTIES ('logstore.partitions' = '2')" in remedy
+        DeltaTable(str(data / "topics" / "orders")).alter.set_table_properties(
+            {"logstore.partitions": "2"}, raise_if_not_exists=False
+        )
+        async with running_broker(data) as broker:
+            assert broker.problems() == []
+            for partition in (0, 1):
+                assert await read_all(broker, broker.topic("orders"), partition) == ALL
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("while_it_runs", [True, False])
+@pytest.mark.parametrize("offsets", [[1], [10]], ids=["over ours", "beyond sealed"])
+def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served(
+    tmp_path: Path, offsets: list[int], while_it_runs: bool
+) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data", partitions=2)
+        table = data / "topics" / "orders"
+        if not while_it_runs:
+            foreign_append(table, offsets)
+        async with running_broker(data) as broker:
+            topic = broker.topic("orders")
+            if while_it_runs:
+                assert broker.problems() == []
+                foreign_append(table, offsets)
+                await broker._roller.refresh(topic)
+            (problem,) = broker.problems()
+            assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.QUARANTINED)
+            with pytest.raises(QuarantinedError):
+                await produce(broker, topic, [b"no"])
+            with pytest.raises(QuarantinedError):
+                await broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            with pytest.raises(QuarantinedError):
+                await broker.delete_records(topic, 0, 1)
+            assert await produce(broker, topic, [b"f"], partition=1) == 5
+            assert (5, b"f") in await read_all(broker, topic, 1)
+            # Records that leave the partition open go to the one that is served.
+            left_open = await broker.produce(topic, records([b"g"]))
+            assert left_open.ranges[0].partition == 1
+            await assert_the_other_is_served(broker)
+
+            topic.table.drop_foreign_files()
+            await broker._roller.refresh(topic)
+            assert broker.problems() == []
+            assert await read_all(broker, topic) == ALL
+            assert await produce(broker, topic, [b"z"]) == 5
+            await broker.roll(topic)
+
+    run(scenario())
+
+
+def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data")
+        write_deltalake(str(data / "topics" / "stray"), pa.table({"x": [1]}))
+        shutil.copytree(data / "topics" / "orders", data / "topics" / "_delta_log")
+        (data / "topics" / "half" / "_delta_log").mkdir(parents=True)
+        (data / "topics" / "dangling").symlink_to("nowhere")
+        async with running_broker(data) as broker:
+            assert {p.topic for p in broker.problems()} == {"_delta_log", "half", "stray"}
+            assert await read_all(broker, broker.topic("orders")) == ALL
+            await assert_the_other_is_served(broker)
+
+    run(scenario())
+
+
+def test_what_the_journal_holds_of_a_quarantined_topic_outlives_many_files_of_the_journal(tmp_path: Path) -> None:
+    """Its producers' state, too: a repetition is known as one once the topic is mended."""
+
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data")
+        table = DeltaTable(str(data / "topics" / "orders"))
+        table.alter.set_table_properties({"logstore.partitions": "abc"}, raise_if_not_exists=False)
+        async with running_broker(data, journal_max_bytes=1 << 25) as broker:
+            other = broker.topic("other")
+            for _ in range(30):
+                await produce(broker, other, [os.urandom(200_000)])
+                if len(broker._journal.files) > 4:
+                    await broker.roll(other)
+                    await broker._schedule._unpin_journal()
+        assert len(list((data / "brokers/0/journal/0").glob("*.log"))) < 8
+        DeltaTable(str(data / "topics" / "orders")).alter.set_table_properties(
+            {"logstore.partitions": "1"}, raise_if_not_exists=False
+        )
+        async with running_broker(data) as broker:
+            assert broker.problems() == []
+            assert await read_all(broker, broker.topic("orders")) == ALL
+
+    run(scenario())
+
+
+# ---- records that somebody took away --------------------------------------------------------------------------------
+
+
+async def two_rolls(broker) -> Topic:
+    topic = await broker.create_topic("orders", configs=NEVER)
+    await produce(broker, topic, [b"a", b"b"])
+    await broker.roll(topic)
+    await produce(broker, topic, [b"c", b"d"])
+    await broker.roll(topic)
+    await produce(broker, topic, [b"e"])
+    return topic
+
+
+def take_away(table: Path, how: str) -> None:
+    if how == "RESTORE":
+        DeltaTable(str(table)).restore(1)
+    elif how == "DELETE":
+        DeltaTable(str(table)).delete('"offset" >= 2 AND "offset" < 4')
+    else:
+        kept = DeltaTable(str(table)).to_pyarrow_dataset().to_table().slice(0, 0)
+        write_deltalake(str(table), kept, mode="overwrite")
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+@pytest.mark.parametrize(("how", "missing"), [("RESTORE", (2, 4)), ("WRITE", (0, 4)), ("DELETE", None)])
+def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_passed_over(
+    tmp_path: Path, how: str, missing: tuple[int, int] | None, restarted: bool
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker:
+            topic = await two_rolls(broker)
+            copy_of_one_moment(tmp_path / "data", tmp_path / "after")
+            if not restarted:
+                take_away(topic.table.path, how)
+                await broker._roller.refresh(topic)
+                await check(broker)
+        if restarted:
+            take_away(tmp_path / "after" / "topics" / "orders", how)
+            async with running_broker(tmp_path / "after") as broker:
+                await check(broker)
+
+    async def check(broker) -> None:
+        topic = broker.topic("orders")
+        if missing is None:
+            assert broker.problems() == []
+            assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (4, b"e")]
+            return
+        (problem,) = broker.problems()
+        start, end = missing
+        assert problem == TopicProblem("orders", 0, ProblemState.RECORDS_MISSING, problem.reason, problem.remedy)
+        assert f"Offsets {start} to {end - 1} of orders-0 are missing: {how} in version" in problem.reason
+        if start:
+            fetched = await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
+            assert fetched.next_offset == start
+            stored = await broker.fetch_stored(topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
+            assert stored.next_offset == start
+        for offset in range(start, end):
+            with pytest.raises(MissingRecordsError, match="are missing"):
+                await broker.fetch(topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            with pytest.raises(MissingRecordsError, match="are missing"):
+                await broker.fetch_stored(topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+        with pytest.raises(MissingRecordsError):
+            await broker.offset_for_timestamp(topic, 0, 2**50)
+        after = await broker.fetch(topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+        assert after.records["value"].to_pylist()[0] == b"e"
+        await produce(broker, topic, [b"more"])
+
+    run(scenario())
+
+
+def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_given_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            version = topic.version
+            take_away(topic.table.path, "RESTORE")
+            await broker._roller.refresh(topic)
+            assert broker.problems()
+            DeltaTable(str(topic.table.path)).restore(version)
+            await broker._roller.refresh(topic)
+            assert broker.problems() == []
+            assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"c", b"d", b"e"]
+
+            take_away(topic.table.path, "RESTORE")
+            await broker._roller.refresh(topic)
+            assert await broker.delete_records(topic, 0, 4) == 4
+            assert broker.problems() == []
+            assert await read_all(broker, topic) == [(4, b"e")]
+
+    run(scenario())
+
+
+def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> None:
+    """A foreign commit wrote over the entry of a roll (R7), and the file cannot be committed again."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            first = topic.partitions[0].segments[0]
+            table = topic.table.path
+            entry = table / "_delta_log" / f"{1:020d}.json"
+            (table / first.path).unlink()
+            info = '{"commitInfo":{"operation":"WRITE"}}\n{"txn":{"appId":"logstore/0/sealed","version":2}}\n'
+            temporary = entry.with_suffix(".tmp")
+            temporary.write_text(info)
+            temporary.rename(entry)
+            await asyncio.sleep(0.01)
+            await broker._roller.refresh(topic)
+            (problem,) = broker.problems()
+            assert "Offsets 0 to 1 of orders-0 are missing" in problem.reason
+
+    run(scenario())
