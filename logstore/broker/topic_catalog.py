@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -21,6 +22,9 @@ from logstore.names import is_legal_name
 from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
+
+# Topics that are opened at a time: delta-rs and the disk let go of the interpreter.
+_OPENERS = 4
 
 
 def check_topic_name(name: str) -> None:
@@ -72,13 +76,15 @@ class TopicCatalog:
         if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
             self._sync_removals()
         self.purge()
-        tables = {}
+        paths = []
         for path in sorted(self._topics.iterdir()):
             if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
-                tables[path.name] = TopicTable.recover(path, filesystem=self._filesystem)
+                paths.append(path)
             else:
                 log.warning("catalog.not_a_topic", path=str(path))
-        return tables
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as opening:
+            tables = opening.map(lambda path: TopicTable.recover(path, filesystem=self._filesystem), paths)
+            return {path.name: table for path, table in zip(paths, tables, strict=True)}
 
     def create(self, name: str, *, num_partitions: int, config_overrides: dict[str, str]) -> TopicTable:
         return TopicTable.create(
