@@ -9,6 +9,7 @@ import contextlib
 import shutil
 import uuid
 from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import structlog
@@ -28,6 +29,9 @@ from logstore.names import is_legal_name
 from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
+
+# Topics that are opened at a time: delta-rs and the disk let go of the interpreter.
+_OPENERS = 4
 
 
 # A directory of that name makes Delta readers take the one above for a table.
@@ -104,19 +108,16 @@ class TopicCatalog:
         if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
             self._sync_removals()
         self.purge()
-        tables: dict[str, TopicTable] = {}
-        quarantined: dict[str, QuarantinedError] = {}
         paths = []
         for path in sorted(self._topics.iterdir()):
             if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
                 paths.append(path)
             else:
                 log.warning("catalog.not_a_topic", path=str(path))
-        for path, found in zip(paths, map(self._open, paths), strict=True):
-            if isinstance(found, TopicTable):
-                tables[path.name] = found
-            else:
-                quarantined[path.name] = found
+        with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as opening:
+            found = {path.name: table for path, table in zip(paths, opening.map(self._open, paths), strict=True)}
+        tables = {name: table for name, table in found.items() if isinstance(table, TopicTable)}
+        quarantined = {name: error for name, error in found.items() if isinstance(error, QuarantinedError)}
         for name, error in _same_id(tables).items():
             del tables[name]
             quarantined[name] = error
@@ -126,6 +127,10 @@ class TopicCatalog:
 
     def _open(self, path: Path) -> TopicTable | QuarantinedError:
         quarantined = f"Topic {path.name!r} is quarantined: "
+        if path.is_symlink() and path.resolve().parent == path.parent.resolve():
+            return QuarantinedError(
+                f"{quarantined}{path} is a link to topic {path.resolve().name!r}", "Remove it, then restart the store"
+            )
         try:
             table = TopicTable.recover(path, filesystem=self._filesystem)
             named = table.snapshot().topic_name

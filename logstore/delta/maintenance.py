@@ -32,18 +32,24 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger(__name__)
 
 
+def is_checkpoint_due(path: Path, snapshot: TopicSnapshot) -> bool:
+    """Whether so many versions lie behind the last checkpoint. CorruptionError, OSError."""
+    newest = max((version for version in list_log(path).checkpoints if version <= snapshot.version), default=0)
+    if snapshot.version - newest < DELTA_CHECKPOINT_INTERVAL:
+        return False
+    # Whoever committed this version may be writing its checkpoint now: the next one of ours will do.
+    return read_entry(entry_path(path, snapshot.version)).commit_id is not None
+
+
 def maintain_log(path: Path, table: "DeltaTable", snapshot: TopicSnapshot, filesystem: FileSystem) -> None:
-    """Checkpoint the version of ``table`` and clean up, if that many versions lie behind the last checkpoint.
+    """Checkpoint the version of ``table``, if that ``is_checkpoint_due``, and clean up.
 
     Raises StorageError, or CorruptionError if the checkpoint does not say what the snapshot says (it is then removed).
     """
     from deltalake.exceptions import DeltaError
 
-    newest = max((version for version in list_log(path).checkpoints if version <= snapshot.version), default=0)
-    if snapshot.version - newest < DELTA_CHECKPOINT_INTERVAL:
+    if not is_checkpoint_due(path, snapshot):
         return
-    if read_entry(entry_path(path, snapshot.version)).commit_id is None:
-        return  # whoever committed this version may be writing its checkpoint now: the next one of ours will do
     try:
         table.create_checkpoint()
         filesystem.reached("delta.checkpointed")

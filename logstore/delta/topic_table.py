@@ -18,7 +18,7 @@ from logstore.delta.actions import signed
 from logstore.delta.committer import Committer, Plan, commit_info, commit_properties
 from logstore.delta.log_entries import entry_path
 from logstore.delta.log_repair import repair_log
-from logstore.delta.maintenance import maintain_log
+from logstore.delta.maintenance import is_checkpoint_due, maintain_log
 from logstore.delta.preconditions import (
     RewritePart,
     RollPart,
@@ -167,9 +167,9 @@ class TopicTable:
         return table
 
     def snapshot(self) -> TopicSnapshot:
-        """The newest version, read afresh. CorruptionError, StorageError."""
+        """The newest version. CorruptionError, StorageError."""
         with self._lock:
-            return self._committer.open()[1]
+            return self._committer.snapshot()
 
     def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
@@ -395,6 +395,7 @@ class TopicTable:
     def maintain(self) -> None:
         """Checkpoint when due, and remove expired log entries. StorageError, CorruptionError; no commit is touched."""
         with self._lock:
-            table, snapshot = self._committer.open()
+            snapshot = self._committer.snapshot()
             self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
-            maintain_log(self.path, table, snapshot, self.filesystem)
+            if is_checkpoint_due(self.path, snapshot):
+                maintain_log(self.path, *self._committer.open(), self.filesystem)

@@ -362,9 +362,15 @@ def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
 def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
+    foreign_commit(table.path, [], [("somebody", 1)])
     filesystem = FaultyFileSystem()
     TopicTable.open(table.path, filesystem=filesystem)
-    assert filesystem.hits["sync_file"] == 2
+    assert filesystem.hits["sync_file"] == 2  # theirs, and ours that nothing of ours stands on
+    roll(table, 0, 10, 20)
+    roll(table, 0, 20, 30)
+    filesystem.hits.clear()
+    TopicTable.open(table.path, filesystem=filesystem)
+    assert filesystem.hits["sync_file"] == 2  # theirs, and our newest
 
 
 def test_a_commit_that_was_overwritten_later_is_seen_and_done_again_with_the_same_file(tmp_path: Path) -> None:
