@@ -100,6 +100,14 @@ class _Range:
     pieces: list[_Piece]
 
 
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """Whether there was ``any``thing to commit again; by partition, why that could not be done."""
+
+    any: bool
+    failed: dict[int, str]
+
+
 def roll_threads() -> ThreadPoolExecutor:
     """The executor of a ``Roller``. Nobody waits for a roll: its threads leave the processor to those who wait."""
     return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=_step_back)
@@ -304,10 +312,13 @@ class Roller:
 
     async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:
         snapshot = await self._in_thread(topic.table.snapshot)
-        if await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start)):
+        restored = await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start))
+        if restored.any:
             snapshot = await self._in_thread(topic.table.snapshot)
         seen = -1 if at_start else topic.version
         topic.follow(snapshot)
+        for partition, why in restored.failed.items():
+            topic.partitions[partition].quarantine(why, "It is served again when the store finds them")
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
         await self._look_for_missing(topic, seen)
@@ -351,20 +362,22 @@ class Roller:
         if ours and partition_log.sealed_offset < state.sealed <= partition_log.last_stable_offset:
             partition_log.seal(state.sealed)
 
-    def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> bool:
-        """Rule R7: commit the same files again for what the table has forgotten; whether there was anything."""
+    def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
+        """Rule R7: commit the same files again for what the table has forgotten."""
         path = topic.table.path
-        ours = [p for p in topic.partitions if p.quarantined is None]
+        ours = [p for p in topic.partitions if p.recovered and _is_sound(snapshot, p.partition)]
+        sound = {p.partition for p in ours}
         behind = [p for p in ours if snapshot.partitions[p.partition].sealed < p.sealed_offset]
         starts = {p.partition: p.log_start_offset for p in ours}
         starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
         lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(path, file))]
         # What a job wrote comes and goes with its commit, as a whole.
-        lost = [s for s in lost if s.operation == ROLL and s.end_offset <= snapshot.partitions[s.partition].sealed]
+        lost = [s for s in lost if s.operation == ROLL and s.partition in sound]
+        lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
             lost += [s for p in ours for s in self._to_fill_gaps(path, snapshot, p.partition)]
         if not behind and not lost and not starts:
-            return False
+            return _Restored(any=False, failed={})
         log.error(
             "roll.overwritten",
             topic=topic.name,
@@ -374,14 +387,15 @@ class Roller:
             log_starts=starts,
         )
         parts = []
+        failed: dict[int, str] = {}
         for partition_log in behind:
             partition, end = partition_log.partition, partition_log.sealed_offset
             start = snapshot.partitions[partition].sealed
             try:
                 segments = sealed_segments_on_disk(path, partition, start, end)
             except CorruptionError as error:
-                partition_log.quarantine(str(error), "The store looks for them every few seconds")
                 log.error("partition.quarantined", topic=topic.name, partition=partition, why=str(error))
+                failed[partition] = str(error)
                 continue
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
         if parts:
@@ -392,7 +406,7 @@ class Roller:
             topic.table.recommit(lost)
         if starts:
             topic.table.advance_log_start(starts, {p: topic.partitions[p].leader_epoch for p in starts})
-        return True
+        return _Restored(any=True, failed=failed)
 
     def _to_fill_gaps(self, path: Path, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
         """Files of rolls whose commits were overwritten before the last stop.
@@ -414,6 +428,14 @@ class Roller:
                 # Somebody deleted rows with SQL: theirs to do. Readers pass over the gap.
                 log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
         return segments
+
+
+def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
+    try:
+        snapshot.check(partition)
+    except CorruptionError:
+        return False
+    return True
 
 
 def _on_disk(table_path: Path, file: str) -> Segment | None:

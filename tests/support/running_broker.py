@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pytest
 
 from logstore.broker.broker import Broker
 from logstore.clock import Clock
+from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
@@ -30,6 +32,17 @@ async def running_broker(
 ) -> AsyncIterator[Broker]:
     async with Broker.running(Settings(data=data, **settings), clock=clock, filesystem=filesystem) as broker:
         yield broker
+
+
+async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
+    """Why a broker that starts on ``data`` refuses the topic, to readers and writers."""
+    async with running_broker(data, **settings) as broker:
+        (problem,) = [problem for problem in broker.problems() if problem.topic == name]
+        with pytest.raises(QuarantinedError):
+            await produce(broker, broker.topic(name), [b"refused"])
+        with pytest.raises(QuarantinedError):
+            await broker.fetch(broker.topic(name), 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+        return problem.reason
 
 
 def records(
