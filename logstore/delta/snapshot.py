@@ -138,6 +138,14 @@ class TopicSnapshot:
         gaps = np.flatnonzero(begins > ends)
         return list(zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
 
+    def ranges(self) -> dict[str, tuple[int, int, int]]:
+        """Partition, first offset and end of every active file that has statistics, by path."""
+        columns = self._columns
+        rows = np.flatnonzero(~columns.incomplete)
+        paths = columns.paths.take(pa.array(rows)).to_pylist()
+        values = (columns.partition[rows], columns.min_offset[rows], columns.max_offset[rows] + 1)
+        return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
+
     def foreign_files(self) -> tuple[str, ...]:
         """Active files that logstore did not write, or of a partition that the topic does not have."""
         names = {path: parse_segment_name(path) for path in self.paths}

@@ -4,7 +4,8 @@ A segment's footer says all that is needed to commit it again, so that a commit 
 overwritten is repaired with the very same files.
 """
 
-from bisect import bisect_left, bisect_right
+import contextlib
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
 from logstore.segments.footer import ROLL
 from logstore.segments.names import parse_segment_name
-from logstore.segments.reader import find_segments, verify_segment
+from logstore.segments.reader import find_segments, read_footer, verify_segment
 from logstore.segments.writer import Segment
 
 
@@ -27,13 +28,8 @@ def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int
 
     Rolls leave no gaps; compaction does, below the clean point.
     """
-    return snapshot.uncovered(partition, history_start(snapshot, partition))
-
-
-def history_start(snapshot: TopicSnapshot, partition: int) -> int:
-    """From here on every sealed offset is in a file, unless somebody else took it away."""
     state = snapshot.partitions[partition]
-    return max(state.log_start, state.cleaned)
+    return snapshot.uncovered(partition, max(state.log_start, state.cleaned))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,46 +56,62 @@ def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) 
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class RemovedRange:
+    """Offsets [start, end) of a file, and who took it out of the table."""
+
+    start: int
+    end: int
+    removal: Removal
+
+
+def removed_ranges(
+    removals: Mapping[str, Removal], before: TopicSnapshot | None, table_path: Path
+) -> dict[int, list[RemovedRange]]:
+    """The ranges of removed files by partition: as ``before`` has them, else as their own footers say.
+
+    A file of neither is left out. CorruptionError, OSError.
+    """
+    known = before.ranges() if before is not None else {}
+    found: dict[int, list[RemovedRange]] = {}
+    for path, removal in removals.items():
+        name = parse_segment_name(path)
+        if path in known:
+            partition, start, end = known[path]
+        elif name is not None:
+            partition, start, end = name.partition, name.base_offset, name.base_offset + 1
+            with contextlib.suppress(FileNotFoundError, CorruptionError):
+                end = read_footer(table_path / path).end_offset
+        else:
+            continue
+        found.setdefault(partition, []).append(RemovedRange(start, end, removal))
+    return found
+
+
 def missing_ranges(
-    gaps: Sequence[tuple[int, int]],
-    partition: int,
-    removals: Mapping[str, Removal],
-    *,
-    history_start: int,
-    unexplained: str | None,
+    gaps: Sequence[tuple[int, int]], removed: Sequence[RemovedRange], *, unexplained: str | None
 ) -> tuple[MissingRange, ...]:
     """Of ``gaps`` in a partition's history what neither a DELETE nor a job of ours took away, by offset.
 
-    ``removals`` by path. A gap that none of them explains has the cause ``unexplained``; None: it is left out.
+    Of several commits that removed an offset the last one counts. What none removed has the cause ``unexplained``;
+    None: it is left out.
     """
-    by_base = sorted(
-        (
-            (name.base_offset, removal)
-            for path, removal in removals.items()
-            if (name := parse_segment_name(path)) is not None and name.partition == partition
-        ),
-        key=lambda entry: (entry[0], entry[1].version),
-    )
     missing: list[MissingRange] = []
     for start, end in gaps:
-        # A file may begin before the gap only where the history begins within the file.
-        if start == history_start:
-            first = max(0, bisect_right(by_base, start, key=lambda entry: entry[0]) - 1)
-        else:
-            first = bisect_left(by_base, start, key=lambda entry: entry[0])
-        inside = [entry for entry in by_base[first:] if entry[0] < end]
-        if not inside:
-            if unexplained is not None:
-                missing.append(MissingRange(start, end, unexplained))
-            continue
-        ends = [*(base for base, _ in inside[1:]), end]
-        for (base, removal), until in zip(inside, ends, strict=True):
-            low, high = max(base, start), min(until, end)
-            if low >= high or removal.ours or removal.operation == "DELETE":
+        bounds = {bound for r in removed for bound in (r.start, r.end) if start < bound < end}
+        for low, high in itertools.pairwise(sorted({start, end} | bounds)):
+            removals = [r.removal for r in removed if r.start <= low and high <= r.end]
+            last = max(removals, key=lambda removal: removal.version, default=None)
+            if last is None:
+                cause = unexplained
+            elif last.ours or last.operation == "DELETE":
+                cause = None
+            else:
+                cause = f"{last.operation} in version {last.version}"
+            if cause is None:
                 continue
-            cause = f"{removal.operation} in version {removal.version}"
-            if missing and missing[-1].end == low and missing[-1].cause == cause:
-                low = missing.pop().start
+            if missing and (missing[-1].end, missing[-1].cause) == (low, cause):
+                low = missing.pop().start  # noqa: PLW2901
             missing.append(MissingRange(low, high, cause))
     return tuple(missing)
 

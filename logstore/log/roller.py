@@ -46,9 +46,9 @@ from logstore.log.frame_records import frame_records
 from logstore.log.history import (
     MissingSegmentsError,
     history_gaps,
-    history_start,
     missing_ranges,
     new_gaps,
+    removed_ranges,
     sealed_segments_on_disk,
 )
 from logstore.log.partition_log import PartitionLog
@@ -315,31 +315,30 @@ class Roller:
         restored = await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start))
         if restored.any:
             snapshot = await self._in_thread(topic.table.snapshot)
-        seen = -1 if at_start else topic.version
+        before = None if at_start else topic.snapshot
         topic.follow(snapshot)
         for partition, why in restored.failed.items():
             topic.partitions[partition].quarantine(why, "It is served again when the store finds them")
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
-        await self._look_for_missing(topic, seen)
+        await self._look_for_missing(topic, before)
 
-    async def _look_for_missing(self, topic: Topic, seen: int) -> None:
-        """Note what somebody took out of the history since version ``seen``, or put back."""
+    async def _look_for_missing(self, topic: Topic, before: TopicSnapshot | None) -> None:
+        """Note what somebody took out of the history since ``before`` (None: since ever), or put back."""
         served = [p.partition for p in topic.partitions if p.quarantined is None]
         gaps = {partition: found for partition in served if (found := history_gaps(topic.snapshot, partition))}
         if gaps == topic.gaps:
             return
         # A gap that was there before keeps its cause; who made the others stands in the entries since.
-        removals = await self._in_thread(lambda: removals_since(topic.table.path, seen)) if gaps else {}
+        path, seen = topic.table.path, -1 if before is None else before.version
+        removed = await self._in_thread(lambda: removed_ranges(removals_since(path, seen), before, path))
         for partition in served:
             partition_log, found = topic.partitions[partition], gaps.get(partition, [])
             missing = missing_ranges(
                 new_gaps(found, topic.gaps.get(partition, [])),
-                partition,
-                removals,
-                history_start=history_start(topic.snapshot, partition),
+                removed.get(partition, []),
                 # At the start it may be a DELETE of long ago, which the log has forgotten.
-                unexplained=None if seen < 0 else f"a commit that is not in the log of version {topic.version}",
+                unexplained=None if before is None else f"a commit that is not in the log of version {topic.version}",
             )
             known = [gap for gap in partition_log.missing if any(a <= gap.start and gap.end <= b for a, b in found)]
             partition_log.missing = tuple(sorted({*known, *missing}, key=lambda gap: gap.start))

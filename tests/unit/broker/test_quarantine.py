@@ -357,6 +357,20 @@ def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_g
     run(scenario())
 
 
+@pytest.mark.parametrize("predicate", ['"offset" < 1', '"offset" >= 3', '"offset" = 2'])
+def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predicate: str) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("orders", configs=NEVER)
+            await produce(broker, topic, [b"a", b"b", b"c", b"d"])
+            await broker.roll(topic)
+            DeltaTable(str(topic.table.path)).delete(predicate)
+            await broker._roller.refresh(topic)
+            assert broker.problems() == []
+
+    run(scenario())
+
+
 def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> None:
     """A foreign commit wrote over the entry of a roll (R7), and the file cannot be committed again."""
 
