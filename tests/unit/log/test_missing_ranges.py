@@ -1,3 +1,5 @@
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,6 +52,5 @@ def test_an_offset_is_missing_by_the_last_commit_that_removed_it(
     missing = missing_ranges(found, removals, unexplained=unexplained)
     assert {o: gap.cause for gap in missing for o in range(gap.start, gap.end)} == expected
     assert all(
-        a.end < b.start or a.cause != b.cause or a.end in {s for s, _ in found}
-        for a, b in zip(missing, missing[1:], strict=False)
+        a.end < b.start or a.cause != b.cause or a.end in {s for s, _ in found} for a, b in itertools.pairwise(missing)
     )
