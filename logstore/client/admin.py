@@ -54,6 +54,11 @@ class _LogStart:
 
 
 @dataclass(frozen=True, slots=True)
+class _Refreshed:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
 
@@ -184,6 +189,11 @@ class Admin:
         """Put all records so far into Parquet and Delta; answers when that is durable."""
         answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
         return decode(answer.content, RollDescription)
+
+    def refresh(self, topic: str) -> int:
+        """Have the store read what others committed to the topic's table; the version that all its readers see now."""
+        answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
+        return decode(answer.content, _Refreshed).version
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""
