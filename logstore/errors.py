@@ -16,6 +16,8 @@ class LogStoreError(Exception):
     kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
     kafka_code: ClassVar[int] = -1
     retriable: ClassVar[bool] = False
+    #: Whether the program has had it already, from a delivery or in a callback.
+    told = False
 
     @property
     def message(self) -> str:
