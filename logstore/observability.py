@@ -10,7 +10,7 @@ are deleted. Log lines go to stderr, stdout is for answers.
 import logging
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Final, Self
 
@@ -21,7 +21,6 @@ from prometheus_client import (
     Gauge,
     GCCollector,
     Histogram,
-    Metric,
     PlatformCollector,
     ProcessCollector,
 )
@@ -132,12 +131,6 @@ ROLL_SECONDS: Final = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
-COMMITS: Final = Counter(
-    "logstore_delta_commits",
-    "Delta commits to topic tables, by operation and outcome: committed, refused or unknown.",
-    ("operation", "outcome"),
-    registry=REGISTRY,
-)
 
 # Without local variables: they hold records.
 _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
@@ -171,16 +164,7 @@ def forget_topic(topic: str) -> None:
 
 def render_metrics() -> bytes:
     """What was counted, in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
-    return generate_latest(_WithoutCreated(auto_describe=False))
-
-
-class _WithoutCreated(CollectorRegistry):
-    """``REGISTRY`` without the time at which each series was made: as many lines again, of use to nobody here."""
-
-    def collect(self) -> Iterator[Metric]:
-        for metric in REGISTRY.collect():
-            metric.samples = [sample for sample in metric.samples if sample.name != f"{metric.name}_created"]
-            yield metric
+    return generate_latest(REGISTRY)
 
 
 def _with_log_fields(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
