@@ -247,6 +247,10 @@ class StoreUnreachableError(NetworkError):
     """None of the addresses takes a connection: nothing was sent."""
 
 
+class UnknownHostError(StoreUnreachableError):
+    """The host of no address has an address of its own: it is misspelt, or the name server does not answer."""
+
+
 # ---- storage and commits --------------------------------------------------------------------------------------------
 
 

@@ -8,11 +8,12 @@ are deleted. Log lines go to stderr, stdout is for answers.
 """
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import structlog
 from prometheus_client import (
@@ -132,6 +133,8 @@ ROLL_SECONDS: Final = Histogram(
     registry=REGISTRY,
 )
 
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+
 # Without local variables: they hold records.
 _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
@@ -172,6 +175,19 @@ def _with_log_fields(_: object, __: str, event: structlog.typing.EventDict) -> s
     return {**LOG_FIELDS.get(), **event}
 
 
+def _without_colours(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Libraries put them into the text of errors (delta-rs does), whoever reads them."""
+    return {name: _plain(value) for name, value in event.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return _COLOURS.sub("", value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
 def configure_logging(level: str = "info", format: str = "console") -> None:
     """Send structlog's and the standard library's events at ``level`` or above to stderr, one line each.
 
@@ -187,11 +203,12 @@ def configure_logging(level: str = "info", format: str = "console") -> None:
     ]
     last: list[structlog.typing.Processor]
     if format == "json":
-        last = [_PLAIN_TRACEBACKS, structlog.processors.JSONRenderer()]
+        last = [_PLAIN_TRACEBACKS, _without_colours, structlog.processors.JSONRenderer()]
     else:
-        last = [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        ]
+        console = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        last = [structlog.processors.format_exc_info, _without_colours, console]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

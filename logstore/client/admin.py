@@ -109,10 +109,11 @@ class Admin:
             self._cluster_id = clusters.data[0].cluster_id
         return self._cluster_id
 
-    def topics(self) -> tuple[TopicListing, ...]:
-        """All topics, by name."""
+    def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
+        """Topics, by name; the store's own (``__consumer_offsets``) only with ``include_internal``."""
         listed = decode(self._transport.request("GET", self._topics_path).content, _Topics).data
-        return tuple(sorted(listed, key=lambda topic: topic.topic_name))
+        wanted = (topic for topic in listed if include_internal or not topic.is_internal)
+        return tuple(sorted(wanted, key=lambda topic: topic.topic_name))
 
     def create_topic(
         self,
