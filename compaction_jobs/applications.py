@@ -52,17 +52,15 @@ class SparkApplication:
 
 
 def _start(name: str) -> "tuple[SparkSession, bool]":
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise StorageError("this needs Spark: pip install 'logstore[spark]'") from error
+    from logstore.spark.session import require_pyspark, session
+
+    require_pyspark()
+    from pyspark.sql import SparkSession
 
     if (active := SparkSession.getActiveSession()) is not None:
         return active, False
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return _submitted(name), True
-    from logstore.spark import session
-
     return session(app_name=f"logstore {name}"), True
 
 

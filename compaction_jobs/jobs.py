@@ -5,6 +5,7 @@ worked on; one that is deleted meanwhile is passed over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from compaction_jobs import key_compaction, retention, vacuum
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import JobReport, TopicReport
 from compaction_jobs.topics import JobTopic, select_topics
+from compaction_jobs.waiting import Reason
+from logstore.client.admin import Admin
 from logstore.errors import InvalidRequestError, LogStoreError
 from logstore.filesystem import local_filesystem
 
@@ -20,6 +23,11 @@ JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "compact": key_compaction.run,
     "vacuum": vacuum.run,
 }
+
+# It only tells and is told: a job does its work without it.
+_STORE_TIMEOUT_MS = 10_000
+#: Where more rolled records may make a job due.
+_ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young"})
 
 
 def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
@@ -45,19 +53,25 @@ def _may_be_compacted(topic: JobTopic) -> bool:
 def run_job(job: str, topics: Sequence[JobTopic], context: JobContext, url: str | None = None) -> JobReport:
     """Raises nothing that happens to a topic: it is in the report.
 
-    ``url`` is a running store's: it is told of a new log start at once, else it finds it in the table within seconds.
+    ``url`` is the store's that runs on the data directory: when a topic is done, all its readers see what was done.
     """
     began = context.clock.monotonic()
-    reports = [report for topic in topics if (report := _run(job, topic, context, url))]
+    with ExitStack() as stack:
+        store = stack.enter_context(_admin(url)) if url else None
+        reports = [report for topic in topics if (report := _run(job, topic, context, store))]
     return JobReport(job, context.dry_run, tuple(reports), context.clock.monotonic() - began)
 
 
-def _run(job: str, topic: JobTopic, context: JobContext, url: str | None) -> TopicReport | None:
+def _admin(url: str) -> Admin:
+    return Admin(url, client_id="logstore-job", request_timeout_ms=_STORE_TIMEOUT_MS, default_api_timeout_ms=0)
+
+
+def _run(job: str, topic: JobTopic, context: JobContext, store: Admin | None) -> TopicReport | None:
     began = context.clock.monotonic()
     try:
         report = JOBS[job](context, topic)
-        if url and job == "retention" and report.versions:
-            _have_it_look(url, topic, context)
+        if store:
+            report = _with_store(store, topic, context, report)
     except (LogStoreError, OSError) as error:
         if topic.is_deleted():
             context.progress.note(f"{topic.name}: deleted meanwhile, passed over")
@@ -66,12 +80,19 @@ def _run(job: str, topic: JobTopic, context: JobContext, url: str | None) -> Top
     return replace(report, seconds=round(context.clock.monotonic() - began, 3))
 
 
-def _have_it_look(url: str, topic: JobTopic, context: JobContext) -> None:
-    """A roll makes a store read its table, and does no harm where the store is of another data directory."""
-    from logstore.client.admin import Admin
-
+def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: TopicReport) -> TopicReport:
+    """Have the store read its table if there is something new in it; ask it what is not rolled if that is missing."""
     try:
-        with Admin(url, client_id="logstore-job", default_api_timeout_ms=0) as admin:
-            admin.roll(topic.name)
+        if report.versions:
+            store.refresh(topic.name)
+        if any(w.partition is not None and w.reason in _ROLLS_HELP for w in report.waiting):
+            unrolled: dict[int | None, int] = {
+                found.partition: found.high_watermark - found.sealed_offset
+                for found in store.describe_topic(topic.name).partitions
+            }
+            waiting = (replace(w, unrolled_records=unrolled.get(w.partition)) for w in report.waiting)
+            return replace(report, waiting=tuple(waiting))
     except LogStoreError as error:
-        context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")
+        if report.versions:
+            context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")
+    return report

@@ -30,6 +30,7 @@ from compaction_jobs.segment_tasks import (
     write_kept,
 )
 from compaction_jobs.topics import JobTopic
+from compaction_jobs.waiting import compaction_waits
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
@@ -42,7 +43,7 @@ OPERATION = "key-compaction"
 
 
 def run(context: JobContext, topic: JobTopic) -> TopicReport:
-    return rewrite(context, topic, _attempt)
+    return rewrite(context, topic, _attempt, compaction_waits)
 
 
 def is_compacted(config: TopicConfig) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from compaction_jobs.waiting import Waiting
 from logstore.delta.snapshot import SegmentFile
 from logstore.segments.writer import Segment
 
@@ -31,6 +32,10 @@ class Totals:
 
 NOTHING = Totals()
 
+#: Of the lines that say why nothing was done, and of the names on each.
+_REASONS_MAX = 20
+_NAMES_MAX = 3
+
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
@@ -38,6 +43,7 @@ class TopicReport:
 
     ``before`` counts what the job found, ``after`` what it left of that; None where only running it tells. ``versions``
     of the Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
+    ``waiting`` says of each partition that was not touched why; of vacuum, what it left on disk.
     """
 
     topic: str
@@ -49,6 +55,7 @@ class TopicReport:
     deleted_bytes: int | None = None
     seconds: float = 0.0
     error: str | None = None
+    waiting: tuple[Waiting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +103,37 @@ def print_summary(report: JobReport, console: Console) -> None:
     done = f"failed for {failed:,} topics" if failed else "would be done" if report.dry_run else "done"
     rest = f"; nothing to do in {unchanged:,} of {len(report.topics):,} topics" if unchanged else ""
     console.print(f"{report.job} {done} in {report.seconds:.1f} s{rest}", highlight=False, soft_wrap=True)
+    for line in _why_nothing(topic for topic in report.topics if topic not in shown):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _why_nothing(topics: Iterable[TopicReport]) -> Iterator[str]:
+    """A line for each reason, with the topics that have it."""
+    names: dict[str, list[str]] = {}
+    for topic in topics:
+        for name, message in _reasons(topic):
+            names.setdefault(message, []).append(name)
+    for message, found in list(names.items())[:_REASONS_MAX]:
+        more = f" and {len(found) - _NAMES_MAX:,} more" if len(found) > _NAMES_MAX else ""
+        yield f"{', '.join(found[:_NAMES_MAX])}{more}: {message}"
+    if len(names) > _REASONS_MAX:
+        yield f"and {len(names) - _REASONS_MAX:,} more reasons: see --json"
+
+
+def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
+    """Of the partitions of a topic those that say the same in one; else the one that falls due first."""
+    if topic.waiting and topic.waiting[0].partition is None:
+        yield from ((topic.topic, waiting.message) for waiting in topic.waiting)
+    elif topic.waiting:
+        first = min(topic.waiting, key=lambda waiting: (waiting.due_ms is None, waiting.due_ms or 0))
+        unrolled = sum(waiting.unrolled_records or 0 for waiting in topic.waiting)
+        rolled = f"; {unrolled:,} records of the topic are not rolled yet" if unrolled else ""
+        if all(waiting.message == first.message for waiting in topic.waiting):
+            yield topic.topic, first.message + rolled
+        else:
+            rest = len(topic.waiting) - 1
+            others = f"; {rest:,} other {'partitions wait' if rest > 1 else 'partition waits'}, see --json"
+            yield f"{topic.topic}-{first.partition}", first.message + others + rolled
 
 
 def _changes(before: Totals, after: Totals | None) -> list[str]:

@@ -15,6 +15,7 @@ from compaction_jobs.report import NOTHING, TopicReport, totals
 from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, rewrite
 from compaction_jobs.segment_tasks import WRITTEN_COLUMNS, Source, WriteTask, Written, write_whole
 from compaction_jobs.topics import JobTopic
+from compaction_jobs.waiting import retention_waits
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import StorageError
@@ -24,7 +25,7 @@ BOUNDARY_OPERATION = "retention-boundary"
 
 
 def run(context: JobContext, topic: JobTopic) -> TopicReport:
-    return rewrite(context, topic, _attempt)
+    return rewrite(context, topic, _attempt, retention_waits)
 
 
 def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]) -> Outcome:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
 from compaction_jobs.topics import JobTopic
-from logstore.delta.snapshot import TopicSnapshot
+from compaction_jobs.waiting import Waiting
+from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CommitRefusedError, LogStoreError, StorageError
+from logstore.topic_config import TopicConfig
 
 #: How often a topic is planned at most. Only another job on the same files makes a second plan necessary.
 PLANS_MAX = 5
@@ -49,8 +51,14 @@ class PlanOvertakenError(CommitRefusedError):
     retriable = True
 
 
-def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt) -> TopicReport:
-    """Run ``attempt`` on the partitions of a topic until none is left out. PlanOvertakenError, and what it raises."""
+#: ``retention_waits`` or ``compaction_waits``.
+Waits = Callable[[int, PartitionState, Sequence[SegmentFile], TopicConfig, int], Waiting]
+
+
+def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits) -> TopicReport:
+    """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` says why it touched some of them
+    not. PlanOvertakenError, and what it raises.
+    """
     snapshot = topic.table.snapshot()
     before = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
     whole = Outcome()
@@ -64,7 +72,14 @@ def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt) -> TopicRepo
         left = sorted(outcome.refused)
         if not left:
             after = None if whole.added is None else before - whole.removed + whole.added
-            return TopicReport(topic.name, tuple(sorted(whole.partitions)), before, after, whole.versions)
+            config, now_ms = topic.config(snapshot), context.clock.now_ms()
+            waiting = (
+                waits(p, state, snapshot.segments(p), config, now_ms)
+                for p, state in sorted(snapshot.partitions.items())
+                if p not in whole.partitions
+            )
+            touched = tuple(sorted(whole.partitions))
+            return TopicReport(topic.name, touched, before, after, whole.versions, waiting=tuple(waiting))
         context.progress.note(f"{topic.name}: others changed partitions {', '.join(map(str, left))}: planning again")
         snapshot = topic.table.snapshot()
     raise PlanOvertakenError(f"{PLANS_MAX} plans were overtaken by other commits; run the job again")

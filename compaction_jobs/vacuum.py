@@ -8,8 +8,9 @@ Spark starts only if a file is on disk that could be deleted.
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from compaction_jobs.applications import require_delta, spark_errors
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import TopicReport
 from compaction_jobs.topics import JobTopic
+from compaction_jobs.waiting import vacuum_waits
+from logstore.delta.log_entries import entry_path, list_log, read_actions, read_checkpoint_actions
 from logstore.errors import StorageError
 
 if TYPE_CHECKING:
@@ -42,10 +45,17 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
         oldest = context.clock.now_ms() - delay_ms
         return {name for name, (_, modified_ms) in inactive.items() if modified_ms <= oldest}
 
+    def report(gone: Collection[str]) -> TopicReport:
+        left = {name: file for name, file in inactive.items() if name not in gone}
+        full_delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
+        waiting = vacuum_waits(_removal_times(path) if left else {}, left, delay_ms, full_delay_ms, full=full)
+        size = sum(before[name][0] for name in gone)
+        return TopicReport(topic.name, deleted_files=len(gone), deleted_bytes=size, waiting=tuple(waiting))
+
     if full:
         delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
     if not due(delay_ms):
-        return TopicReport(topic.name, deleted_files=0, deleted_bytes=0)
+        return report(())
     spark = context.spark.session
     require_delta(spark)
     with context.progress.step(f"{topic.name}: vacuum of {len(due(delay_ms)):,} files at most"):
@@ -53,10 +63,22 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
         if named is None:
             delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
             if not due(delay_ms):
-                return TopicReport(topic.name, deleted_files=0, deleted_bytes=0)
+                return report(())
             named = _vacuum(spark, path, delay_ms, full=True, dry_run=context.dry_run)
     gone = (named or set()) & set(before) if context.dry_run else set(before) - set(_files(path))
-    return TopicReport(topic.name, deleted_files=len(gone), deleted_bytes=sum(before[name][0] for name in gone))
+    return report(gone)
+
+
+def _removal_times(table_path: Path) -> dict[str, int]:
+    """When (ms) a commit took a file out of the table, as far as the log still tells. CorruptionError, OSError."""
+    files = list_log(table_path)
+    base = max(files.checkpoints, default=-1)
+    entries = (read_actions(entry_path(table_path, version)) for version in sorted(files.entries) if version > base)
+    times: dict[str, int] = {}
+    for action in chain(read_checkpoint_actions(files.checkpoints.get(base, ())), *entries):
+        if action.remove is not None and action.remove.deletion_timestamp is not None:
+            times[action.remove.path] = action.remove.deletion_timestamp
+    return times
 
 
 def _files(table_path: Path) -> dict[str, tuple[int, int]]:

@@ -291,6 +291,14 @@ ROLL = _operation(
     answers=_v2(_ref(schemas.Rolled), "Committed and durable."),
     errors=(406, 503),
 )
+REFRESH = _operation(
+    "refreshTopic",
+    path=("topic",),
+    body=_json_body(schemas.RefreshRequest),
+    body_required=False,
+    answers=_v2(_ref(schemas.Refreshed), "The table is read."),
+    errors=(406, 503),
+)
 LIST_GROUPS = _operation(
     "listGroups", answers=_v2(_list_of({"type": "string"}), "Names of groups, sorted."), errors=(406, 422)
 )

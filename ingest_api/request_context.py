@@ -36,6 +36,7 @@ _READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
+_READING_ROUTES = ("/fetch",)
 
 
 class RequestContextMiddleware:
@@ -147,9 +148,12 @@ def record_answer(
     """In the metrics, and as a line of the log."""
     _requests(method, route, status, client_label(client_id)).inc()
     _request_seconds(method, route).observe(seconds)
-    if status < 400 and not _logger.isEnabledFor(logging.DEBUG):
+    # Who stops to read, as every consumer does in the middle of a long poll, leaves nothing in doubt.
+    stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
+    quiet = status < 400 or stopped_reading
+    if quiet and not _logger.isEnabledFor(logging.DEBUG):
         return  # structlog would find out only at the end
-    write = log.error if status >= 500 else log.info if status >= 400 else log.debug
+    write = log.error if status >= 500 else log.debug if quiet else log.info
     write(
         "http.answered",
         method=method,

@@ -199,6 +199,14 @@ class Rolled(Answer):
     sealed_offsets: list[SealedOffset]
 
 
+class RefreshRequest(Request):
+    pass
+
+
+class Refreshed(Answer):
+    version: int = Field(description="Version of the Delta table that every read from here on sees, or a later one.")
+
+
 # ---- administration, v3 ---------------------------------------------------------------------------------------------
 
 

@@ -5,6 +5,7 @@
 
 import sys
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from logstore.settings import ENV_PREFIX, Settings, setting_name
 from logstore.topic_config import CONFIG_KEYS
@@ -48,10 +49,20 @@ def render() -> str:
         if name == "topic_defaults":
             continue
         default = "" if field.default is None else _value(field.default)
-        lines.append(f"| `{setting_name(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {field.description} |\n")
+        meaning = f"{field.description}{_choices(field.annotation)}"
+        lines.append(f"| `{setting_name(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {meaning} |\n")
     lines.append(_TOPICS)
     lines.extend(f"| `{key.name}` | `{key.default}` | {key.takes} | {key.doc} |\n" for key in CONFIG_KEYS)
     return "".join(lines)
+
+
+def _choices(annotation: object) -> str:
+    """What a setting takes that takes one of a few words."""
+    return (
+        f" One of {', '.join(f'`{word}`' for word in get_args(annotation))}."
+        if get_origin(annotation) is Literal
+        else ""
+    )
 
 
 def _value(default: object) -> str:

@@ -16,6 +16,8 @@ class LogStoreError(Exception):
     kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
     kafka_code: ClassVar[int] = -1
     retriable: ClassVar[bool] = False
+    #: Whether the program has had it already, from a delivery or in a callback.
+    told = False
 
     @property
     def message(self) -> str:
@@ -243,6 +245,10 @@ class NetworkError(LogStoreError):
 
 class StoreUnreachableError(NetworkError):
     """None of the addresses takes a connection: nothing was sent."""
+
+
+class UnknownHostError(StoreUnreachableError):
+    """The host of no address has an address of its own: it is misspelt, or the name server does not answer."""
 
 
 # ---- storage and commits --------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """Logs and metrics: what the store says about itself.
 
-Owns the set-up of structlog and every Prometheus metric. Invariants: metrics live in a registry of their own, with a
-bounded number of label values (a client names itself, so the first ``CLIENT_LABELS_MAX`` names count on their own and
-the rest as ``other``; topics are forgotten when they are deleted); log lines go to stderr, stdout is for answers.
+Owns the set-up of structlog and every Prometheus metric that is counted as things happen; what is read off when
+somebody looks is ``ingest_api.store_metrics``. Invariants: metrics live in a registry of their own, with a bounded
+number of label values: the first ``CLIENT_LABELS_MAX`` names that clients give themselves and the first
+``TOPIC_LABELS_MAX`` topics count on their own, the rest as ``other`` and ``(other)``; topics are forgotten when they
+are deleted. Log lines go to stderr, stdout is for answers.
 """
 
 import logging
+import re
 import sys
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Final
+from typing import Any, Final, Self
 
 import structlog
 from prometheus_client import (
@@ -26,6 +29,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 
 CLIENT_LABELS_MAX: Final = 100
 OTHER_CLIENT: Final = "other"
+TOPIC_LABELS_MAX: Final = 1_000
+#: Not a legal name.
+OTHER_TOPICS: Final = "(other)"
 METRICS_CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 # From a fast local fsync (0.1 ms) to a request that waits for a roll (30 s).
@@ -36,6 +42,31 @@ REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 PlatformCollector(registry=REGISTRY)
 GCCollector(registry=REGISTRY)
+
+_topics: set[str] = set()
+_clients: set[str] = set()
+_labels_lock = threading.Lock()
+
+
+class _TopicCounter(Counter):
+    """A counter whose first label is a topic."""
+
+    def labels(self, *values: object, **named: object) -> Self:
+        if values and values[0] not in _topics:
+            values = (_label(str(values[0]), _topics, TOPIC_LABELS_MAX, OTHER_TOPICS), *values[1:])
+        return super().labels(*values, **named)
+
+
+def _label(name: str, known: set[str], known_max: int, other: str) -> str:
+    """``name`` if it is one of the first ``known_max``."""
+    if name in known:
+        return name
+    with _labels_lock:
+        if len(known) < known_max:
+            known.add(name)
+            return name
+    return other
+
 
 REQUESTS: Final = Counter(
     "logstore_http_requests",
@@ -61,11 +92,11 @@ IN_FLIGHT_BYTES: Final = Gauge(
     "Bytes of request bodies being worked on; bounded by queued.max.request.bytes.",
     registry=REGISTRY,
 )
-PRODUCED_RECORDS: Final = Counter("logstore_produced_records", "Records appended.", ("topic",), registry=REGISTRY)
-PRODUCED_BYTES: Final = Counter(
+PRODUCED_RECORDS: Final = _TopicCounter("logstore_produced_records", "Records appended.", ("topic",), registry=REGISTRY)
+PRODUCED_BYTES: Final = _TopicCounter(
     "logstore_produced_bytes", "Bytes of keys, values and headers appended.", ("topic",), registry=REGISTRY
 )
-REPLAYED_RECORDS: Final = Counter(
+REPLAYED_RECORDS: Final = _TopicCounter(
     "logstore_replayed_records",
     "Records of repeated requests, stored before and not again.",
     ("topic",),
@@ -74,13 +105,12 @@ REPLAYED_RECORDS: Final = Counter(
 PRODUCERS_FORGOTTEN: Final = Counter(
     "logstore_producers_forgotten", "Idempotent producers that a partition forgot for lack of room.", registry=REGISTRY
 )
-FETCHED_RECORDS: Final = Counter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
-FETCHED_BYTES: Final = Counter(
+FETCHED_RECORDS: Final = _TopicCounter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
+FETCHED_BYTES: Final = _TopicCounter(
     "logstore_fetched_bytes", "Bytes of keys, values and headers served.", ("topic",), registry=REGISTRY
 )
-UNSEALED_RECORDS: Final = Gauge(
-    "logstore_unsealed_records", "Records not yet in Delta: journal only.", ("topic",), registry=REGISTRY
-)
+#: In no registry: ``logstore_partition_unsealed_records`` is read off instead.
+UNSEALED_RECORDS: Final = Gauge("logstore_unsealed_records", "Superseded.", ("topic",), registry=None)
 JOURNAL_FSYNC_SECONDS: Final = Histogram(
     "logstore_journal_fsync_seconds", "Time of one fdatasync of the journal.", buckets=_SECONDS, registry=REGISTRY
 )
@@ -90,7 +120,7 @@ JOURNAL_GROUP_BYTES: Final = Histogram(
 JOURNAL_RETAINED_BYTES: Final = Gauge(
     "logstore_journal_retained_bytes", "Bytes of journal files kept; bounded by journal.max.bytes.", registry=REGISTRY
 )
-ROLLS: Final = Counter(
+ROLLS: Final = _TopicCounter(
     "logstore_rolls",
     "Rolls, by outcome: committed, refused or failed.",
     ("topic", "outcome"),
@@ -102,12 +132,8 @@ ROLL_SECONDS: Final = Histogram(
     buckets=_SECONDS,
     registry=REGISTRY,
 )
-COMMITS: Final = Counter(
-    "logstore_delta_commits",
-    "Delta commits to topic tables, by operation and outcome: committed, refused or unknown.",
-    ("operation", "outcome"),
-    registry=REGISTRY,
-)
+
+_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 # Without local variables: they hold records.
 _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
@@ -120,44 +146,46 @@ _TOPIC_METRICS: Final = (
     REPLAYED_RECORDS,
     FETCHED_RECORDS,
     FETCHED_BYTES,
-    UNSEALED_RECORDS,
     ROLLS,
 )
 
 #: Fields of every line that is logged meanwhile: of the request that is being answered.
 LOG_FIELDS: Final[ContextVar[Mapping[str, str]]] = ContextVar("log_fields", default={})  # noqa: B039 - never changed
 
-_clients: set[str] = set()
-_clients_lock = threading.Lock()
-
 
 def client_label(client_id: str | None) -> str:
     """The label of a client's name: itself for the first ``CLIENT_LABELS_MAX`` names, then ``other``; "" if unnamed."""
-    if not client_id:
-        return ""
-    if client_id in _clients:
-        return client_id
-    with _clients_lock:
-        if len(_clients) < CLIENT_LABELS_MAX:
-            _clients.add(client_id)
-            return client_id
-    return OTHER_CLIENT
+    return _label(client_id, _clients, CLIENT_LABELS_MAX, OTHER_CLIENT) if client_id else ""
 
 
 def forget_topic(topic: str) -> None:
     """Drop a deleted topic's series."""
     for metric in _TOPIC_METRICS:
         metric.remove_by_labels({"topic": topic})
+    _topics.discard(topic)
 
 
 def render_metrics() -> bytes:
-    """All metrics in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
+    """What was counted, in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
     return generate_latest(REGISTRY)
 
 
 def _with_log_fields(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
     # One variable where structlog's own has one for each field: setting them takes longer than many a request.
     return {**LOG_FIELDS.get(), **event}
+
+
+def _without_colours(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Libraries put them into the text of errors (delta-rs does), whoever reads them."""
+    return {name: _plain(value) for name, value in event.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return _COLOURS.sub("", value)
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
 
 
 def configure_logging(level: str = "info", format: str = "console") -> None:
@@ -175,11 +203,12 @@ def configure_logging(level: str = "info", format: str = "console") -> None:
     ]
     last: list[structlog.typing.Processor]
     if format == "json":
-        last = [_PLAIN_TRACEBACKS, structlog.processors.JSONRenderer()]
+        last = [_PLAIN_TRACEBACKS, _without_colours, structlog.processors.JSONRenderer()]
     else:
-        last = [
-            structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
-        ]
+        console = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
+        last = [structlog.processors.format_exc_info, _without_colours, console]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -1,4 +1,4 @@
-"""Topics and their partitions in REST Proxy v2 shapes, and rolling a topic into its Delta table."""
+"""Topics and their partitions in REST Proxy v2 shapes; rolling a topic into its Delta table, and looking at that."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model_or_none
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
 from ingest_api.parameters import partition_in_path, read_query
-from ingest_api.schemas import RollRequest
+from ingest_api.schemas import RefreshRequest, RollRequest
 from ingest_api.state import api_state
 from logstore.broker.broker import Broker, PartitionLog, Topic
 
@@ -75,6 +75,17 @@ async def roll(request: Request) -> Response:
     rolled = await broker.roll(topic)
     sealed = [{"partition": partition, "sealed_offset": offset} for partition, offset in sorted(rolled.sealed.items())]
     return json_response({"version": rolled.version, "sealed_offsets": sealed}, media_type=media_type)
+
+
+@router.post("/topics/{topic}/refresh", **openapi.REFRESH)
+async def refresh(request: Request) -> Response:
+    """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
+    read_query(request)
+    broker = api_state(request).broker
+    topic = broker.topic(request.path_params["topic"])
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    await receive_model_or_none(request, RefreshRequest)
+    return json_response({"version": await broker.refresh(topic)}, media_type=media_type)
 
 
 def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:

@@ -783,6 +783,15 @@ class Broker:
         self._require_ready()
         return await self._roller.roll(topic)
 
+    async def refresh(self, topic: Topic) -> int:
+        """Read what others committed to the topic's table; the version that every read from here on sees.
+
+        Raises as ``Roller.refresh``.
+        """
+        self._require_ready()
+        await self._roller.refresh(topic)
+        return topic.version
+
 
 def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
     return RequestTimedOutError(

@@ -7,7 +7,13 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from logstore.errors import LogStoreError, StoreUnreachableError, UnknownGroupError, UnknownTopicError
+from logstore.errors import (
+    LogStoreError,
+    StoreUnreachableError,
+    UnknownGroupError,
+    UnknownHostError,
+    UnknownTopicError,
+)
 
 FAILED = 1
 #: Bad input, as typer's own.
@@ -29,6 +35,8 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except UnknownHostError as error:
+            fail(error.message)
         except StoreUnreachableError as error:
             fail(f"{error.message}; start one with: logstore serve")
         except UnknownTopicError as error:

@@ -50,7 +50,7 @@ def retention(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Remove old segments, as retention.ms, retention.bytes and deleted records say; a store at --url looks at once."""
+    """Remove old segments, as retention.ms, retention.bytes and deleted records say."""
     _run(ctx, "retention", data, topic, url, dry_run=dry_run, json=json)
 
 
@@ -113,6 +113,7 @@ def _run(
     from compaction_jobs.jobs import run_job, topics_of
     from compaction_jobs.report import Progress, print_summary
     from compaction_jobs.storage_clock import StorageClock
+    from logstore.client.local_store import running_store
     from logstore.errors import DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError
     from logstore.settings import load_settings
 
@@ -125,7 +126,7 @@ def _run(
         context = JobContext(
             spark, Progress(Console(stderr=True)), StorageClock(settings.data), dry_run=dry_run, full=full
         )
-        report = run_job(job, topics, context, given_url(ctx, url))
+        report = run_job(job, topics, context, running_store(settings.data) or given_url(ctx, url))
     if json:
         sys.stdout.write(f"{report.as_json()}\n")
     else:

@@ -1,18 +1,15 @@
 """Options that several commands have, and what they mean together."""
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.client.addresses import DEFAULT_URL
+from logstore.client.addresses import DEFAULT_URL, URL_VARIABLE, environment_url
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
-
-URL_VARIABLE = "LOGSTORE_URL"
 
 UrlOption = Annotated[
     str | None,
@@ -43,7 +40,7 @@ def store_url(ctx: typer.Context, given: str | None) -> str:
 def given_url(ctx: typer.Context, given: str | None) -> str | None:
     """As ``store_url``; None if nobody named a store."""
     before_the_command: str | None = ctx.find_root().params.get("url")
-    return given or before_the_command or os.environ.get(URL_VARIABLE)
+    return given or before_the_command or environment_url()
 
 
 @contextmanager

@@ -69,7 +69,7 @@ def list_topics(
 ) -> None:
     """List the topics."""
     with admin_of(ctx, url) as admin:
-        topics = [topic for topic in admin.topics() if internal or not topic.is_internal]
+        topics = admin.topics(include_internal=internal)
     if json:
         print_json(
             [

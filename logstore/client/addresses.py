@@ -1,5 +1,6 @@
 """Where a store listens: the text of ``bootstrap`` and ``--url``, read strictly."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 from urllib.parse import urlsplit
@@ -10,8 +11,23 @@ from logstore.errors import InvalidConfigError, InvalidRequestError
 Bootstrap: TypeAlias = str | Sequence[str]
 
 DEFAULT_URL = "http://127.0.0.1:8082"
+URL_VARIABLE = "LOGSTORE_URL"
 
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+# To connect to "any address" is to connect to this machine.
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")  # noqa: S104 (nothing is bound)
+
+
+def environment_url() -> str | None:
+    """What ``LOGSTORE_URL`` names, as it is written there; None if it names nothing."""
+    return os.environ.get(URL_VARIABLE) or None
+
+
+def default_url() -> str:
+    """The base URL of the store that ``LOGSTORE_URL`` names (the first, of several), else ``DEFAULT_URL``.
+
+    InvalidRequestError, as of ``parse_bootstrap``.
+    """
+    return parse_bootstrap(environment_url() or DEFAULT_URL)[0]
 
 
 def parse_bootstrap(bootstrap: Bootstrap) -> tuple[str, ...]:

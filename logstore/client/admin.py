@@ -54,6 +54,11 @@ class _LogStart:
 
 
 @dataclass(frozen=True, slots=True)
+class _Refreshed:
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
 
@@ -104,10 +109,11 @@ class Admin:
             self._cluster_id = clusters.data[0].cluster_id
         return self._cluster_id
 
-    def topics(self) -> tuple[TopicListing, ...]:
-        """All topics, by name."""
+    def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
+        """Topics, by name; the store's own (``__consumer_offsets``) only with ``include_internal``."""
         listed = decode(self._transport.request("GET", self._topics_path).content, _Topics).data
-        return tuple(sorted(listed, key=lambda topic: topic.topic_name))
+        wanted = (topic for topic in listed if include_internal or not topic.is_internal)
+        return tuple(sorted(wanted, key=lambda topic: topic.topic_name))
 
     def create_topic(
         self,
@@ -184,6 +190,11 @@ class Admin:
         """Put all records so far into Parquet and Delta; answers when that is durable."""
         answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
         return decode(answer.content, RollDescription)
+
+    def refresh(self, topic: str) -> int:
+        """Have the store read what others committed to the topic's table; the version that all its readers see now."""
+        answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
+        return decode(answer.content, _Refreshed).version
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""

@@ -34,6 +34,10 @@ class NotConnectedError(Exception):
     """No connection could be made: nothing was sent. The reason is the text."""
 
 
+class HostNotFoundError(NotConnectedError):
+    """The name of the host has no address."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """An HTTP answer, whatever its status; ``headers`` are found in any spelling."""
@@ -140,7 +144,8 @@ class Connections:
             connection.connect()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
-            raise NotConnectedError(str(error) or type(error).__name__) from None
+            kind = HostNotFoundError if isinstance(error, socket.gaierror) else NotConnectedError
+            raise kind(str(error) or type(error).__name__) from None
         return connection
 
     @cached_property

@@ -121,7 +121,11 @@ class Outcome:
 
     def error_at(self, row: int) -> LogStoreError | None:
         failure = self._failure_of_row.get(row)
-        return None if failure is None else self.failures[failure][1]
+        if failure is None:
+            return None
+        error = self.failures[failure][1]
+        error.told = True
+        return error
 
     def metadata_at(self, row: int) -> RecordMetadata:
         return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
@@ -210,6 +214,8 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
     def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
         """(rows, error) of what failed, rows rising; empty if all is stored. Waits."""
         self.outcome.wait(timeout)
+        for _, error in self.outcome.failures:
+            error.told = True
         return list(self.outcome.failures)
 
     def places(self, timeout: float | None = None) -> BatchMetadata:

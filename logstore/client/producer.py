@@ -6,7 +6,8 @@ threads of its own, and settles the futures that the program was given (``delive
 Invariants:
 
 - Records of one topic and partition are stored in the order of ``send``.
-- No failure is silent: ``flush`` and ``close`` raise the first one since the last ``flush``.
+- No failure is silent: ``flush`` and ``close`` raise the first one since the last ``flush``; the end of a ``with``
+  block, the first that the program has not had.
 """
 
 import os
@@ -34,6 +35,7 @@ from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import Columns, Headers, check_extras, from_columns, to_bytes
 from logstore.client.sender import Sender
 from logstore.client.transport import Transport, topic_path
+from logstore.client.unsettled_batches import is_told
 from logstore.errors import InvalidRequestError, RecordTooLargeError, SerializationError
 from logstore.limits import RECORD_OVERHEAD_BYTES
 
@@ -45,8 +47,9 @@ class Producer:
     commas, or a list of them).
 
     The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
-    by several threads, not across a fork. A context manager, which flushes. Raises InvalidConfigError naming the
-    option that is wrong or that there is not, InvalidRequestError for ``bootstrap``.
+    by several threads, not across a fork. A context manager, which flushes; at its end it raises what the program has
+    not had yet from a delivery or in a callback. Raises InvalidConfigError naming the option that is wrong or that
+    there is not, InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(
@@ -205,9 +208,9 @@ class Producer:
         try:
             # After an error of the program's own there is no time to wait for a store that does not answer.
             self.close(None if kind is None else 1.0)
-        except Exception:
-            # The program's own error is the one to see.
-            if kind is None:
+        except Exception as error:
+            # The program's own error is the one to see, and one that it has had already is no news.
+            if kind is None and not is_told(error):
                 raise
 
     def _open_batch(self, topic: str, size: int) -> None:

@@ -24,7 +24,7 @@ import msgspec
 
 from logstore import errors
 from logstore.client.addresses import Bootstrap, parse_bootstrap
-from logstore.client.connections import Answer, Body, Connections, NotConnectedError, Read
+from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 
@@ -189,13 +189,13 @@ class Transport:
 
     def _send(self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float) -> Answer:
         """To the current address; to the others in turn while no connection can be made."""
-        refused: NotConnectedError | None = None
+        refused: list[NotConnectedError] = []
         for turn in range(len(self.urls)):
             index = (self._current + turn) % len(self.urls)
             try:
                 answer = exchange(self._connections[index])
             except NotConnectedError as error:
-                refused = error
+                refused.append(error)
                 continue
             except TimeoutError:
                 raise errors.RequestTimedOutError(
@@ -208,7 +208,9 @@ class Transport:
                 ) from None
             self._current = index
             return answer
-        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({refused})") from None
+        if all(isinstance(error, HostNotFoundError) for error in refused):
+            raise errors.UnknownHostError(f"There is no such host: {', '.join(self.urls)} ({refused[-1]})") from None
+        raise errors.StoreUnreachableError(f"No store answers at {', '.join(self.urls)} ({refused[-1]})") from None
 
 
 def topic_path(topic: str, rest: str = "") -> str:

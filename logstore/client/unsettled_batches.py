@@ -6,7 +6,10 @@ Used under the lock of ``RecordAccumulator``.
 import threading
 
 from logstore.client.delivery import Outcome, last_failure
-from logstore.errors import RequestTimedOutError
+from logstore.errors import LogStoreError, RequestTimedOutError
+
+# Of a program that never flushes.
+_FAILURES_MAX = 1_000
 
 
 class UnsettledBatches:
@@ -16,7 +19,7 @@ class UnsettledBatches:
         self._changed = changed
         # With rising numbers; dicts keep the order of insertion.
         self._numbers: dict[Outcome, int] = {}
-        self._first_failure: Exception | None = None
+        self._failures: list[Exception] = []
         self.last_number = 0
 
     def add(self, outcome: Outcome) -> None:
@@ -28,11 +31,14 @@ class UnsettledBatches:
         self._changed.notify_all()
 
     def failed(self, error: Exception | None) -> None:
-        """For the next flush to raise, if it is the first."""
-        self._first_failure = self._first_failure or error
+        """For the next flush to raise, if it is the first that nobody was told of, or the first of all."""
+        if error is not None and (len(self._failures) < _FAILURES_MAX or is_told(self._failures[-1])):
+            del self._failures[_FAILURES_MAX - 1 :]
+            self._failures.append(error)
 
     def wait(self, number: int, timeout: float | None) -> None:
-        """Until none up to ``number`` is left; raises the first failure since the last time.
+        """Until none up to ``number`` is left; raises the first failure since the last time, of those that the program
+        has not had if there are any.
 
         RequestTimedOutError after ``timeout`` seconds.
         """
@@ -43,6 +49,11 @@ class UnsettledBatches:
         if not self._changed.wait_for(are_settled, timeout):
             late = f"{len(self._numbers)} batches are not delivered after {timeout} s"
             raise RequestTimedOutError(late + last_failure(self._numbers))
-        failure, self._first_failure = self._first_failure, None
-        if failure:
-            raise failure
+        failures, self._failures = self._failures, []
+        if failures:
+            raise next((failure for failure in failures if not is_told(failure)), failures[0])
+
+
+def is_told(error: Exception) -> bool:
+    """Whether the program has had it already; what a callback of its own raised, nobody has."""
+    return isinstance(error, LogStoreError) and error.told

@@ -1,6 +1,5 @@
 """The store that the demo talks to: the one that serves the data directory already, or its own on a free port."""
 
-import json
 import os
 import select
 import subprocess
@@ -9,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from logstore.client.admin import Admin
+from logstore.client.local_store import running_store
 from logstore.demo.flights import DemoError
-from logstore.errors import LogStoreError
 
 _START_SECONDS = 60
 _STOP_SECONDS = 60
@@ -23,25 +21,11 @@ def store_of(data: Path, log: Path) -> Iterator[tuple[str, bool]]:
 
     Its log goes to the file ``log``. Raises DemoError if none can be started.
     """
-    if url := _running_store(data):
+    if url := running_store(data):
         yield url, True
         return
     with _server(data, log) as url:
         yield url, False
-
-
-def _running_store(data: Path) -> str | None:
-    """Where the store on ``data`` listens; a file that a killed one left behind does not count."""
-    for endpoint in sorted(data.glob("brokers/*/endpoint.json")):
-        try:
-            url = str(json.loads(endpoint.read_bytes())["url"])
-            cluster_id = json.loads((data / "cluster.json").read_bytes())["cluster_id"]
-            with Admin(url, default_api_timeout_ms=0) as admin:
-                if admin.cluster_id == cluster_id:
-                    return url
-        except (OSError, ValueError, KeyError, LogStoreError):
-            continue
-    return None
 
 
 @contextmanager

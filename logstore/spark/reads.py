@@ -1,8 +1,11 @@
 """A topic as a DataFrame by offset range: what ``read_offsets`` checks before ``topic_view`` reads."""
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import TYPE_CHECKING, Any
 
+from logstore.errors import InvalidRequestError
 from logstore.spark.offset_ranges import OffsetSpec, check_offsets, resolve
 from logstore.spark.topic_view import check_source, connect, view_of_storage, view_through_store
 
@@ -10,22 +13,27 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+#: Of several topics: a word for all, or an ``OffsetSpec`` for each by its name.
+TopicOffsets = OffsetSpec | Mapping[str, OffsetSpec]
+
+
 def read_offsets(
     spark: "SparkSession",
-    topic: str,
-    starting_offsets: OffsetSpec = "earliest",
-    ending_offsets: OffsetSpec = "latest",
+    topic: str | Sequence[str],
+    starting_offsets: TopicOffsets = "earliest",
+    ending_offsets: TopicOffsets = "latest",
     bootstrap: str | None = None,
     storage: str | os.PathLike[str] | None = None,
 ) -> "DataFrame":
-    """Records of a topic with ``starting offset <= offset < ending offset``, in no particular order.
+    """Records of a topic, or of several, with ``starting offset <= offset < ending offset``, in no particular order.
 
     Columns: ``topic string, partition int, offset bigint, timestamp timestamp, key binary, value binary, headers
     array<struct<key: string, value: binary>>``. "latest" is fixed when this is called; offsets may be missing where
     records were compacted. Filters on offset, timestamp and partition skip files of the history.
 
     ``starting_offsets`` and ``ending_offsets`` are "earliest", "latest", or a mapping that names every partition:
-    ``{0: 10, 1: "earliest", 2: "latest"}`` (as in Spark's Kafka source also -2 and -1). ``bootstrap`` is the store:
+    ``{0: 10, 1: "earliest", 2: "latest"}`` (as in Spark's Kafka source also -2 and -1); of a list of topics, a mapping
+    that names each: ``{"orders": {0: 10}, "users": "earliest"}``. ``bootstrap`` is the store:
     ``http(s)://host:port`` or ``host:port``, several separated by commas; by default what LOGSTORE_URL names.
     ``storage`` instead of it is the data root (``--data``): sealed history only, with no store running.
 
@@ -34,12 +42,33 @@ def read_offsets(
     ``logstore.client`` raises for a store that cannot be reached. A range that retention overtakes before the DataFrame
     is evaluated fails in the tail; in the history it has fewer records.
     """
-    check_offsets("starting_offsets", starting_offsets)
-    check_offsets("ending_offsets", ending_offsets)
+    starts = _by_topic("starting_offsets", topic, starting_offsets)
+    ends = _by_topic("ending_offsets", topic, ending_offsets)
     check_source(bootstrap, storage)
     if storage is not None:
-        view = view_of_storage(storage, topic)
+        views = [view_of_storage(storage, name) for name in starts]
     else:
         with connect(spark, bootstrap) as store:
-            view = view_through_store(store, topic)
-    return view.records(spark, resolve(topic, starting_offsets, ending_offsets, view.bounds))
+            views = [view_through_store(store, name) for name in starts]
+    frames = [v.records(spark, resolve(v.topic, starts[v.topic], ends[v.topic], v.bounds)) for v in views]
+    return reduce(lambda a, b: a.union(b), frames)
+
+
+def _by_topic(argument: str, topic: str | Sequence[str], offsets: TopicOffsets) -> dict[str, OffsetSpec]:
+    """What ``offsets`` says of each topic. InvalidRequestError for what it does not say, or says of others."""
+    if not isinstance(topic, (str, list, tuple)) or not topic or not all(isinstance(name, str) for name in topic):
+        raise InvalidRequestError(f"topic={topic!r}: give the name of a topic, or a list of names")
+    names = [topic] if isinstance(topic, str) else list(topic)
+    if len(set(names)) < len(names):
+        raise InvalidRequestError(f"topic={names}: name each one once")
+    specs: dict[Any, Any] = dict.fromkeys(names, offsets)
+    if not isinstance(topic, str) and isinstance(offsets, Mapping):
+        specs = dict(offsets)
+        if specs.keys() != set(names):
+            raise InvalidRequestError(
+                f'{argument} of several topics is "earliest", "latest", or a mapping that names each of them: '
+                f'{{"{names[0]}": {{0: 10, 1: "earliest"}}, ...}}'
+            )
+    for spec in specs.values():
+        check_offsets(argument, spec)
+    return {name: specs[name] for name in names}

@@ -4,6 +4,7 @@ Everything that the user set for Spark wins over what is chosen here (``spark_co
 is made of local files: after the first time, a session starts without a network.
 """
 
+import importlib.util
 import logging
 import os
 import shutil
@@ -41,6 +42,12 @@ class SparkStartError(LogStoreError):
     """Spark did not start, or the Spark that runs already cannot read topics."""
 
 
+def require_pyspark() -> None:
+    """SparkStartError that says how to get it."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise SparkStartError("this needs Spark, and PySpark is not installed: pip install 'logstore[spark]'")
+
+
 def session(
     app_name: str = "logstore", master: str | None = None, config: Mapping[str, str] | None = None
 ) -> "SparkSession":
@@ -49,9 +56,10 @@ def session(
     ``master`` is Spark's: ``local[*]`` (the default, unless Spark's own settings say otherwise), ``spark://host:port``,
     ``k8s://...``, or ``sc://host:port`` for a Spark Connect server that has Delta. ``config`` takes any Spark setting.
 
-    Raises SparkJarsError if the jars are missing and cannot be fetched, SparkStartError if Spark does not start or runs
-    already without Delta, InvalidRequestError for a ``config`` whose values are not text.
+    Raises SparkJarsError if the jars are missing and cannot be fetched, SparkStartError if PySpark is missing, if Spark
+    does not start or runs already without Delta, InvalidRequestError for a ``config`` whose values are not text.
     """
+    require_pyspark()
     given = user_settings() | _checked(config or {})
     master = master or given.get("spark.master") or os.environ.get("SPARK_REMOTE") or "local[*]"
     if is_connect(master):

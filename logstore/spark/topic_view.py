@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
+from logstore.client.addresses import URL_VARIABLE, environment_url
 from logstore.client.admin import Admin
 from logstore.errors import DataDirectoryError, InvalidRequestError, InvalidTopicError, UnknownTopicError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from logstore.delta.snapshot import TopicSnapshot
 
-URL_VARIABLE = "LOGSTORE_URL"
 #: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
 TAIL_TASKS_MAX = 200
 #: How long a store that does not answer is asked again while a DataFrame is made.
@@ -106,7 +106,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     path = _local_path(described.location)
     invisible = DataDirectoryError(
         f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
-        "under the name that the store's setting data.location gives it"
+        "under the name that the store's setting data_location gives it"
     )
     snapshot = _snapshot(path, invisible)
     if str(snapshot.topic_id) != described.topic_id:
@@ -140,7 +140,7 @@ def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) 
 
 def connect(spark: "SparkSession", bootstrap: str | None) -> Admin:
     """The store at ``bootstrap``, else the one that LOGSTORE_URL names. InvalidRequestError without either."""
-    bootstrap = bootstrap or os.environ.get(URL_VARIABLE)
+    bootstrap = bootstrap or environment_url()
     if not bootstrap:
         raise InvalidRequestError(
             f'give bootstrap="host:port" (or set {URL_VARIABLE}) for a running store, '

@@ -64,6 +64,38 @@ async def test_log_lines_carry_the_request_and_client_id_and_no_raw_path(api, ca
     assert answered[1]["path"] == "/topics/%1b%5b31m%0a"
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "sent", "levels"),
+    [
+        ("GET", "/topics/t/partitions/0/records", b"", ["debug"]),
+        ("POST", "/fetch", b'{"partitions":[{"topic":"t","partition":0,"offset":0}],"max_wait_ms":60000}', ["debug"]),
+        ("POST", "/topics/t", None, ["info"]),
+    ],
+)
+async def test_who_stops_reading_is_no_news_who_stops_in_a_request_is(
+    api, capsys, own_logging, method, path, sent, levels
+):
+    await api.create_topic("t")
+    configure_logging("debug", "json")
+    messages = asyncio.Queue()
+    if sent is not None:
+        messages.put_nowait({"type": "http.request", "body": sent, "more_body": False})
+    scope = {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"offset=0&max_wait_ms=60000" if method == "GET" else b"",
+        "headers": [(b"content-type", b"application/json")],
+    }
+    asking = asyncio.create_task(api.app(scope, messages.get, None))
+    await asyncio.sleep(0.05)
+    messages.put_nowait({"type": "http.disconnect"})
+    await asyncio.wait_for(asking, 10)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines if line.get("status") == 499] == levels
+
+
 async def test_every_answer_with_a_body_has_its_length(api):
     await api.create_topic("t")
     await api.produce("t", [1])
@@ -117,9 +149,6 @@ async def test_metrics_count_requests_by_route_never_by_path(api):
     assert metric(text, "logstore_http_request_seconds_count", route="/topics/{topic}") >= 3
     assert metric(text, "logstore_produced_records_total", topic="counted") == 2
     assert metric(text, "logstore_fetched_records_total", topic="counted") == 2
-    assert metric(text, "logstore_unsealed_records", topic="counted") == 2
-    await api.post("/topics/counted/roll")
-    assert metric((await api.get("/metrics")).text, "logstore_unsealed_records", topic="counted") == 0
     await api.delete(f"{api.topics_url}/counted")
     assert 'topic="counted"' not in (await api.get("/metrics")).text
 

@@ -1,8 +1,10 @@
 import pytest
 from deltalake import DeltaTable
 
-from ingest_api.schemas import Partition, Rolled, Topic
-from tests.api.api_client import assert_error
+from ingest_api.schemas import Partition, Refreshed, Rolled, Topic
+from logstore.delta.topic_table import TopicTable
+from tests.api.api_client import BINARY_V2, assert_error
+from tests.support.topics import write_segment
 
 pytestmark = pytest.mark.anyio
 
@@ -61,6 +63,27 @@ async def test_roll_answers_the_version_that_holds_the_sealed_offsets(api, body)
     assert described["partitions"][1]["unsealed_bytes"] == 0
     table = DeltaTable(described["location"], version=rolled["version"])
     assert table.to_pyarrow_table(columns=["offset"]).column("offset").to_pylist() == [0, 1, 2]
+
+
+async def test_refresh_shows_what_another_process_committed(api):
+    """A compaction in which every second record stays."""
+    await api.create_topic("t", cleanup_policy="compact")
+    await api.post("/topics/t", json={"records": [{"key": n, "value": n} for n in range(6)]})
+    await api.post("/topics/t/roll")
+    elsewhere = TopicTable.open(api.broker.topic("t").table.path)
+    (file,) = elsewhere.snapshot().segments(0)
+    written = write_segment(elsewhere, 0, 0, 6, epoch=1, step=2)
+    version = elsewhere.commit_rewrite(0, [file.path], [written], data_change=False, cleaned=6)
+
+    async def count() -> int:
+        return len((await api.fetch("t", accept=BINARY_V2, offset=0)).json())
+
+    assert await count() == 6
+    answer = await api.post("/topics/t/refresh")
+    Refreshed.model_validate_json(answer.content, strict=True)
+    assert answer.json() == {"version": version}
+    assert await count() == 3
+    assert_error(await api.post("/topics/none/refresh"), 404, 40401)
 
 
 async def test_rolling_nothing_is_no_new_version(api):

@@ -102,6 +102,14 @@ def test_no_store_is_one_line_that_says_how_to_start_one(arguments):
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("arguments", [["topic", "list"], ["produce", "t"]], ids=" ".join)
+def test_a_host_that_there_is_not_is_nothing_to_start(arguments):
+    result = CliRunner(env={"LOGSTORE_URL": "no-such-host.invalid:8082"}).invoke(app, arguments)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("logstore: There is no such host: http://no-such-host.invalid:8082 (")
+    assert "start one" not in result.stderr
+
+
 @pytest.mark.parametrize(
     ("before", "after", "variable", "used"),
     [

@@ -1,14 +1,21 @@
 """``logstore job``: what is asked for, how it answers, and how it ends. No store runs, and no Spark."""
 
 import json
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
 from logstore.cli.app import app
+from logstore.client.admin import Admin
 from tests.support.keyed_topics import KeyedTopic, Record
+from tests.support.server_process import ServerProcess
+
+DAY_MS = 86_400_000
 
 
 @pytest.fixture
@@ -36,7 +43,13 @@ def job(data: Path) -> Callable[..., Result]:
 
 def test_the_summary_is_a_table(job):
     result = job("retention")
-    assert [line.split()[0] for line in result.stdout.splitlines()] == ["topic", "web-a", "web-b", "retention"]
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [
+        "topic",
+        "web-a",
+        "web-b",
+        "retention",
+        "users:",
+    ]
     assert "2 → 1" in result.stdout
     assert "nothing to do in 1 of 3 topics" in result.stdout
     assert "web-a: removing 1 segments" in result.stderr
@@ -63,6 +76,35 @@ def test_a_dry_run_changes_nothing(job):
     assert "2 → 1" in job("retention", "--dry-run").stdout
     assert "nothing to do in 3 of 3 topics" in job("compact", "--dry-run").stdout
     assert "nothing to do in 3 of 3 topics" in job("vacuum", "--dry-run").stdout
+
+
+def test_why_nothing_was_done(job, data):
+    job("retention")
+    why = job("retention").stdout.splitlines()
+    assert why[1].startswith("users: cleanup.policy is compact")
+    assert why[2].startswith(
+        "web-a, web-b: the oldest segment (offsets 5 to 9) stays: retention.bytes=1 keeps it until"
+    )
+    assert job("compact").stdout.splitlines()[1:] == [
+        "users: it has no segments; only what is rolled can be compacted",
+        "web-a, web-b: cleanup.policy is delete: keys are not compacted",
+    ]
+    users, web_a, _ = json.loads(job("retention", "--json").stdout)["topics"]
+    assert [w["reason"] for w in users["waiting"]] == ["policy"]
+    (waiting,) = web_a["waiting"]
+    assert (data / "topics/web-a" / waiting["segment"]).is_file()
+    assert (waiting["partition"], waiting["due_ms"], waiting["unrolled_records"]) == (0, None, None)
+
+
+def test_vacuum_tells_of_the_files_that_wait(job):
+    job("retention", "-t", "web-a")
+    why = job("vacuum", "-t", "web-*").stdout.splitlines()
+    assert re.match(
+        r"web-a: 1 file of [\d,]+ bytes left the table; file.delete.delay.ms=604800000 lets them go", why[1]
+    )
+    assert why[2] == "web-b: every file on disk is in the table"
+    (waiting,) = json.loads(job("vacuum", "-t", "web-a", "--json").stdout)["topics"][0]["waiting"]
+    assert 6.9 * DAY_MS < waiting["due_ms"] - time.time() * 1000 < 7.1 * DAY_MS
 
 
 @pytest.mark.parametrize(
@@ -98,3 +140,20 @@ def test_a_topic_that_fails_is_named_and_ends_it_with_1(job, data):
 def test_a_store_that_does_not_answer_is_only_mentioned(job):
     result = job("retention", "--url", "http://127.0.0.1:9")
     assert "the store was not told" in " ".join(result.stderr.split())
+
+
+def test_the_store_on_the_directory_shows_what_was_done_at_once(job, data):
+    """Found by itself, without --url: else it would look at its tables seconds later."""
+    with ServerProcess(data) as store, Admin(store.url) as admin, httpx.Client(base_url=store.url) as http:
+
+        def status_of_first_record() -> int:
+            query = "offset=0&max_bytes=1000&max_wait_ms=0"
+            headers = {"Accept": "application/vnd.kafka.binary.v2+json"}
+            return http.get(f"/topics/web-a/partitions/0/records?{query}", headers=headers).status_code
+
+        assert status_of_first_record() == 200
+        assert http.post("/topics/users", json={"records": [{"key": "k", "value": 1}]}).status_code == 200
+        job("retention")
+        assert status_of_first_record() == 416
+        assert [admin.offsets(name, 0).beginning_offset for name in ("web-a", "web-b")] == [5, 5]
+        assert "; 1 records of the topic are not rolled yet" in job("compact", "-t", "users").stdout

@@ -139,6 +139,20 @@ def test_when_the_log_start_overtakes_a_tail_the_reader_is_told(spark, store):
         read_offsets(spark, topic, {0: 19}, bootstrap=store.url)
 
 
+def test_several_topics_are_their_union(spark, store):
+    one, other = store.create("one-of-two", 2), store.create("other-of-two")
+    store.produce(one, 0, 0, 10)
+    store.produce(one, 1, 0, 5)
+    store.produce(other, 0, 0, 20)
+    store.roll(other)
+    frame = read_offsets(spark, [one, other], bootstrap=store.url)
+    assert rows_of(frame.where(F.col("topic") == one)) == expected(0, 0, 10) + expected(1, 0, 5)
+    assert rows_of(frame.where(F.col("topic") == other)) == expected(0, 0, 20)
+    starts = {other: {0: 15}, one: {0: 8, 1: "latest"}}
+    counts = read_offsets(spark, (one, other), starts, bootstrap=store.url).groupBy("topic").count().collect()
+    assert {row["topic"]: row["count"] for row in counts} == {one: 2, other: 5}
+
+
 def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark, store):
     topic = store.create("reborn")
     store.produce(topic, 0, 0, 10)
@@ -163,6 +177,7 @@ def test_errors_of_a_store_name_what_to_do(spark, store, tmp_path, monkeypatch):
     with ServerProcess(tmp_path / "data", environment=away) as server:
         elsewhere = Store(server)
         topic = elsewhere.create("elsewhere")
-        with pytest.raises(DataDirectoryError, match="not-mounted/topics/elsewhere, which is not visible from here"):
+        where = "not-mounted/topics/elsewhere, which is not visible from here: .* the store's setting data_location"
+        with pytest.raises(DataDirectoryError, match=where):
             read_offsets(spark, topic, bootstrap=elsewhere.url)
         elsewhere.http.close()

@@ -13,6 +13,12 @@ def test_the_configuration_page_is_the_one_made_from_the_code():
     assert page == configuration_page.render(), "run `make docs`"
 
 
+def test_a_setting_of_a_few_words_names_them():
+    page = configuration_page.render()
+    (line,) = [line for line in page.splitlines() if line.startswith("| `log.level` |")]
+    assert line.endswith(" One of `debug`, `info`, `warning`, `error`. |")
+
+
 def test_every_test_that_reliability_names_exists():
     """``file::test``, ``…::test`` of the file before it, ``…end_of_a_name`` in that file, and files alone."""
     page = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")

@@ -70,6 +70,24 @@ def test_a_logged_exception_shows_where_but_not_the_records(line_format: str, ca
     assert "private text" not in lines.replace('append("some user\'s " + "private text")', "")
 
 
+@pytest.mark.parametrize("line_format", ["console", "json"])
+def test_colours_in_the_text_of_an_error_do_not_get_into_the_log(line_format: str, capsys: pytest.CaptureFixture[str]):
+    """delta-rs writes so, also where nobody looks at a terminal."""
+    coloured = "\x1b[31mKernel error\x1b[0m: \x1b[1;4mno such table\x1b[m"
+    configure_logging("info", line_format)
+    logger = structlog.get_logger("logstore.delta")
+    logger.error("roll.failed", error=coloured, causes=[{"text": coloured}])
+    logging.getLogger("uvicorn.error").warning("failed: %s", coloured)
+    try:
+        raise RuntimeError(coloured)
+    except RuntimeError:
+        logger.exception("append failed")
+    written = capsys.readouterr().err
+    assert written.count("Kernel error: no such table") >= 4
+    assert "\x1b" not in written
+    assert "u001b" not in written
+
+
 def test_a_later_call_replaces_the_earlier_one(capsys: pytest.CaptureFixture[str]):
     logger = structlog.get_logger("logstore.journal")
     configure_logging("debug", "json")

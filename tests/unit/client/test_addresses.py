@@ -1,6 +1,6 @@
 import pytest
 
-from logstore.client.addresses import parse_bootstrap
+from logstore.client.addresses import DEFAULT_URL, default_url, is_loopback, parse_bootstrap
 from logstore.errors import InvalidRequestError
 
 
@@ -45,3 +45,28 @@ def test_reads_what_users_write(text, urls):
 def test_says_what_is_wrong_with_an_address(text, says):
     with pytest.raises(InvalidRequestError, match=says):
         parse_bootstrap(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("store:8082", "http://store:8082"),
+        ("https://store/log/", "https://store/log"),
+        ("a:1,b:2", "http://a:1"),
+        ("", DEFAULT_URL),
+        (None, DEFAULT_URL),
+    ],
+)
+def test_the_variable_is_read_as_addresses_are_everywhere(text, url, monkeypatch):
+    monkeypatch.delenv("LOGSTORE_URL", raising=False)
+    if text is not None:
+        monkeypatch.setenv("LOGSTORE_URL", text)
+    assert default_url() == url
+
+
+def test_any_address_is_this_machine():
+    assert [is_loopback(url) for url in ("http://0.0.0.0:1", "http://[::]:1", "http://10.0.0.1:1")] == [
+        True,
+        True,
+        False,
+    ]

@@ -19,6 +19,17 @@ from logstore.errors import (
 )
 
 
+def test_the_stores_own_topics_are_listed_when_asked_for(admin: Admin):
+    name = f"users-{uuid4().hex[:8]}"
+    admin.create_topic(name)
+    admin.commit_offsets("a-group", {(name, 0): 0})
+    listed, everything = admin.topics(), admin.topics(include_internal=True)
+    assert name in {topic.topic_name for topic in listed}
+    assert not any(topic.is_internal for topic in listed)
+    assert {topic.topic_name for topic in everything} - {topic.topic_name for topic in listed} == {"__consumer_offsets"}
+    admin.delete_topic(name)
+
+
 def test_a_topic_from_creation_to_deletion(admin: Admin):
     name = f"life-{uuid4().hex[:8]}"
     admin.create_topic(name, partitions=2, configs={"retention.ms": 1000})

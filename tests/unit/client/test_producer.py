@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.client.admin import Admin
-from logstore.client.delivery import RecordMetadata
+from logstore.client.delivery import Delivery, RecordMetadata
 from logstore.client.producer import Producer
 from logstore.client.record_columns import from_columns
 from logstore.errors import (
@@ -209,6 +209,36 @@ def test_flush_raises_a_failure_nobody_looked_at_once(store: str):
     producer.close()
     with pytest.raises(InvalidRequestError, match="closed"):
         producer.send("absent-topic", b"v")
+
+
+@pytest.mark.parametrize("how", ["result", "await", "failures", "callback"])
+def test_the_end_of_a_with_block_does_not_raise_again_what_was_told(store: str, topic: str, how: str):
+    told: list[object] = []
+    with Producer(store) as producer:
+        if how == "failures":
+            assert producer.send_batch(topic, {"value": ["v"], "partition": [99]}).failures()
+        elif how == "callback":
+            producer.send(topic, b"v", partition=99, on_delivery=lambda error, _: told.append(error))
+        else:
+            delivery = producer.send(topic, b"v", partition=99)
+            with pytest.raises(UnknownPartitionError):
+                asyncio.run(_awaited(delivery)) if how == "await" else delivery.result()
+    assert len(told) == (how == "callback")
+
+
+def test_the_end_of_a_with_block_raises_what_is_new_behind_what_was_told(store: str, topic: str):
+    def produce() -> None:
+        with Producer(store) as producer:
+            with pytest.raises(UnknownPartitionError):
+                producer.send(topic, b"v", partition=99).result()
+            producer.send("absent-topic", b"v")
+
+    with pytest.raises(UnknownTopicError):
+        produce()
+
+
+async def _awaited(delivery: Delivery) -> RecordMetadata:
+    return await delivery
 
 
 def test_an_unknown_partition_fails_the_records_that_name_it(store: str, topic: str):

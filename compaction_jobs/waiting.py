@@ -1,0 +1,156 @@
+"""Why a job leaves a partition alone, and when that ends: what the plans of ``planning`` come to when there is none.
+
+Pure functions, as the plans. Invariant: where ``due_ms`` is given, the plan of that millisecond is the first that is
+not None, if nothing is written until then.
+"""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from compaction_jobs.planning import plan_compaction
+from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.topic_config import LONG_MAX, TopicConfig
+
+#: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:
+#: nothing new since the last compaction. ``young``: too young for the job. ``ratio``: too little is dirty.
+#: ``unnamed``: files that only a full vacuum deletes.
+Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "unnamed"]
+
+#: Year 9999: what lies beyond has no date.
+_LAST_MS = 253_402_300_799_999
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """``partition`` None: the whole topic. ``segment`` is the file that is in the way; ``due_ms`` (since 1970) is None
+    where time alone changes nothing. ``unrolled_records`` are not in the table yet; None: no store was there to ask.
+    """
+
+    partition: int | None
+    reason: Reason
+    message: str
+    due_ms: int | None = None
+    segment: str | None = None
+    unrolled_records: int | None = None
+
+
+def retention_waits(
+    partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
+) -> Waiting:
+    """Why ``plan_retention`` of the same arguments is None."""
+    if "delete" not in config.cleanup_policy:
+        return Waiting(partition, "policy", "cleanup.policy is compact: only what delete-records deleted is removed")
+    if config.retention_ms < 0 and config.retention_bytes < 0:
+        return Waiting(partition, "unlimited", "retention.ms=-1 and retention.bytes=-1 keep everything")
+    live = [file for file in files if file.max_offset >= state.log_start]
+    if not live:
+        return Waiting(partition, "empty", "it has no segments; only what is rolled can be removed")
+    first = live[0]
+    rules, due_ms = [], None
+    if config.retention_ms >= 0:
+        due_ms = first.max_timestamp_ms + config.retention_ms + 1
+        newest = f"its newest record is of {instant(first.max_timestamp_ms)}"
+        rules.append(f"{newest}, so retention.ms={config.retention_ms} keeps it until {instant(due_ms)}")
+    if config.retention_bytes >= 0:
+        missing = config.retention_bytes + first.size - sum(file.size for file in live)
+        rules.append(f"retention.bytes={config.retention_bytes} keeps it until {missing:,} more bytes are rolled")
+    message = f"the oldest segment ({_offsets(first)}) stays: {'; '.join(rules)}"
+    behind = sum(0 <= config.retention_ms < now_ms - file.max_timestamp_ms for file in live[1:])
+    if behind:
+        message += f"; {behind:,} older {'segments wait' if behind > 1 else 'segment waits'} behind it"
+    return Waiting(partition, "young", message, _dated(due_ms), first.path)
+
+
+def compaction_waits(
+    partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
+) -> Waiting:
+    """Why ``plan_compaction`` of the same arguments is None, or the topic is not compacted."""
+    if not config.compacted:
+        return Waiting(partition, "policy", "cleanup.policy is delete: keys are not compacted")
+    first_dirty = max(state.cleaned, state.log_start)
+    live = [file for file in files if file.max_offset >= state.log_start]
+    dirty = [file for file in live if file.max_offset >= first_dirty]
+    if not dirty:
+        if not live:
+            return Waiting(partition, "empty", "it has no segments; only what is rolled can be compacted")
+        return Waiting(partition, "clean", f"nothing was rolled since the last compaction, up to offset {first_dirty}")
+    # The plan changes only when a segment is no longer young, or a record overdue; once due, it stays due.
+    lag, overdue = config.min_compaction_lag_ms, config.max_compaction_lag_ms
+    times = {file.max_timestamp_ms + lag for file in dirty}
+    if overdue < LONG_MAX:
+        times |= {file.min_timestamp_ms + overdue + 1 for file in dirty}
+    candidates = sorted(time for time in times if time > now_ms)
+    at = bisect_left(
+        candidates, True, key=lambda time: plan_compaction(partition, state, files, config, time) is not None
+    )
+    due_ms = _dated(candidates[at]) if at < len(candidates) else None
+    young = next((file for file in dirty if lag > 0 and file.max_timestamp_ms > now_ms - lag), None)
+    until = "" if due_ms is None else f"; due at {instant(due_ms)}"
+    if young is dirty[0]:
+        newest = f"its newest record is of {instant(young.max_timestamp_ms)}"
+        message = f"the first segment to compact ({_offsets(young)}) is younger than min.compaction.lag.ms={lag}"
+        return Waiting(partition, "young", f"{message}: {newest}{until}", due_ms, young.path)
+    dirty_bytes = sum(file.size for file in dirty[: dirty.index(young) if young else None])
+    total = dirty_bytes + sum(file.size for file in live if file.max_offset < first_dirty)
+    message = (
+        f"{dirty_bytes:,} of {total:,} bytes were never compacted, a ratio of {dirty_bytes / max(1, total):.3g}; "
+        f"more than min.cleanable.dirty.ratio={config.min_cleanable_dirty_ratio:g} is needed"
+    )
+    if young:
+        message += f"; from offset {young.min_offset} on records are younger than min.compaction.lag.ms={lag}"
+    return Waiting(partition, "ratio", message + until, due_ms, young.path if young else None)
+
+
+def vacuum_waits(
+    removed_ms: Mapping[str, int],
+    files: Mapping[str, tuple[int, int]],
+    delay_ms: int,
+    full_delay_ms: int,
+    *,
+    full: bool,
+) -> list[Waiting]:
+    """Why inactive ``files`` (bytes and modification time by path) are still on disk after a vacuum.
+
+    ``removed_ms`` is when a commit took a file out of the table; those without stay for a full vacuum.
+    """
+    if not files:
+        return [Waiting(None, "empty", "every file on disk is in the table")]
+    waits = []
+    named = {path: removed_ms[path] + delay_ms for path in files if path in removed_ms}
+    if named:
+        first, last = min(named.values()), max(named.values())
+        range_ = f"at {instant(first)}" if first == last else f"from {instant(first)} to {instant(last)}"
+        message = f"{_count(named, files)} left the table; file.delete.delay.ms={delay_ms} lets them go {range_}"
+        waits.append(Waiting(None, "young", message, _dated(first), min(named, key=lambda path: named[path])))
+    unnamed = {path: files[path][1] + full_delay_ms for path in files if path not in removed_ms}
+    if unnamed:
+        first = min(unnamed.values())
+        how = "" if full else " by a vacuum with --full"
+        message = f"{_count(unnamed, files)} named by no commit can go from {instant(first)} on{how}"
+        due_ms = _dated(first) if full else None
+        waits.append(Waiting(None, "unnamed", message, due_ms, min(unnamed, key=lambda path: unnamed[path])))
+    return waits
+
+
+def instant(ms: int) -> str:
+    """As ``2026-11-21T08:00:00Z``; the text of the number for what has no date."""
+    if not 0 <= ms <= _LAST_MS:
+        return f"{ms} ms"
+    # Up to the second that begins next: at that time it has come.
+    return datetime.fromtimestamp(-(-ms // 1000), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _dated(ms: int | None) -> int | None:
+    return ms if ms is not None and ms <= _LAST_MS else None
+
+
+def _offsets(file: SegmentFile) -> str:
+    return f"offsets {file.min_offset} to {file.max_offset}"
+
+
+def _count(chosen: Mapping[str, int], files: Mapping[str, tuple[int, int]]) -> str:
+    noun = "file" if len(chosen) == 1 else "files"
+    return f"{len(chosen):,} {noun} of {sum(files[path][0] for path in chosen):,} bytes"

@@ -1,0 +1,170 @@
+"""What ``/metrics`` says of topics, partitions, groups and problems: read off when somebody looks, and held nowhere.
+
+Invariants: a topic or group that is gone has no series. At most ``SERIES_MAX`` partitions have series of their own, and
+as many partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups)
+is summed up as one partition ``(all)``, all others as topic (group) ``(other)``: words that are no legal names. The
+event loop is never held for longer than some hundred partitions take.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from consumer_offsets.group_coordinator import GroupCoordinator
+from logstore import __version__
+from logstore.broker.broker import Broker, PartitionLog
+from logstore.errors import UnknownGroupError
+
+SERIES_MAX: Final = 1_000
+ALL: Final = "(all)"
+OTHER: Final = "(other)"
+
+# Partitions that are looked at in one go.
+_STEP = 200
+
+
+class _Gauge(NamedTuple):
+    """``together``: what several partitions come to as one."""
+
+    name: str
+    help: str
+    together: Callable[[Iterable[float]], float] = sum
+
+
+_PARTITION_GAUGES = (
+    _Gauge("logstore_partition_log_start_offset", "What is below was deleted."),
+    _Gauge("logstore_partition_sealed_offset", "What is below is in the Delta table."),
+    _Gauge("logstore_partition_high_watermark", "What is below is acknowledged and can be read."),
+    _Gauge("logstore_partition_size_bytes", "Bytes of the Parquet files that the Delta table names."),
+    _Gauge("logstore_partition_segments", "Parquet files that the Delta table names."),
+    _Gauge("logstore_partition_unsealed_records", "Records not yet in Delta: journal only."),
+    _Gauge("logstore_partition_unsealed_bytes", "Bytes of the journal that are not yet in Delta."),
+    _Gauge("logstore_partition_unsealed_seconds", "How long the oldest un-sealed record has been waiting.", max),
+)
+_GROUP_GAUGES = (_Gauge("logstore_group_lag", "Offsets from what the group has committed to the high watermark."),)
+
+#: Labels, as text, and the values of gauges.
+_Row = tuple[str, Sequence[float]]
+
+
+class Observed(NamedTuple):
+    """Numbers of one moment; of one topic or group at least, as others go on meanwhile."""
+
+    single: Sequence[tuple[str, str, str, float]]
+    partitions: Sequence[_Row]
+    groups: Sequence[_Row]
+    problems: Sequence[_Row]
+
+
+async def observe(broker: Broker, groups: GroupCoordinator) -> Observed:
+    topics: list[tuple[str, list[_Row]]] = []
+    looked_at = 0
+    for topic in broker.topics(include_internal=True):
+        rows = [(_labels(topic=topic.name, partition=log.partition), _numbers(log)) for log in topic.partitions]
+        topics.append((topic.name, rows))
+        looked_at += len(rows)
+        if looked_at >= _STEP:
+            looked_at = 0
+            await asyncio.sleep(0)
+    lags: list[tuple[str, list[_Row]]] = []
+    for group in groups.groups():
+        with contextlib.suppress(UnknownGroupError):  # taken back meanwhile
+            found = groups.lag(group)
+            rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
+            lags.append((group, rows))
+            looked_at += len(rows)
+        if looked_at >= _STEP:
+            looked_at = 0
+            await asyncio.sleep(0)
+    problems = broker.problems()
+    single = (
+        ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
+        ("logstore_ready", "1 if appends are taken, else 0.", "", broker.ready),
+        ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),
+        ("logstore_topics", "Topics, internal ones too.", "", len(topics)),
+        ("logstore_partitions", "Partitions of all topics.", "", sum(len(rows) for _, rows in topics)),
+        ("logstore_groups", "Consumer groups that have committed something.", "", len(lags)),
+    )
+    return Observed(
+        single,
+        _bounded(topics, _PARTITION_GAUGES, lambda name: _labels(topic=name, partition=ALL)),
+        _bounded(lags, _GROUP_GAUGES, lambda name: _labels(group=name, topic=ALL, partition=ALL)),
+        [
+            (_labels(topic=p.topic, partition="" if p.partition is None else p.partition, state=p.state.value), (1,))
+            for p in problems[:SERIES_MAX]
+        ],
+    )
+
+
+def render(observed: Observed) -> bytes:
+    """In Prometheus' text format. prometheus_client takes ten times as long for it."""
+    problems = (_Gauge("logstore_topic_problems", "Topics and partitions that are not served whole; doctor says why."),)
+    lines: list[str] = []
+    for name, help_text, labels, value in observed.single:
+        lines += _family(_Gauge(name, help_text), 0, [(labels, (value,))])
+    for gauges, rows in (
+        (_PARTITION_GAUGES, observed.partitions),
+        (_GROUP_GAUGES, observed.groups),
+        (problems, observed.problems),
+    ):
+        for at, gauge in enumerate(gauges):
+            lines += _family(gauge, at, rows)
+    lines.append("")
+    return "\n".join(lines).encode()
+
+
+def _family(gauge: _Gauge, at: int, rows: Iterable[_Row]) -> Iterator[str]:
+    name = gauge.name
+    yield f"# HELP {name} {gauge.help}"
+    yield f"# TYPE {name} gauge"
+    for labels, values in rows:
+        yield f"{name}{labels} {values[at]:.16g}"
+
+
+def _numbers(log: PartitionLog) -> Sequence[float]:
+    return (
+        log.log_start_offset,
+        log.sealed_offset,
+        log.high_watermark,
+        log.size_bytes,
+        log.segment_count,
+        log.log_end_offset - log.sealed_offset,
+        log.unsealed_bytes,
+        log.unsealed_ms / 1000,
+    )
+
+
+def _bounded(
+    named: Iterable[tuple[str, Sequence[_Row]]], gauges: Sequence[_Gauge], whole: Callable[[str], str]
+) -> list[_Row]:
+    """The rows of topics or groups, as far as they fit; see the module."""
+    series: list[_Row] = []
+    summed: list[_Row] = []
+    others: list[_Row] = []
+    for name, rows in named:
+        if len(series) + len(rows) <= SERIES_MAX:
+            series += rows
+        elif len(summed) < SERIES_MAX:
+            summed.append((whole(name), _together(rows, gauges)))
+        else:
+            others += rows
+    series += summed
+    if others:
+        series.append((whole(OTHER), _together(others, gauges)))
+    return series
+
+
+def _together(rows: Sequence[_Row], gauges: Sequence[_Gauge]) -> Sequence[float]:
+    return [gauge.together(values[at] for _, values in rows) for at, gauge in enumerate(gauges)]
+
+
+def _labels(**labels: object) -> str:
+    return "{" + ",".join([f'{name}="{_escaped(str(value))}"' for name, value in labels.items()]) + "}"
+
+
+def _escaped(text: str) -> str:
+    # Names of topics and groups are legal ones, but a directory that is no good as a topic may have any.
+    if "\\" in text or '"' in text or "\n" in text:
+        return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return text

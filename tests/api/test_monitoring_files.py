@@ -1,0 +1,156 @@
+"""``conf/prometheus-alerts.yml`` and ``conf/grafana-dashboard.json``, held against what a store really exposes.
+
+A metric, or a label of it, that an expression names and a scrape has not, fails here: it would be an alert that never
+fires, or an empty panel.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.observability import REPLAYED_RECORDS, ROLLS, THROTTLED
+from tests.support.server_process import ROOT
+
+pytestmark = pytest.mark.anyio
+
+#: What Prometheus adds to every series, and makes itself.
+ADDED = {"instance", "job"}
+OWN_METRICS = {"up": set()}
+FUNCTIONS = {"count", "delta", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}
+WORDS = FUNCTIONS | {"and", "by", "or", "on", "ignoring"}
+
+Exposed = dict[str, set[str]]
+
+
+@pytest.fixture
+async def exposed(api, monkeypatch) -> Exposed:
+    """Sample names to the labels that they have, of a store that does a little of everything."""
+    await api.create_topic("t")
+    await api.produce("t", [1])
+    await api.fetch("t", offset=0)
+    await api.post("/topics/t/roll")
+    await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
+    THROTTLED.labels("journal")
+    REPLAYED_RECORDS.labels("t")
+    ROLLS.labels("t", "failed")
+    problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
+    monkeypatch.setattr(api.broker, "problems", lambda: [problem])
+    found: Exposed = {}
+    for family in text_string_to_metric_families((await api.get("/metrics")).text):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def unknown(expression: str, exposed: Exposed) -> set[str]:
+    """Metrics and labels in a PromQL expression that there are not."""
+    text = re.sub(r"\[[^\]]*\]", "", expression)
+    wrong: set[str] = set()
+    known = exposed | OWN_METRICS
+
+    def check_matchers(match: re.Match[str]) -> str:
+        name, matchers = match.groups()
+        wrong.update(
+            f"{name}{{{label}}}"
+            for label in re.findall(r'(\w+)\s*(?:=~|!~|!=|=)\s*"(?:[^"\\]|\\.)*"', matchers)
+            if label not in known.get(name, set()) | ADDED
+        )
+        return f" {name} "
+
+    text = re.sub(r"(\w+)\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\}", check_matchers, text)
+    groupings = re.findall(r"\bby\s*\(([^)]*)\)", text)
+    text = re.sub(r"\bby\s*\([^)]*\)", " ", text)
+    metrics = set(re.findall(r"\b[a-zA-Z_]\w*", text)) - WORDS
+    wrong |= metrics - known.keys()
+    labels = set.union(ADDED, *(known.get(metric, set()) for metric in metrics))
+    wrong.update(
+        f"by ({label})" for grouping in groupings for label in re.findall(r"\w+", grouping) if label not in labels
+    )
+    return wrong
+
+
+def read_rules(text: str) -> list[dict[str, Any]]:
+    """The alert rules of a file in the little YAML that it is written in; anything else in it is an error."""
+    rules: list[dict[str, Any]] = []
+    within = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.lstrip().startswith("#") or line in ("groups:", "  - name: logstore", "    rules:"):
+            continue
+        match = re.fullmatch(r'( {6}- | {8}| {10})([a-z_]+):(?: ("(?:[^"\\]|\\.)*"|[A-Za-z0-9_]+))?', line)
+        assert match, f"line {number}: {line!r}"
+        indent, key, value = match.groups()
+        if indent.endswith("- "):
+            rules.append({})
+        if len(indent) == 10:
+            rules[-1][within][key] = json.loads(value) if value.startswith('"') else value
+        elif value is None:
+            rules[-1][key] = {}
+            within = key
+        else:
+            rules[-1][key] = json.loads(value) if value.startswith('"') else value
+    return rules
+
+
+async def test_every_alert_is_about_what_is_exposed(exposed):
+    rules = read_rules((ROOT / "conf/prometheus-alerts.yml").read_text(encoding="utf-8"))
+    assert len({rule["alert"] for rule in rules}) == len(rules) > 8
+    for rule in rules:
+        assert set(rule) - {"for"} == {"alert", "expr", "labels", "annotations"}
+        assert rule["labels"]["severity"] in ("critical", "warning")
+        assert not unknown(rule["expr"], exposed), rule["alert"]
+        told = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"]))
+        grouped = re.search(r"\bby \(([^)]*)\)", rule["expr"])
+        named = [exposed.get(name, set()) for name in re.findall(r"\b\w+", rule["expr"])]
+        kept = set(grouped[1].split(", ")) if grouped else set.union(ADDED, *named)
+        assert told <= kept, f"{rule['alert']} tells of a label that its expression has not"
+
+
+async def test_every_panel_is_about_what_is_exposed(exposed):
+    board = json.loads((ROOT / "conf/grafana-dashboard.json").read_text(encoding="utf-8"))
+    panels = board["panels"]
+    assert len({panel["id"] for panel in panels}) == len({panel["title"] for panel in panels}) == len(panels) > 20
+    for panel in panels:
+        for target in panel["targets"]:
+            assert not unknown(target["expr"], exposed), panel["title"]
+            told = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            grouped = re.search(r"\bby \(([^)]*)\)", target["expr"])
+            named = [exposed.get(name, set()) for name in re.findall(r"\b\w+", target["expr"])]
+            assert told <= (set(grouped[1].split(", ")) if grouped else set.union(ADDED, *named)), panel["title"]
+    places = [(x, y) for panel in panels for x, y in cells(panel["gridPos"])]
+    assert len(set(places)) == len(places), "panels overlap"
+    for variable in board["templating"]["list"][1:]:
+        metric, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", variable["definition"]).groups()
+        assert label in exposed[metric] | ADDED
+
+
+def cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
+    for x in range(place["x"], place["x"] + place["w"]):
+        assert x < 24
+        yield from ((x, y) for y in range(place["y"], place["y"] + place["h"]))
+
+
+async def test_every_metric_of_ours_is_explained(exposed):
+    """docs/operations.md has each by its name, without the suffixes that Prometheus' format adds; and no other."""
+    page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")
+    explained = set(re.findall(r"^\| `(logstore_\w+)`", page, re.MULTILINE))
+    ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in exposed if name.startswith("logstore_")}
+    assert explained == ours
+
+
+@pytest.mark.parametrize(
+    ("expression", "wrong"),
+    [
+        ('sum by (topic, le) (rate(logstore_rolls_total{outcome!="x", instance=~"$i"}[5m])) > 2', {"by (le)"}),
+        ("logstore_rols_total or vector(0)", {"logstore_rols_total"}),
+        ('rate(logstore_rolls_total{outcom="failed",topic=~".*}"}[5m])', {"logstore_rolls_total{outcom}"}),
+        ("histogram_quantile(0.9, rate(logstore_roll_seconds_buckets[1m]))", {"logstore_roll_seconds_buckets"}),
+        ("sum by (state) (logstore_topic_problems) / logstore_gone", {"logstore_gone"}),
+    ],
+)
+async def test_what_is_not_exposed_is_found(exposed, expression, wrong):
+    assert unknown(expression, exposed) == wrong

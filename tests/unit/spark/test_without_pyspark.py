@@ -1,0 +1,23 @@
+"""An environment without PySpark is told which extra has it, by whatever needs it."""
+
+import subprocess
+import sys
+
+import pytest
+
+WITHOUT = "import sys; sys.modules['pyspark'] = None; "
+MESSAGE = "this needs Spark, and PySpark is not installed: pip install 'logstore[spark]'"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import logstore.spark; logstore.spark.session()",
+        "from compaction_jobs.applications import SparkApplication; SparkApplication('compact').session",
+    ],
+)
+def test_a_missing_pyspark_says_which_extra(code):
+    # In a process of its own: in this one PySpark is there, and loaded.
+    done = subprocess.run([sys.executable, "-c", WITHOUT + code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"logstore.spark.session.SparkStartError: {MESSAGE}"
