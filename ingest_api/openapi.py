@@ -55,8 +55,10 @@ _ERRORS = {
     422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
     "Idempotency-Key was used for another request.",
     429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
-    500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 500: a bug.",
-    503: "50301: not ready; 50302: the disk is full. Nothing was stored. Send again after Retry-After seconds.",
+    500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 50004: the "
+    "records of this offset were taken out of the table; 500: a bug.",
+    503: "50301: not ready; 50302: the disk is full; send again after Retry-After seconds. 50303: the topic or "
+    "partition is quarantined, the message says why. Nothing was stored.",
     504: "50401: the time ran out; the records may or may not be stored.",
 }
 

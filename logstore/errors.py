@@ -216,8 +216,8 @@ class QuarantinedError(LogStoreError):
 
     kafka_name, kafka_code = "KAFKA_STORAGE_ERROR", 56
 
-    def __init__(self, reason: str, remedy: str) -> None:
-        super().__init__(f"{reason.rstrip('.')}. {remedy}")
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason.rstrip('.')}. {remedy}" if remedy else reason)
         self.reason = reason
         self.remedy = remedy
 

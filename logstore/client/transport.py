@@ -52,8 +52,10 @@ _ERRORS: Mapping[int, type[LogStoreError]] = {
     40913: errors.DuplicateSequenceError,
     42206: errors.InvalidRecordError,
     50003: errors.CommitStateUnknownError,
+    50004: errors.MissingRecordsError,
     50301: errors.BrokerNotReadyError,
     50302: errors.StorageFullError,
+    50303: errors.QuarantinedError,
     50401: errors.RequestTimedOutError,
 }
 #: What is left: by the first digits, the bare status.
@@ -64,7 +66,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[LogStoreError]] = {
     503: errors.BrokerNotReadyError,
     504: errors.RequestTimedOutError,
 }
-_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError)
+_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError, errors.QuarantinedError)
 
 
 class Transport:

@@ -41,7 +41,9 @@ def test_every_error_has_an_answer_and_unknown_outcomes_are_5xx(name):
         "MethodNotAllowedError": {"allow": "GET"},
     }
     answer = log_store_error_response(cls("what to change", **extra.get(name, {})))
-    caller_is_wrong = issubclass(cls, logstore.errors.InvalidRequestError) or name.startswith(("Unknown", "Invalid"))
+    caller_is_wrong = issubclass(cls, logstore.errors.InvalidRequestError) or (
+        name.startswith(("Unknown", "Invalid")) and not issubclass(cls, logstore.errors.NetworkError)
+    )
     unknown_outcome = name in {"RequestTimedOutError", "StorageError", "CommitStateUnknownError", "LogStoreError"}
     if caller_is_wrong:
         assert 400 <= answer.status_code < 500
