@@ -13,7 +13,7 @@ def test_the_quickstart_notebook_runs(tmp_path, monkeypatch):
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "quickstart.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells), "keep the notebook without outputs"
     with ServerProcess(tmp_path / "data") as server:
-        monkeypatch.setenv("LOGSTORE_URL", server.url)
+        monkeypatch.setenv("LOGSTORE_URL", server.url.removeprefix("http://"))
         monkeypatch.setenv("LOGSTORE_SPARK_LOG", str(tmp_path / "spark.log"))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
         monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
