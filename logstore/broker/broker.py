@@ -597,8 +597,8 @@ class Broker:
         del records, parts, payloads
         if acks != 0:
             await self._acknowledged([durable], timeout_ms)
-        PRODUCED_RECORDS.labels(topic.name).inc(count)
-        PRODUCED_BYTES.labels(topic.name).inc(nbytes)
+        PRODUCED_RECORDS.count(topic, count)
+        PRODUCED_BYTES.count(topic, nbytes)
         return ProduceResult(ranges, count)
 
     async def _produce_once(
@@ -638,9 +638,9 @@ class Broker:
             waiting.add(durable)
         if acks != 0:
             await self._acknowledged(waiting, timeout_ms)
-        PRODUCED_RECORDS.labels(topic.name).inc(sum(r.count for r in appended))
-        PRODUCED_BYTES.labels(topic.name).inc(sum(parts[at].batch.nbytes for at in new))
-        REPLAYED_RECORDS.labels(topic.name).inc(records.num_rows - sum(r.count for r in appended))
+        PRODUCED_RECORDS.count(topic, sum(r.count for r in appended))
+        PRODUCED_BYTES.count(topic, sum(parts[at].batch.nbytes for at in new))
+        REPLAYED_RECORDS.count(topic, records.num_rows - sum(r.count for r in appended))
         stored = iter(appended)
         ranges = tuple(
             next(stored)
@@ -818,8 +818,8 @@ def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
 
 
 def _counted(topic: Topic, result: FetchResult[T]) -> FetchResult[T]:
-    FETCHED_RECORDS.labels(topic.name).inc(result.count)
-    FETCHED_BYTES.labels(topic.name).inc(result.num_bytes)
+    FETCHED_RECORDS.count(topic, result.count)
+    FETCHED_BYTES.count(topic, result.num_bytes)
     return result
 
 
