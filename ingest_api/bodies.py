@@ -26,6 +26,9 @@ ADMIN_BODY_BYTES_MAX = MIB
 _INFLATE_STEP_BYTES = 16 * 1024
 _PROBLEMS_SHOWN_MAX = 3
 
+#: In the scope of a request that came over a socket: its connection, which says whether ``client_ended``.
+CONNECTION = "logstore.connection"
+
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -136,10 +139,16 @@ def _require_each_field_once(fields: list[tuple[str, object]]) -> None:
             raise InvalidRequestError(f"The request body is not acceptable. {name}: is there twice; send it once.")
 
 
-async def client_left(request: Request) -> None:
-    """Returns when the client has gone. Nothing of the body may be left to receive."""
+async def client_left(request: Request) -> bool:
+    """Returns when the client has gone (True), or has closed its side and may still read an answer (False).
+
+    Nothing of the body may be left to receive.
+    """
+    connection = request.scope.get(CONNECTION)
     while (await request.receive())["type"] != "http.disconnect":
-        pass
+        if connection is not None and connection.client_ended:
+            return False
+    return True
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:
