@@ -6,6 +6,7 @@ send nothing would keep all others out); a client that sends too slowly is given
 """
 
 import asyncio
+import json
 from collections.abc import Iterable
 from typing import TypeVar
 
@@ -24,6 +25,9 @@ ADMIN_BODY_BYTES_MAX = MIB
 # Inflation goes in steps of this many compressed bytes, so that its output is reserved as it grows.
 _INFLATE_STEP_BYTES = 16 * 1024
 _PROBLEMS_SHOWN_MAX = 3
+
+#: In the scope of a request that came over a socket: its connection, which says whether ``client_ended``.
+CONNECTION = "logstore.connection"
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -114,7 +118,7 @@ async def receive_model_or_none(request: Request, model: type[Model]) -> Model |
     if not body:
         return None
     try:
-        return model.model_validate_json(body)
+        found = model.model_validate_json(body)
     except ValidationError as error:
         problems = [
             f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}"
@@ -123,12 +127,28 @@ async def receive_model_or_none(request: Request, model: type[Model]) -> Model |
         more = len(problems) - _PROBLEMS_SHOWN_MAX
         text = "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
         raise InvalidRequestError(f"The request body is not acceptable. {text}.") from None
+    # Of two, pydantic keeps the last; and nobody looks at the number that the first may be.
+    json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
+    return found
 
 
-async def client_left(request: Request) -> None:
-    """Returns when the client has gone. Nothing of the body may be left to receive."""
+def _require_each_field_once(fields: list[tuple[str, object]]) -> None:
+    names = [name for name, _ in fields]
+    for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequestError(f"The request body is not acceptable. {name}: is there twice; send it once.")
+
+
+async def client_left(request: Request) -> bool:
+    """Returns when the client has gone (True), or has closed its side and may still read an answer (False).
+
+    Nothing of the body may be left to receive.
+    """
+    connection = request.scope.get(CONNECTION)
     while (await request.receive())["type"] != "http.disconnect":
-        pass
+        if connection is not None and connection.client_ended:
+            return False
+    return True
 
 
 def _too_large(max_bytes: int) -> RequestTooLargeError:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from ingest_api.parameters import shown
-from logstore.crc32c import crc32c
 from logstore.errors import InvalidProducerRequestError
 from logstore.limits import IDEMPOTENCY_KEY_LENGTH_MAX, PARTITIONS_PER_TOPIC_MAX
 from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, SEQUENCE_MAX, IdempotencyKey, ProducerIdentity
@@ -60,10 +59,10 @@ REQUEST_HEADERS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def identity_of(headers: Iterable[tuple[bytes, bytes]]) -> Callable[[bytes], Identity] | None:
+def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes) -> Callable[[bytes], Identity] | None:
     """What makes an identity of a body (inflated), from the request's headers as ASGI has them; None without one.
 
-    Raises InvalidProducerRequestError.
+    ``secret`` is the store's. Raises InvalidProducerRequestError.
     """
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:
@@ -85,7 +84,7 @@ def identity_of(headers: Iterable[tuple[bytes, bytes]]) -> Callable[[bytes], Ide
                 f"{IDEMPOTENCY_KEY} cannot be {shown(key)}: send 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} printable ASCII "
                 "characters, a UUID for example."
             )
-        return lambda body: IdempotencyKey(key, crc32c(body))
+        return lambda body: IdempotencyKey.of(key, body, secret)
     identity = _producer(found)
     return lambda _: identity
 

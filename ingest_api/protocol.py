@@ -27,6 +27,7 @@ import httptools
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body
 from ingest_api.short_requests import WHOLE_BYTES_MAX, HeaderPairs, ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
@@ -89,6 +90,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
+        #: Nothing more comes from the client; what is written may still reach it.
+        self.client_ended = False
         # The request that arrives: its number, whether its head or its body is under way, and what came of it.
         self._request_number = 0
         self._in_head = False
@@ -275,6 +278,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _begin_application(self) -> None:
         """Leave the request to it, with what has come of the body."""
         super().on_headers_complete()
+        self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an entry of our own
         if self.scope["method"] != "HEAD":  # whose answer is a head alone
             self.cycle.transport = _AnswerWriter(self.transport)  # type: ignore[assignment]  # has all that is used
         self._unanswered.append(self.cycle)
@@ -303,6 +307,24 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if not self._unanswered:
             self._expect_within(self.limits.idle_seconds, self._close)
+
+    # ---- nothing more arrives ---------------------------------------------------------------------------------------
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client has closed its side: it may have gone, or still wait for its answers.
+
+        Which of the two, only an answer would tell. So what was sent whole is answered, long polls with what there is
+        (``bodies.client_left``), and the connection is closed behind the last answer: at once, if there is none to give.
+        """
+        self.client_ended = True
+        self._expect_nothing()
+        if self._refusal is None and self._unanswered and self._in_body and not self._unanswered[-1].response_started:
+            self._abandon(self._unanswered.pop())
+        for cycle in self._unanswered:
+            cycle.message_event.set()
+        if self._refusal is None and self._unanswered:
+            self._unanswered[-1].keep_alive = False
+        return bool(self._unanswered)
 
     # ---- a short one ------------------------------------------------------------------------------------------------
 

@@ -102,10 +102,13 @@ class FileSystem:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
-    def write_atomically(self, path: Path, content: bytes) -> None:
-        """Replace a small file durably: a reader sees the old content or the new, never a mixture."""
+    def write_atomically(self, path: Path, content: bytes, *, mode: int = 0o644) -> None:
+        """Replace a small file durably: a reader sees the old content or the new, never a mixture.
+
+        ``mode``: its permissions, before the process's umask.
+        """
         temporary = path.with_name(path.name + ".tmp")
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
         try:
             self.write_at(fd, [content], 0)
             self.fdatasync(fd)

@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 import structlog
 from prometheus_client import (
@@ -48,8 +48,20 @@ _clients: set[str] = set()
 _labels_lock = threading.Lock()
 
 
+class CountedTopic(Protocol):
+    """What happens to it is counted until it is ``deleted``."""
+
+    name: str
+    deleted: bool
+
+
 class _TopicCounter(Counter):
     """A counter whose first label is a topic."""
+
+    def count(self, topic: CountedTopic, amount: float, *labels: str) -> None:
+        """Nothing for a topic that was deleted before its last request ended: its series would come back for good."""
+        if not topic.deleted:
+            self.labels(topic.name, *labels).inc(amount)
 
     def labels(self, *values: object, **named: object) -> Self:
         if values and values[0] not in _topics:

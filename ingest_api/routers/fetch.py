@@ -57,7 +57,9 @@ async def fetch_many(request: Request) -> Response:
 
 
 async def _read_or_wait(request: Request, state: ApiState, asked: FetchRequest) -> _Read:
-    """Read until there are ``min_bytes`` or an error to tell, ``max_wait_ms`` have passed, or the server stops."""
+    """Read until there are ``min_bytes`` or an error to tell, ``max_wait_ms`` have passed, the client will send nothing
+    more, or the server stops.
+    """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.max_wait_ms / 1000
     found = await _read(state.broker, asked)
@@ -70,10 +72,10 @@ async def _read_or_wait(request: Request, state: ApiState, asked: FetchRequest) 
     try:
         while not _is_enough(found, asked) and (left := deadline - loop.time()) > 0:
             await asyncio.wait((*found.advances, *ends), timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if ends[0].done():
+            if ends[0].done() and ends[0].result():
                 raise ClientDisconnectedError
             found = await _read(state.broker, asked)
-            if ends[1].done():
+            if any(end.done() for end in ends):
                 break
     finally:
         for task in ends:

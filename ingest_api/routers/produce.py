@@ -138,7 +138,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     topic = _existing_topic(state, request.path_params["topic"])
     if topic is not None and partition is not None:
         topic.partition(partition)
-    identify = identity_of(request.scope["headers"])
+    identify = identity_of(request.scope["headers"], state.broker.idempotency_secret)
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
@@ -146,7 +146,9 @@ async def _produce(request: Request, partition: int | None) -> Response:
         if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
             places = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
             return BytesResponse(offsets_of(*places), head.answer_type)
-        records, identity = await _decode(state, body, reservation, coding, form, config.max_message_bytes, identify)
+        # A repetition may be larger than a record may be by now: only the broker knows whether it is one.
+        max_message_bytes = config.max_message_bytes if identify is None else state.settings.max_request_size
+        records, identity = await _decode(state, body, reservation, coding, form, max_message_bytes, identify)
         del body  # nobody needs it while the disk is waited for
         if topic is None:
             # Only now, so that a request that is refused leaves no topic behind.

@@ -88,7 +88,7 @@ async def fetch(request: Request) -> Response:
 
 
 async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Result]], max_wait_ms: int) -> _Result:
-    """``read`` that ends early when the client leaves or the server begins to stop."""
+    """``read`` that ends early when the client leaves, will send nothing more, or the server begins to stop."""
     state = api_state(request)
     if not max_wait_ms or state.stopping.is_set():
         return await read(max_wait_ms=0)
@@ -100,7 +100,7 @@ async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Resu
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if fetching.done():
             return fetching.result()
-        if leaving.done():
+        if leaving.done() and leaving.result():
             raise ClientDisconnectedError
     finally:
         for task in tasks:

@@ -23,6 +23,7 @@ from logstore.broker.idempotence import claim, require_partitions_named
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
+from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
 from logstore.clock import Clock, SystemClock
 from logstore.delta.snapshot import TopicSnapshot
@@ -64,7 +65,14 @@ from logstore.observability import (
     THROTTLED,
     forget_topic,
 )
-from logstore.records.batch import DecodedRecords, PartitionBatch, Records, SplitRecords, split_by_partition
+from logstore.records.batch import (
+    DecodedRecords,
+    PartitionBatch,
+    Records,
+    SplitRecords,
+    check_record_sizes,
+    split_by_partition,
+)
 from logstore.records.batch_identity import (
     NOBODY,
     PRODUCER_EPOCH_MAX,
@@ -138,6 +146,8 @@ class Broker:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
         self.broker_id = coordinator.broker_id
+        #: What ``IdempotencyKey.of`` takes.
+        self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
         self._coordinator = coordinator
         self._catalog = catalog
         self._catalog_lock = asyncio.Lock()
@@ -563,18 +573,20 @@ class Broker:
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
         ``internal``: the store itself writes, to a topic of its own. Requests of up to 1 MiB are appended in the order
-        of the calls. With an ``identity`` what is stored already is not stored again, and told of as at first.
+        of the calls. With an ``identity`` what is stored already is not stored again, and told of as at first, whatever
+        the topic's configuration is by now.
 
         Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic),
         ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError,
-        RequestTimedOutError; with an ``identity`` also what ``claim`` raises.
+        RequestTimedOutError; with an ``identity`` also what ``claim`` raises, and RecordTooLargeError, which decoding
+        is to find for all others.
         """
         self._require_ready()
         if not internal:
             _require_users_topic(topic)
-        _check_keys(topic, records)
         if identity is not None:
             return await self._produce_once(topic, records, partition, acks, timeout_ms, identity)
+        _check_keys(topic, records)
         parts, payloads = await self._encode(topic, records, partition, next(self._sticky))
         self._filesystem.reached("produce.parsed")
         self._require_ready()
@@ -585,8 +597,8 @@ class Broker:
         del records, parts, payloads
         if acks != 0:
             await self._acknowledged([durable], timeout_ms)
-        PRODUCED_RECORDS.labels(topic.name).inc(count)
-        PRODUCED_BYTES.labels(topic.name).inc(nbytes)
+        PRODUCED_RECORDS.count(topic, count)
+        PRODUCED_BYTES.count(topic, nbytes)
         return ProduceResult(ranges, count)
 
     async def _produce_once(
@@ -610,7 +622,13 @@ class Broker:
         self._require_ready()
         claims = claim(topic, parts, identity)
         new = [at for at, claimed in enumerate(claims) if claimed.stored is None]
-        self._require_room(sum(len(payloads[at]) for at in new))
+        # What was stored is not asked for what is asked of new records by now.
+        for part in [parts[at] for at in new]:
+            rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
+            check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
+            _check_batch_keys(topic, part.batch, rows)
+        if new:
+            self._require_room(sum(len(payloads[at]) for at in new))
         waiting = {c.stored.durable for c in claims if c.stored is not None and c.stored.durable is not None}
         appended: tuple[ProducedRange, ...] = ()
         if new:
@@ -620,9 +638,9 @@ class Broker:
             waiting.add(durable)
         if acks != 0:
             await self._acknowledged(waiting, timeout_ms)
-        PRODUCED_RECORDS.labels(topic.name).inc(sum(r.count for r in appended))
-        PRODUCED_BYTES.labels(topic.name).inc(sum(parts[at].batch.nbytes for at in new))
-        REPLAYED_RECORDS.labels(topic.name).inc(records.num_rows - sum(r.count for r in appended))
+        PRODUCED_RECORDS.count(topic, sum(r.count for r in appended))
+        PRODUCED_BYTES.count(topic, sum(parts[at].batch.nbytes for at in new))
+        REPLAYED_RECORDS.count(topic, records.num_rows - sum(r.count for r in appended))
         stored = iter(appended)
         ranges = tuple(
             next(stored)
@@ -800,8 +818,8 @@ def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
 
 
 def _counted(topic: Topic, result: FetchResult[T]) -> FetchResult[T]:
-    FETCHED_RECORDS.labels(topic.name).inc(result.count)
-    FETCHED_BYTES.labels(topic.name).inc(result.num_bytes)
+    FETCHED_RECORDS.count(topic, result.count)
+    FETCHED_BYTES.count(topic, result.num_bytes)
     return result
 
 
@@ -822,14 +840,17 @@ def _check_keys(topic: Topic, records: Records) -> None:
         return
     row = 0
     for batch in [part.batch for part in records.parts] if isinstance(records, SplitRecords) else [records.batch]:
-        keys = batch.column("key")
-        if keys.null_count:
-            first = row + int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])
-            raise InvalidRecordError(
-                f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): "
-                "send a key."
-            )
+        _check_batch_keys(topic, batch, range(row, row + batch.num_rows))
         row += batch.num_rows
+
+
+def _check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | range) -> None:
+    keys = batch.column("key")
+    if topic.config.compacted and keys.null_count:
+        first = rows[int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])]
+        raise InvalidRecordError(
+            f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
+        )
 
 
 def _sticky_partition(topic: Topic, turn: int) -> int:

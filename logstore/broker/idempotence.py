@@ -77,27 +77,30 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
 
 
 def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKey) -> list[Claim]:
-    key_hash = key.hash
     batches: dict[int, list[tuple[int, int]]] = {}
     for part in parts:
         batches.setdefault(part.partition, []).append((key.fingerprint(part.rows), part.batch.num_rows))
     stored: dict[int, list[KnownBatch]] = {}
     for partition_log in topic.partitions:
         partition = partition_log.partition
-        if partition in batches or key_hash in partition_log.idempotency_keys:
-            known = partition_log.idempotency_keys.check(key_hash, batches.get(partition, ()), partition_log.now_ms())
+        if partition in batches or key.hash in partition_log.idempotency_keys:
+            known = partition_log.idempotency_keys.check(key.hash, batches.get(partition, ()), partition_log.now_ms())
             stored[partition] = known
-    for partition, wanted in batches.items():
-        if new := len(wanted) - len(stored[partition]):
+    new = {partition: len(wanted) - len(stored[partition]) for partition, wanted in batches.items()}
+    if any(new.values()):
+        for partition_log in topic.partitions:
+            partition_log.idempotency_keys.require_one_secret(key.epoch, partition_log.now_ms())
+    for partition, count in new.items():
+        if count:
             partition_log = topic.partition(partition)
-            partition_log.idempotency_keys.require_room(new, partition_log.now_ms())
+            partition_log.idempotency_keys.require_room(count, partition_log.now_ms())
     claims = []
     taken = dict.fromkeys(batches, 0)
     for part in parts:
         at = taken[part.partition]
         taken[part.partition] += 1
         known, fingerprint = stored[part.partition], batches[part.partition][at][0]
-        claims.append(Claim(BatchIdentity(-1, -1, fingerprint, key_hash), known[at] if at < len(known) else None))
+        claims.append(Claim(BatchIdentity(key.hash, key.epoch, fingerprint), known[at] if at < len(known) else None))
     return claims
 
 

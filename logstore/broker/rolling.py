@@ -93,7 +93,7 @@ class RollSchedule:
         except Exception as error:
             # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
             # the records.
-            ROLLS.labels(topic.name, "failed").inc()
+            ROLLS.count(topic, 1, "failed")
             log.error("roll.failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay

@@ -79,10 +79,10 @@ def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
                 notes.append(counted(producers, "producer"))
             if keys := len({batch.owner for batch in row.snapshot.idempotency_keys}):
                 notes.append(counted(keys, "idempotency key"))
-        if row.producer_id >= 0:
-            notes.append(f"producer {row.producer_id} epoch {row.producer_epoch} sequence {row.base_sequence}")
-        if row.idempotency_key_hash:
-            notes.append(f"idempotency key {row.idempotency_key_hash:016x}")
+        if row.identity is not None and row.identity.is_producers:
+            notes.append(f"producer {row.identity.owner} epoch {row.identity.epoch} sequence {row.identity.sequence}")
+        elif row.identity is not None:
+            notes.append(f"idempotency key {row.identity.owner:016x}")
         topic = names.get(str(row.topic_id), str(row.topic_id))
         print(
             _DUMP_LINE.format(

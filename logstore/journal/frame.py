@@ -18,9 +18,9 @@ import msgspec
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import Buffer
-from logstore.records.batch_identity import unpack_batches
+from logstore.records.batch_identity import NOBODY, BatchIdentity, unpack_batches
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
 HEADER_BYTES: Final = 128
 FRAME_MAGIC: Final = b"LSJF"
 FILE_MAGIC: Final = b"LSJH"
@@ -28,8 +28,8 @@ PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
 
 # Magic and the CRC-32C of the other 120 bytes of the header; then those.
 _PREFIX: Final = struct.Struct("<4sI")
-_FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqqQihQ2x")
-_STORED_FRAME: Final = struct.Struct("<4sIBBHIIiQQQ16sqiiqqqQihQ2x")
+_FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqQqQh6x")
+_STORED_FRAME: Final = struct.Struct("<4sIBBHIIiQQQ16sqiiqqQqQh6x")
 _FILE: Final = struct.Struct("<B7xQQq88x")
 
 
@@ -67,11 +67,7 @@ class FrameHeader(NamedTuple):
     append_time_ms: int
     max_timestamp_ms: int
     inflated_bytes: int
-    producer_id: int = -1
-    producer_epoch: int = -1
-    base_sequence: int = -1
-    """With an idempotency key: the fingerprint of the batch."""
-    idempotency_key_hash: int = 0
+    identity: BatchIdentity = NOBODY
 
     @property
     def end_offset(self) -> int:
@@ -154,11 +150,10 @@ def encode_frame_header(frame: Frame, *, position: int, durable_end: int, file_i
         header.leader_epoch,
         header.append_time_ms,
         header.max_timestamp_ms,
-        header.producer_id,
-        header.idempotency_key_hash,
-        header.base_sequence,
-        header.producer_epoch,
+        header.identity.owner,
+        header.identity.sequence,
         header.inflated_bytes,
+        header.identity.epoch,
     )
     return _PREFIX.pack(FRAME_MAGIC, crc32c(body)) + body
 
@@ -194,11 +189,10 @@ def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None
         leader_epoch,
         append_time_ms,
         max_timestamp_ms,
-        producer_id,
-        key_hash,
-        base_sequence,
-        producer_epoch,
+        owner,
+        sequence,
         inflated_bytes,
+        epoch,
     ) = _STORED_FRAME.unpack_from(data, at)
     if magic != FRAME_MAGIC or stored_position != position or (file_id is not None and stored_file_id != file_id):
         return None
@@ -222,10 +216,7 @@ def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None
         append_time_ms,
         max_timestamp_ms,
         inflated_bytes,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        key_hash,
+        NOBODY if epoch == -1 else BatchIdentity(owner, epoch, sequence),
     )
     return StoredHeader(FrameHeader._make(header), length, payload_crc, durable_end)
 

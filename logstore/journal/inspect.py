@@ -17,7 +17,7 @@ from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
 from logstore.journal.scan import JournalScan, find_headers, payload_is_good
-from logstore.records.batch_identity import RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, unpack_batches
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 
@@ -65,10 +65,8 @@ class DumpRow:
     append_time_ms: int
     max_timestamp_ms: int
     inflated_bytes: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    idempotency_key_hash: int
+    identity: BatchIdentity | None
+    """None: a batch that may be repeated."""
     snapshot: DumpedSnapshot | None
 
 
@@ -128,10 +126,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.append_time_ms,
             header.max_timestamp_ms,
             header.inflated_bytes,
-            header.producer_id,
-            header.producer_epoch,
-            header.base_sequence,
-            header.idempotency_key_hash,
+            None if header.identity == NOBODY else header.identity,
             DumpedSnapshot.decode(payload) if payload is not None else None,
         )
     _close(scan.verdict.files)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from logstore.errors import IdempotencyKeyReusedError, ThrottledError
 from logstore.log.batch_memory import BatchMemory, KnownBatch
 from logstore.observability import THROTTLED
+from logstore.records.batch_identity import RememberedBatch
 
 _RETRY_AFTER_S_MAX = 60
 
@@ -19,6 +20,12 @@ class IdempotencyKeys(BatchMemory):
         super().__init__(0)
         self._partition = partition
         self.keys_max = 0
+        # By the epoch of keys, which is one for each secret of the store.
+        self._last_append_ms: dict[int, int] = {}
+
+    def remember(self, batch: RememberedBatch) -> None:
+        super().remember(batch)
+        self._last_append_ms[batch.epoch] = batch.append_time_ms
 
     def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[KnownBatch]:
         """Those of a request's ``batches`` for this partition, (fingerprint, record count), that are stored.
@@ -38,15 +45,32 @@ class IdempotencyKeys(BatchMemory):
             )
         return known
 
+    def require_one_secret(self, epoch: int, now_ms: int) -> None:
+        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``.
+
+        Any new request may be that one again, and nobody can tell.
+        """
+        others = [last for other, last in self._last_append_ms.items() if other != epoch]
+        if others and (wait_ms := max(others) + self.remembered_ms - now_ms) > 0:
+            raise self._throttled(
+                f"{self._partition} remembers idempotency keys from before the store's secret was lost "
+                "(brokers/<id>/secret): whether this request is one of theirs cannot be told, so nothing was stored. "
+                f"Wait until they are {self.remembered_ms} ms old (idempotency.window.ms), or bring the file back",
+                wait_ms,
+            )
+
     def require_room(self, count: int, now_ms: int) -> None:
         """ThrottledError unless ``count`` more batches can be remembered."""
         if self.num_batches + count <= self.keys_max:
             return
         wait_ms = self._oldest().append_time_ms + self.remembered_ms - now_ms if self._durable else 0
-        THROTTLED.labels("idempotency_keys").inc()
-        raise ThrottledError(
+        raise self._throttled(
             f"{self._partition} remembers {self.num_batches} idempotency keys, and idempotency.keys.max is "
             f"{self.keys_max}: nothing was stored. Wait until the oldest are {self.remembered_ms} ms old "
-            "(idempotency.window.ms), or raise the bound.",
-            retry_after_s=min(_RETRY_AFTER_S_MAX, max(1, -(-wait_ms // 1000))),
+            "(idempotency.window.ms), or raise the bound",
+            wait_ms,
         )
+
+    def _throttled(self, message: str, wait_ms: int) -> ThrottledError:
+        THROTTLED.labels("idempotency_keys").inc()
+        return ThrottledError(f"{message}.", retry_after_s=min(_RETRY_AFTER_S_MAX, max(1, -(-wait_ms // 1000))))

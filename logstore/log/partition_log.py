@@ -210,10 +210,7 @@ class PartitionLog:
             append_time_ms=append_time,
             max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
             inflated_bytes=inflated_bytes,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
-            base_sequence=identity.base_sequence,
-            idempotency_key_hash=identity.idempotency_key_hash,
+            identity=identity,
         )
         return Frame(header, payload)
 
@@ -247,9 +244,9 @@ class PartitionLog:
 
     def _memory_of(self, header: FrameHeader) -> BatchMemory | None:
         """Where a batch is remembered; None for one that may be repeated."""
-        if header.producer_id >= 0:
+        if header.identity.is_producers:
             return self.producers
-        return self.idempotency_keys if header.idempotency_key_hash else None
+        return self.idempotency_keys if header.identity.is_keys else None
 
     def _advance_high_watermark(self, offset: int) -> None:
         if offset > self.high_watermark:
@@ -385,14 +382,7 @@ class PartitionLog:
 
 
 def _remembered(header: FrameHeader) -> RememberedBatch:
-    return RememberedBatch(
-        header.producer_id if header.producer_id >= 0 else header.idempotency_key_hash,
-        header.producer_epoch,
-        header.base_sequence,
-        header.record_count,
-        header.base_offset,
-        header.append_time_ms,
-    )
+    return RememberedBatch(*header.identity, header.record_count, header.base_offset, header.append_time_ms)
 
 
 def _max_timestamp(batch: pa.RecordBatch, append_time_ms: int) -> int:

@@ -232,7 +232,7 @@ class Roller:
             self._seal(topic.partitions[partition], part.end_offset)
             del uncommitted[partition]
         sealed = [partition for partition in commit.committed if partition not in refused]
-        ROLLS.labels(topic.name, "committed" if sealed else "refused").inc()
+        ROLLS.count(topic, 1, "committed" if sealed else "refused")
         ROLL_SECONDS.observe(time.perf_counter() - began)
         log.info(
             "roll.committed",

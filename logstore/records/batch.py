@@ -90,13 +90,19 @@ def record_sizes(batch: pa.RecordBatch) -> np.ndarray:
     return sizes
 
 
-def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, first_row: int = 0) -> None:
-    """RecordTooLargeError naming the first record over ``max_message_bytes``."""
+def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.ndarray | range) -> None:
+    """RecordTooLargeError naming the first record over ``max_message_bytes``.
+
+    ``rows`` are the positions in the request of the batch's records.
+    """
+    _, keys, values, headers = batch.columns
+    if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
+        return  # all of them together are no larger than one may be
     sizes = record_sizes(batch)
-    if len(sizes) and sizes.max() > max_message_bytes:
+    if sizes.max() > max_message_bytes:
         row = int(np.argmax(sizes > max_message_bytes))
         raise RecordTooLargeError(
-            f"Record {first_row + row} of the request has {sizes[row]} bytes (key, value and headers), "
+            f"Record {rows[row]} of the request has {sizes[row]} bytes (key, value and headers), "
             f"max.message.bytes allows {max_message_bytes}: send smaller records or raise the topic's max.message.bytes"
         )
 
@@ -110,11 +116,11 @@ def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int 
     if not batch.num_rows:
         raise NoRecordsError("records may not be empty: send at least one record")
     check_record_count(batch.num_rows)
-    _, keys, values, headers = batch.columns
-    if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
-        return  # all of them together are no larger than one may be
-    check_record_sizes(batch, max_message_bytes, first_row)
-    counts = pc.fill_null(pc.list_value_length(batch.column("headers")), 0).to_numpy()
+    check_record_sizes(batch, max_message_bytes, range(first_row, first_row + batch.num_rows))
+    headers = batch.column("headers")
+    if headers.null_count == len(headers):
+        return
+    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy()
     if counts.max() > HEADERS_PER_RECORD_MAX:
         row = int(np.argmax(counts > HEADERS_PER_RECORD_MAX))
         raise InvalidRecordError(

@@ -9,39 +9,46 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
-from logstore.crc32c import crc32c
 from logstore.records.partitioner import murmur2
 
 #: Sequence numbers are int32 and go on at 0 after this one, as Kafka's do.
 SEQUENCE_MAX = 2**31 - 1
 PRODUCER_EPOCH_MAX = 2**15 - 1
+# -2 and below.
+_KEY_EPOCHS = 2**15 - 1
 
-_ROW = struct.Struct("<Qhiiqq")
+_ROW = struct.Struct("<Qhqiqq")
 
 
 class BatchIdentity(NamedTuple):
-    """The fields of a frame's header, in their order. ``NOBODY`` is a batch that may be repeated.
+    """Whose batch it is, as a frame's header has it. ``NOBODY`` is a batch that may be repeated.
 
-    With an idempotency key ``base_sequence`` is the batch's fingerprint, see ``IdempotencyKey``.
+    A producer has an ``epoch`` from 0 on; then ``owner`` is its id and ``sequence`` the number of the first record.
+    With an idempotency key they are that key's ``hash`` and ``epoch``, and the batch's ``fingerprint``.
     """
 
-    producer_id: int = -1
-    producer_epoch: int = -1
-    base_sequence: int = -1
-    idempotency_key_hash: int = 0
+    owner: int = 0
+    epoch: int = -1
+    sequence: int = 0
+
+    @property
+    def is_producers(self) -> bool:
+        return self.epoch >= 0
+
+    @property
+    def is_keys(self) -> bool:
+        return self.epoch < -1
 
 
 NOBODY = BatchIdentity()
 
 
 class RememberedBatch(NamedTuple):
-    """``owner`` is a producer id, or the hash of an idempotency key; then ``epoch`` is -1 and ``sequence`` the batch's
-    fingerprint.
-    """
+    """``owner``, ``epoch`` and ``sequence`` are those of its ``BatchIdentity``."""
 
     owner: int
     epoch: int
@@ -86,25 +93,38 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A name that a client gave to a request, and the CRC-32C of the request's body."""
+    """A name that a client gave to a request, and what tells that request from others.
 
-    text: str
-    body_crc: int
+    ``hash`` (64 bits, unsigned) and ``digest`` (32 bytes, of name and body) are made with a secret of the store, so
+    that nobody can make another request that looks the same. ``epoch`` is below -1, and another one for another secret.
+    ``partition_hash`` says where records without a key go, modulo the number of partitions: a retry meets its first try
+    there.
+    """
 
-    @property
-    def hash(self) -> int:
-        """64 bits, never 0."""
-        return int.from_bytes(blake2b(self.text.encode(), digest_size=8).digest(), "little") or 1
+    hash: int
+    epoch: int
+    digest: bytes
+    partition_hash: int
 
-    @property
-    def partition_hash(self) -> int:
-        """Where records without a key go, modulo the number of partitions: a retry meets its first try there."""
-        return murmur2(self.text.encode()) & 0x7FFFFFFF
+    @classmethod
+    def of(cls, text: str, body: bytes, secret: bytes) -> Self:
+        """``body`` is inflated."""
+        name = text.encode()
+        epoch = int.from_bytes(blake2b(key=secret, person=b"secret", digest_size=2).digest(), "little")
+        of_request = blake2b(len(name).to_bytes(2, "little") + name, key=secret, person=b"request", digest_size=32)
+        of_request.update(body)
+        return cls(
+            int.from_bytes(blake2b(name, key=secret, person=b"name", digest_size=8).digest(), "little"),
+            -2 - epoch % _KEY_EPOCHS,
+            of_request.digest(),
+            murmur2(name) & 0x7FFFFFFF,
+        )
 
     def fingerprint(self, rows: np.ndarray | None) -> int:
-        """int32, equal for the batches that hold the same records of the same body; ``rows`` as in PartitionBatch."""
-        crc = self.body_crc if rows is None else crc32c(np.ascontiguousarray(rows, "<i8").tobytes(), self.body_crc)
-        return crc - (1 << 32) if crc >> 31 else crc
+        """int64, equal for batches that hold the same records of the same request; ``rows`` as in PartitionBatch."""
+        positions = b"" if rows is None else np.ascontiguousarray(rows, "<i8").tobytes()
+        of_batch = blake2b(positions, key=self.digest, person=b"batch", digest_size=8)
+        return int.from_bytes(of_batch.digest(), "little", signed=True)
 
 
 def next_sequence(sequence: int, count: int) -> int:

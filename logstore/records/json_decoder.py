@@ -2,13 +2,14 @@
 
 Embedded keys and values stay what they were: the JSON text, byte for byte as sent (a text key keeps its quotes, as in
 REST Proxy), taken as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, no lone
-surrogates, nested less deeply than Python's recursion limit. Numbers of any size are text too. Of a field given twice
-the last one counts; a field that is not known is refused, so that a misspelt one cannot lose data.
+surrogates, nested less deeply than Python's recursion limit. Numbers of any size are text too. A field that is not
+known is refused, and one that is there twice (outside of keys and values), so that a slip cannot lose data; so is
+base64 that is not what an encoder makes of its bytes.
 """
 
 from collections.abc import Sequence
 from itertools import chain
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -18,57 +19,66 @@ from logstore.errors import InvalidRequestError
 from logstore.limits import REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
 from logstore.records.batch import DecodedRecords, check_record_count, check_records
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
+from logstore.records.strict_json import (
+    ABSENT,
+    Texts,
+    count_strings,
+    has_doubled_field,
+    require_canonical_base64,
+)
 
 _ERROR_LENGTH_MAX = 300
 _SHAPE = 'send {"records": [{"key": ..., "value": ...}]}'
-_NULL_TEXT = msgspec.Raw(b"null")
 _TIMESTAMP_TYPE = WIRE_SCHEMA.field("timestamp").type
-# With fewer texts the steps over all of them cost more than an object for each.
-_VECTOR_ROWS_MIN = 64
 
 _TimestampMs = Annotated[int, msgspec.Meta(ge=0, le=TIMESTAMP_MS_MAX)]
 _Partition = Annotated[int, msgspec.Meta(ge=0, le=np.iinfo(np.int32).max)]
 
 
+# The number of a record that does not have it, unlike one where it is null.
+_NO_NUMBER = -1
+
+
 class _Header(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     key: str
-    value: bytes | None = None
+    value: bytes | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _Record(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    partition: _Partition | None = None
-    timestamp: _TimestampMs | None = None
-    headers: list[_Header] | None = None
+    partition: _Partition | None = _NO_NUMBER
+    timestamp: _TimestampMs | None = _NO_NUMBER
+    headers: list[_Header] | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class _JsonRecord(_Record, forbid_unknown_fields=True, gc=False):
-    key: msgspec.Raw = _NULL_TEXT
-    value: msgspec.Raw = _NULL_TEXT
+    key: msgspec.Raw = ABSENT
+    value: msgspec.Raw = ABSENT
 
 
 class _BinaryRecord(_Record, forbid_unknown_fields=True, gc=False):
-    key: bytes | None = None
-    value: bytes | None = None
+    key: bytes | msgspec.UnsetType | None = msgspec.UNSET
+    value: bytes | msgspec.UnsetType | None = msgspec.UNSET
 
 
 R = TypeVar("R", bound=_Record)
+_SCHEMA_FIELDS = ("key_schema", "key_schema_id", "value_schema", "value_schema_id")
 
 
 class _Request(msgspec.Struct, Generic[R], forbid_unknown_fields=True):
     """REST Proxy's request. Its schema fields belong to formats that are not spoken here."""
 
     records: list[R]
-    key_schema: msgspec.Raw = _NULL_TEXT
-    key_schema_id: msgspec.Raw = _NULL_TEXT
-    value_schema: msgspec.Raw = _NULL_TEXT
-    value_schema_id: msgspec.Raw = _NULL_TEXT
+    key_schema: msgspec.Raw = ABSENT
+    key_schema_id: msgspec.Raw = ABSENT
+    value_schema: msgspec.Raw = ABSENT
+    value_schema_id: msgspec.Raw = ABSENT
 
 
 class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A record with nothing but a key and a value, as JSON texts."""
 
-    key: msgspec.Raw = _NULL_TEXT
-    value: msgspec.Raw = _NULL_TEXT
+    key: msgspec.Raw = ABSENT
+    value: msgspec.Raw = ABSENT
 
 
 class _PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,15 +95,22 @@ def decode_json(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
     """
-    plain = decode_plain(body)
+    plain = _plain_records(body)
     if plain is not None:
-        decoded = plain_columns(plain)
-        check_records(decoded.batch, max_message_bytes)
-        return decoded
-    records = _decode_body(body, _JSON_DECODER, _JsonRecord)
-    keys = _json_text_column([record.key for record in records])
-    values = _json_text_column([record.value for record in records])
-    return _decoded(records, keys, values, max_message_bytes)
+        texts = _plain_texts(plain)
+        if not has_doubled_field(body, *texts):
+            decoded = _plain_columns(*texts)
+            check_records(decoded.batch, max_message_bytes)
+            return decoded
+    request = _decode_body(body, _JSON_DECODER, _JsonRecord)
+    keys = Texts.of([record.key for record in request.records])
+    values = Texts.of([record.value for record in request.records])
+    others = _Others.of(request.records)
+    strings = keys.present + values.present + count_strings(keys.data) + count_strings(values.data)
+    _require_each_field_once(body, request, others, strings)
+    if others.flat_headers:
+        _require_canonical_base64(body, is_binary=False)
+    return _decoded(_json_text_column(keys), _json_text_column(values), others, max_message_bytes)
 
 
 def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
@@ -101,10 +118,15 @@ def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
     """
-    records = _decode_body(body, _BINARY_DECODER, _BinaryRecord)
-    keys = pa.array([record.key for record in records], pa.binary())
-    values = pa.array([record.value for record in records], pa.binary())
-    return _decoded(records, keys, values, max_message_bytes)
+    request = _decode_body(body, _BINARY_DECODER, _BinaryRecord)
+    keys, with_key = _present([record.key for record in request.records])
+    values, with_value = _present([record.value for record in request.records])
+    columns = pa.array(keys, pa.binary()), pa.array(values, pa.binary())
+    others = _Others.of(request.records)
+    strings = with_key + with_value + sum(len(column) - column.null_count for column in columns)
+    _require_each_field_once(body, request, others, strings)
+    _require_canonical_base64(body, is_binary=True)
+    return _decoded(*columns, others, max_message_bytes)
 
 
 def is_utf8(data: bytes) -> bool:
@@ -121,6 +143,24 @@ def is_utf8(data: bytes) -> bool:
 
 def decode_plain(body: bytes) -> list[PlainRecord] | None:
     """The records if they have nothing but keys and values, as most have: a third faster. None for all else."""
+    records = _plain_records(body)
+    if records is None:
+        return None
+    # As ``has_doubled_field``, for few records.
+    dropped_quotes = body.count(b'"') - 2
+    for record in records:
+        for text in (record.key, record.value):
+            if text:
+                dropped_quotes -= 2 + bytes(text).count(b'"')
+    return None if dropped_quotes else records
+
+
+def plain_columns(records: Sequence[PlainRecord]) -> DecodedRecords:
+    """What ``decode_plain`` gave as columns; their sizes are not checked."""
+    return _plain_columns(*_plain_texts(records))
+
+
+def _plain_records(body: bytes) -> list[PlainRecord] | None:
     if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
         return None
     try:
@@ -129,19 +169,17 @@ def decode_plain(body: bytes) -> list[PlainRecord] | None:
         return None
 
 
-def plain_columns(records: Sequence[PlainRecord]) -> DecodedRecords:
-    """What ``decode_plain`` gave as columns; their sizes are not checked."""
-    rows = len(records)
-    columns = [
-        pa.nulls(rows, _TIMESTAMP_TYPE),
-        _json_text_column([record.key for record in records]),
-        _json_text_column([record.value for record in records]),
-        null_headers(rows),
-    ]
+def _plain_texts(records: Sequence[PlainRecord]) -> tuple[Texts, Texts]:
+    return Texts.of([record.key for record in records]), Texts.of([record.value for record in records])
+
+
+def _plain_columns(keys: Texts, values: Texts) -> DecodedRecords:
+    rows = len(keys.texts)
+    columns = [pa.nulls(rows, _TIMESTAMP_TYPE), _json_text_column(keys), _json_text_column(values), null_headers(rows)]
     return DecodedRecords(pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA), None)
 
 
-def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> list[R]:
+def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> _Request[R]:
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
     # Each record and header is an object, so that few braces bound what decoding allocates; else it has to count.
@@ -156,10 +194,10 @@ def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record
         raise InvalidRequestError("The body is nested too deeply: nest keys and values less deeply") from error
     except msgspec.MsgspecError as error:
         raise InvalidRequestError(f"The body is not a valid request: {_explain(error)}") from error
-    for name in ("key_schema", "key_schema_id", "value_schema", "value_schema_id"):
-        if (given := getattr(request, name)) is not _NULL_TEXT and bytes(given) != b"null":
+    for name in _SCHEMA_FIELDS:
+        if bytes(getattr(request, name)) not in (b"", b"null"):
             raise InvalidRequestError(f"{name} is not supported with JSON and binary records: leave it out")
-    return request.records
+    return request
 
 
 def _explain(error: msgspec.MsgspecError) -> str:
@@ -180,56 +218,106 @@ def _counting_decoder(record_type: type[R]) -> msgspec.json.Decoder[_Request[R]]
 
     counting = {"__post_init__": count}
     header = msgspec.defstruct("Header", [], bases=(_Header,), namespace=counting)
-    headers = ("headers", list[header] | None, None)  # type: ignore[valid-type]
+    headers = ("headers", list[header] | msgspec.UnsetType | None, msgspec.UNSET)  # type: ignore[valid-type]
     record = msgspec.defstruct("Record", [headers], bases=(record_type,), namespace=counting)
     return msgspec.json.Decoder(_Request[record])  # type: ignore[valid-type]
 
 
-def _decoded(records: Sequence[_Record], keys: pa.Array, values: pa.Array, max_message_bytes: int) -> DecodedRecords:
-    rows = len(records)
-    times = [record.timestamp for record in records]
+def _present(values: list[Any]) -> tuple[list[Any], int]:
+    """The values of a field, None where it is not there, and how often it is there."""
+    absent = values.count(msgspec.UNSET)
+    if absent == len(values):
+        return [None] * absent, 0
+    return values if not absent else [None if v is msgspec.UNSET else v for v in values], len(values) - absent
+
+
+class _Others(NamedTuple):
+    """The fields besides key and value, of all records; ``present`` is how many there are.
+
+    Numbers are None where no record has one, and ``_NO_NUMBER`` or None where that one has not.
+    """
+
+    timestamps: list[int | None] | None
+    partitions: list[int | None] | None
+    headers: list[list[_Header] | None]
+    flat_headers: list[_Header]
+    present: int
+
+    @classmethod
+    def of(cls, records: Sequence[_Record]) -> Self:
+        timestamps, partitions = [record.timestamp for record in records], [record.partition for record in records]
+        with_timestamp, with_partition = (
+            len(numbers) - numbers.count(_NO_NUMBER) for numbers in (timestamps, partitions)
+        )
+        headers, with_headers = _present([record.headers for record in records])
+        flat = list(chain.from_iterable(filter(None, headers)))
+        present = with_timestamp + with_partition + with_headers
+        return cls(
+            timestamps if with_timestamp else None, partitions if with_partition else None, headers, flat, present
+        )
+
+
+def _require_each_field_once(body: bytes, request: _Request[R], others: _Others, strings: int) -> None:
+    """``strings``: how many were decoded for keys and values, their names among them. Raises InvalidRequestError."""
+    header_values, with_value = _present([header.value for header in others.flat_headers])
+    strings += 1 + sum(bool(getattr(request, name)) for name in _SCHEMA_FIELDS) + others.present
+    strings += 2 * len(header_values) + with_value + len(header_values) - header_values.count(None)
+    if count_strings(body) != strings:
+        raise InvalidRequestError("A field of the request, of a record or of a header is there twice: send each once")
+
+
+def _require_canonical_base64(body: bytes, *, is_binary: bool) -> None:
+    try:
+        require_canonical_base64(body, is_binary=is_binary)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"The body is not a valid request: {_explain(error)}") from error
+
+
+def _decoded(keys: pa.Array, values: pa.Array, others: _Others, max_message_bytes: int) -> DecodedRecords:
+    rows = len(keys)
     timestamps = pa.nulls(rows, _TIMESTAMP_TYPE)
-    if times.count(None) < rows:
-        timestamps = pa.array(times, pa.int64()).cast(_TIMESTAMP_TYPE)
-    headers = _headers_column([record.headers for record in records])
-    batch = pa.RecordBatch.from_arrays([timestamps, keys, values, headers], schema=WIRE_SCHEMA)
+    if others.timestamps is not None:
+        given = [None if time == _NO_NUMBER else time for time in others.timestamps]
+        timestamps = pa.array(given, pa.int64()).cast(_TIMESTAMP_TYPE)
+    batch = pa.RecordBatch.from_arrays([timestamps, keys, values, _headers_column(others)], schema=WIRE_SCHEMA)
     check_records(batch, max_message_bytes)
-    named = [record.partition for record in records]
     partitions = None
-    if named.count(None) < rows:
-        partitions = np.fromiter((-1 if partition is None else partition for partition in named), np.int32, rows)
+    if others.partitions is not None and others.partitions.count(None) + others.partitions.count(_NO_NUMBER) < rows:
+        named = (_NO_NUMBER if partition is None else partition for partition in others.partitions)
+        partitions = np.fromiter(named, np.int32, rows)
     return DecodedRecords(batch, partitions)
 
 
-def _json_text_column(texts: list[msgspec.Raw]) -> pa.Array:
-    """JSON texts as a binary column; the text ``null`` as null."""
-    rows = len(texts)
-    if rows < _VECTOR_ROWS_MIN:
-        values = map(bytes, texts)
-        return pa.array([None if value == b"null" else value for value in values], pa.binary())
-    data = np.frombuffer(b"".join(texts), np.uint8)
-    lengths = np.fromiter(map(len, texts), np.int32, rows)
+def _json_text_column(texts: Texts) -> pa.Array:
+    """JSON texts as a binary column; the text ``null``, and none at all, as null."""
+    rows = len(texts.texts)
+    if texts.lengths is None:
+        values = map(bytes, texts.texts)
+        return pa.array([None if value in (b"null", b"") else value for value in values], pa.binary())
+    data, lengths = np.frombuffer(texts.data, np.uint8), texts.lengths
     # Of all JSON texts only null has four letters and begins with n.
     is_null = lengths == len(b"null")
     is_null[is_null] = data[np.cumsum(lengths)[is_null] - len(b"null")] == ord("n")
+    is_null |= lengths == 0
     validity = None
     if is_null.any():
         validity = pa.array(~is_null).buffers()[1]
         data = data[np.repeat(~is_null, lengths)]
-        lengths[is_null] = 0
+        lengths = np.where(is_null, 0, lengths)
     offsets = np.zeros(rows + 1, np.int32)
     np.cumsum(lengths, out=offsets[1:])
     return pa.Array.from_buffers(pa.binary(), rows, [validity, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
-def _headers_column(lists: list[list[_Header] | None]) -> pa.Array:
+def _headers_column(others: _Others) -> pa.Array:
+    lists = others.headers
     if lists.count(None) == len(lists):
         return null_headers(len(lists))
-    flat = list(chain.from_iterable(headers for headers in lists if headers))
+    values, _ = _present([header.value for header in others.flat_headers])
     elements = pa.StructArray.from_arrays(
         [
-            pa.array([header.key for header in flat], pa.string()),
-            pa.array([header.value for header in flat], pa.binary()),
+            pa.array([header.key for header in others.flat_headers], pa.string()),
+            pa.array(values, pa.binary()),
         ],
         fields=list(HEADERS_TYPE.value_type),
     )

@@ -57,6 +57,10 @@ DOCUMENTS = {
     "cut short": GOOD[:-3],
     "byte order mark": b"\xef\xbb\xbf" + GOOD,
     "UTF-16": GOOD.decode().encode("utf-16"),
+    "value twice": b'{"records":[{"value":"aGk=","value":"aGk="}]}',
+    "records twice": b'{"records":[{"value":"aGk="}],"records":[{"value":"aGk="}]}',
+    "partition twice": b'{"records":[{"value":"aGk=","partition":0,"partition":0}]}',
+    "header's key twice": b'{"records":[{"value":"aGk=","headers":[{"key":"h","key":"h"}]}]}',
     "UTF-32": GOOD.decode().encode("utf-32"),
     "not UTF-8": b'{"records":[{"value":"\xff"}]}',
     "UTF-8 surrogate": b'{"records":[{"value":"\xed\xa0\x80"}]}',
@@ -97,6 +101,7 @@ HEADERS = [
     {"key": "h", "value": 1},
     {"key": "h", "value": "not base64!"},
     {"key": "h", "value": "aGk"},
+    {"key": "h", "value": "aGl="},
     {"key": "h", "value": "aGk=", "more": 1},
 ]
 
@@ -138,6 +143,8 @@ async def test_headers(shared_api, header, content_type):
         "_-_-",
         "äöü=",
         "aGk=aGk=",
+        "aGl=",
+        "aR==",
         "====",
         1,
         1.5,
@@ -493,6 +500,9 @@ CREATIONS = [
     b'{"topic_name":"new","configs":[{"name":"retention.ms","value":5}]}',
     b'{"topic_name":"new","configs":[{"name":"retention.ms","value":"5","more":1}]}',
     b'{"topic_name":"new","validate_only":"yes"}',
+    b'{"topic_name":"t","topic_name":"new"}',
+    b'{"topic_name":"new","partitions_count":1' + b"0" * 5000 + b',"partitions_count":1}',
+    b'{"topic_name":"new","configs":[{"name":"retention.ms","value":"5","value":"6"}]}',
     b'{"topic_name":"new"}{}',
     b'{"topic_name":"\xff"}',
     b'{"topic_name":"\\ud800"}',
@@ -535,7 +545,10 @@ async def test_offsets_to_delete_before(shared_api, offset):
     assert await api.values("t") == before
 
 
-@pytest.mark.parametrize("body", [b"", b"{}", b'{"before_offset":1,"partition":0}', b"1", b"{"])
+TWICE = b'{"before_offset":9,"before_offset":0}'
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b'{"before_offset":1,"partition":0}', b"1", b"{", TWICE])
 async def test_delete_records_bodies(shared_api, body):
     headers = {"Content-Type": "application/json"}
     answer = await shared_api.post("/topics/t/partitions/0/delete-records", content=body, headers=headers)
@@ -559,6 +572,7 @@ async def test_roll_bodies(shared_api, body):
         b'{"data":{"name":"x"}}',
         b'{"data":[{"name":"retention.ms","value":5}]}',
         b'{"data":[{"name":"retention.ms","operation":"APPEND"}]}',
+        b'{"data":[{"name":"retention.ms","value":"5","operation":"SET","operation":"SET"}]}',
     ],
 )
 async def test_alterations(shared_api, body):
@@ -584,6 +598,8 @@ COMMITS = {
     "offset null": b'{"offsets":[null]}',
     "offset number": b'{"offsets":[1]}',
     "unknown field of the request": b'{"offsets":[{"topic":"t","partition":0,"offset":0}],"group":"g"}',
+    "offset twice": b'{"offsets":[{"topic":"t","partition":0,"offset":0,"offset":0}]}',
+    "offsets twice": b'{"offsets":[],"offsets":[{"topic":"t","partition":0,"offset":0}]}',
     "not UTF-8": b'{"offsets":[{"topic":"t\xff","partition":0,"offset":0}]}',
     "NUL": b"\x00{}",
     "deep": b'{"offsets":' + b"[" * 100_000,

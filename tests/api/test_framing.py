@@ -114,6 +114,68 @@ def test_a_body_that_breaks_off_stores_nothing(server, end, sent):
     assert in_flight_bytes(server) == 0
 
 
+GET_LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+def poll(offset: int, **more: int) -> bytes:
+    query = "&".join(f"{name}={value}" for name, value in {"offset": offset, "max_wait_ms": 60_000, **more}.items())
+    return b"GET /topics/t/partitions/0/records?%b HTTP/1.1\r\nHost: x\r\n\r\n" % query.encode()
+
+
+@pytest.mark.parametrize(
+    ("sent", "statuses"),
+    [
+        (GET_LIVE, [200]),
+        (post(GOOD), [200]),
+        (chunked(GOOD[:5], GOOD[5:]), [200]),
+        (post(GOOD, b"Idempotency-Key: k\r\n"), [200]),
+        (post(b'{"records":[{"value":"%b"}]}' % (b"x" * 300_000)), [200]),
+        (post(b"{}"), [422]),
+        (post(GOOD) * 3 + GET_LIVE, [200] * 4),
+        (post(GOOD) + post(GOOD, length=26), [200]),
+        (GET_LIVE + b"GET /top", [200]),
+        (post(GOOD) + b"nonsense\r\n\r\n", [200, 400]),
+    ],
+    ids=lambda value: repr(value[:60]),
+)
+def test_what_was_sent_whole_is_answered_though_nothing_more_will_come(server, sent, statuses):
+    """As ``nc -N`` and shell scripts ask: the last answer closes the connection."""
+    before = server.end_offset()
+    with server.connection() as connection:
+        connection.send(sent)
+        connection.end()
+        answers = [connection.answer() for _ in statuses]
+        assert [answer and answer.status for answer in answers] == statuses
+        assert connection.answer() is None
+    stored = sum(b"offsets" in answer.body for answer in answers)
+    assert server.end_offset() == before + stored
+
+
+def test_a_long_poll_whose_client_sends_nothing_more_is_answered_with_what_there_is(server):
+    end = server.end_offset()
+    fetch = json.dumps({"partitions": [{"topic": "t", "partition": 0, "offset": end}], "max_wait_ms": 60_000}).encode()
+    for sent, waiting in (
+        (poll(end), True),
+        (poll(end), False),
+        (poll(0, min_bytes=10**7, max_bytes=10**7), True),
+        (GET_LIVE + poll(end), False),
+        (post(fetch, path=b"/fetch"), True),
+        (post(fetch, path=b"/fetch"), False),
+    ):
+        with server.connection() as connection:
+            connection.send(sent)
+            time.sleep(0.1 if waiting else 0)
+            connection.end()
+            began = time.monotonic()
+            answer = connection.answer()
+            if sent.startswith(GET_LIVE):
+                answer = connection.answer()
+            assert answer.status == 200
+            assert (len(answer.body) > 1000) == (b"offset=0&" in sent)
+            assert connection.answer() is None
+            assert time.monotonic() - began < 10
+
+
 def in_flight_bytes(server) -> int:
     def now() -> int:
         text = httpx.get(f"{server.url}/metrics").text

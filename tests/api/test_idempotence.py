@@ -13,6 +13,7 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from logstore.crc32c import crc32c
 from logstore.records.schema import WIRE_SCHEMA
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
 from tests.support.records import arrow_stream
@@ -39,6 +40,12 @@ class Store:
         answer = self.http.post(f"{self.server.url}/v3/clusters/{cluster}/topics", json=body)
         assert answer.status_code == 201, answer.text
         return name
+
+    def alter_configs(self, topic: str, changes: dict[str, str]) -> None:
+        cluster = self.http.get(f"{self.server.url}/v3/clusters").json()["data"][0]["cluster_id"]
+        body = {"data": [{"name": name, "value": value} for name, value in changes.items()]}
+        url = f"{self.server.url}/v3/clusters/{cluster}/topics/{topic}/configs:alter"
+        assert self.http.post(url, json=body).status_code == 204
 
     def post(self, path: str, body: Any, media_type: str = JSON_V2, **headers: str) -> httpx.Response:
         """``headers`` in Python's spelling."""
@@ -144,6 +151,54 @@ def test_a_key_of_another_request_is_422(store: Store) -> None:
     # Keys count by topic.
     elsewhere = store.create_topic()
     assert "Idempotent-Replayed" not in store.post(f"/topics/{elsewhere}", body, Idempotency_Key="k").headers
+
+
+def with_the_same_crc(body: bytes) -> bytes:
+    """``body`` with some of its zeros turned into ones, and the same CRC-32C."""
+    of_zeros = crc32c(bytes(len(body)))
+    # CRCs of flips add up: by the highest bit of its CRC, one combination of positions.
+    found: dict[int, tuple[int, frozenset[int]]] = {}
+    for position in [at for at, byte in enumerate(body) if byte == ord("0")]:
+        flip = bytes(position) + b"\1" + bytes(len(body) - position - 1)
+        crc, positions = crc32c(flip) ^ of_zeros, frozenset({position})
+        while crc and crc.bit_length() in found:
+            other, others = found[crc.bit_length()]
+            crc, positions = crc ^ other, positions ^ others
+        if not crc:
+            return bytes(byte ^ (at in positions) for at, byte in enumerate(body))
+        found[crc.bit_length()] = crc, positions
+    raise AssertionError("33 zeros are enough")
+
+
+def test_another_body_is_another_request_also_if_its_checksum_is_the_same(store: Store) -> None:
+    topic = store.create_topic()
+    body = json.dumps({"records": [{"value": "0" * 33}]}).encode()
+    other = with_the_same_crc(body)
+    assert (other != body, crc32c(other), len(other)) == (True, crc32c(body), len(body))
+    assert store.post(f"/topics/{topic}", body, Idempotency_Key="k").status_code == 200
+    assert_error(store.post(f"/topics/{topic}", other, Idempotency_Key="k"), 422, 42211)
+    assert store.post(f"/topics/{topic}", other, Idempotency_Key="k-2").status_code == 200
+    assert store.values(topic) == ["0" * 33, json.loads(other)["records"][0]["value"]]
+
+
+@pytest.mark.parametrize("change", [{"max.message.bytes": "1"}, {"cleanup.policy": "compact"}])
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_retry_after_a_change_of_the_configuration_gets_its_first_answer(
+    store: Store, kind: str, change: dict[str, str]
+) -> None:
+    """Though the same request would be refused now, if it was a new one."""
+    topic = store.create_topic()
+    path, (media_type, body) = f"/topics/{topic}/partitions/0", BODIES[kind]
+    names = ({"Idempotency_Key": "k"}, of_producer(store.producer(), "0=0"))
+    first = [store.post(path, body, media_type, **name) for name in names]
+    store.alter_configs(topic, change)
+    again = [store.post(path, body, media_type, **name) for name in names]
+    assert [answer.headers.get("Idempotent-Replayed") for answer in again] == ["true", "true"]
+    assert [answer.content for answer in again] == [answer.content for answer in first]
+    too_small = kind in ("binary", "ndjson") and "max.message.bytes" in change  # records of one byte
+    new = ({}, {"Idempotency_Key": "other"}, of_producer(store.producer(), "0=0"))
+    refused = [store.post(path, body, media_type, **name).status_code for name in new]
+    assert too_small or refused == [413 if "max.message.bytes" in change else 422] * 3
 
 
 def test_at_the_bound_new_keys_are_429_and_known_ones_are_answered(store: Store) -> None:

@@ -229,6 +229,7 @@ def test_long_polls_whose_clients_read_nothing_or_leave(server):
                     client.reset()
                 case 2:
                     client.half_close()
+                    assert (await client.answer()).status == 200
                     assert await client.rest() == b""
                 case _:
                     # Bytes of a second request that never comes.

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.coordinator import EmbeddedCoordinator
+from logstore.broker.secret import load_secret
 from logstore.cli.data_directory import running_url, stopped_store
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
@@ -66,6 +67,27 @@ def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: s
     path.write_bytes(good)
     assert elect(data)[0] == cluster_id
     assert elect(data)[1] > epoch
+
+
+def test_a_damaged_secret_refuses_the_start(data: Path) -> None:
+    """The same digits in other letters are no damage."""
+    home = data / "brokers" / "0"
+    secret, path = load_secret(home, FileSystem()), home / "secret"
+    assert path.stat().st_mode & 0o777 == 0o600
+    good = path.read_bytes()
+    for content in damaged(good):
+        path.write_bytes(content)
+        if content.lower().strip() == good.strip():
+            assert load_secret(home, FileSystem()) == secret
+            continue
+        with pytest.raises(DataDirectoryError, match="Restore it from a backup, or remove it") as raised:
+            load_secret(home, FileSystem())
+        assert f"{path} is damaged" in str(raised.value), content
+        assert path.read_bytes() == content, "it stays as it was found"
+    path.write_bytes(good)
+    assert load_secret(home, FileSystem()) == secret
+    path.unlink()
+    assert load_secret(home, FileSystem()) not in {secret, bytes(32)}
 
 
 def test_files_without_a_checksum_are_those_of_an_older_release(data: Path) -> None:

@@ -274,6 +274,7 @@ async def end_after_body(client: RawClient, ending: Ending, request: Request) ->
         found = await client.rest()
         assert b"HTTP/1.1 4" not in found
         assert b"HTTP/1.1 5" not in found
+        assert found.endswith(b"}"), "the answer, or what was not read of it"
     else:
         await end(client, ending)
 

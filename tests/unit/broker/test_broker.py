@@ -35,7 +35,9 @@ from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.log.topic import Topic
+from logstore.observability import render_metrics
 from logstore.records.batch import DecodedRecords
+from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
@@ -390,6 +392,36 @@ def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
                 await waiting
             with pytest.raises(UnknownTopicError):
                 await produce(broker, topic, [b"a"])
+
+    run(scenario())
+
+
+def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker, "late-metrics")
+            for number in range(3):
+                await produce(broker, topic, [b"%d" % number])
+                await broker.roll(topic)
+            assert await fetch(broker, topic, 0)
+            assert b'"late-metrics"' in render_metrics()
+            disk.slow("journal.fdatasync", 0.3)
+            identity = IdempotencyKey.of("k", b"", broker.idempotency_secret)
+            pending = [
+                asyncio.create_task(broker.produce(topic, records([b"x"]))),
+                asyncio.create_task(broker.produce(topic, records([b"y"]), identity=identity)),
+            ]
+            await asyncio.sleep(0.01)
+            await broker.delete_topic("late-metrics")
+            await asyncio.gather(*pending)
+            assert b'"late-metrics"' not in render_metrics()
+            # One of its name counts by itself.
+            disk.heal()
+            again = await new_topic(broker, "late-metrics")
+            await produce(broker, again, [b"z"])
+            assert b'logstore_produced_records_total{topic="late-metrics"} 1.0' in render_metrics()
+            await broker.delete_topic("late-metrics")
 
     run(scenario())
 

@@ -22,7 +22,7 @@ from logstore.journal.frame import (
     encode_frame_header,
     encode_mark,
 )
-from logstore.records.batch_identity import RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, unpack_batches
 from tests.support.journals import data_frame
 
 int16 = st.integers(-(2**15), 2**15 - 1)
@@ -42,10 +42,8 @@ headers = st.builds(
     append_time_ms=int64,
     max_timestamp_ms=int64,
     inflated_bytes=uint64,
-    producer_id=int64,
-    producer_epoch=int16,
-    base_sequence=int32,
-    idempotency_key_hash=uint64,
+    identity=st.just(NOBODY)
+    | st.builds(BatchIdentity, owner=uint64, epoch=int16.filter(lambda epoch: epoch != -1), sequence=int64),
 )
 
 
@@ -90,7 +88,7 @@ def _with_byte(encoded: bytes, at: int, value: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize(("at", "value"), [(8, 2), (9, 99), (10, 128)])
+@pytest.mark.parametrize(("at", "value"), [(8, 3), (9, 99), (10, 128)])
 def test_a_frame_of_a_newer_release_is_refused_not_cut(at, value):
     encoded = encode_frame_header(data_frame(0), position=0, durable_end=0, file_id=1)
     with pytest.raises(DataDirectoryError, match="release"):
@@ -105,8 +103,8 @@ def test_file_header():
     assert decode_file_header(encoded, 12346) is None, "a file under another's name"
     assert decode_file_header(encoded[:100], 12345) is None
     assert decode_file_header(bytes(HEADER_BYTES), 0) is None
-    with pytest.raises(DataDirectoryError, match="version 2"):
-        decode_file_header(_with_byte(encoded, 8, 2), 12345)
+    with pytest.raises(DataDirectoryError, match="version 3"):
+        decode_file_header(_with_byte(encoded, 8, 3), 12345)
 
 
 def test_a_mark_says_that_all_before_it_is_durable():
@@ -119,8 +117,8 @@ remembered = st.lists(
     st.builds(
         RememberedBatch,
         owner=uint64,
-        epoch=st.integers(-1, 2**15 - 1),
-        sequence=st.integers(-(2**31), 2**31 - 1),
+        epoch=int16,
+        sequence=int64,
         record_count=st.integers(1, 2**31 - 1),
         base_offset=st.integers(0, 2**63 - 1),
         append_time_ms=st.integers(0, 2**63 - 1),

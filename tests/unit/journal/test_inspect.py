@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import CorruptionError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, PartitionSnapshot
 from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
-from logstore.records.batch_identity import RememberedBatch
+from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch
 from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
 
 
@@ -113,20 +113,19 @@ def test_a_directory_that_is_not_there_is_said_so(tmp_path):
 
 def test_dump_shows_who_sent_what_and_what_is_remembered(tmp_path):
     producers = [RememberedBatch(5, 2, 7, 3, 10, 1000), RememberedBatch(6, 0, 0, 1, 13, 1001)]
-    keys = [RememberedBatch(2**64 - 1, -1, -9, 1, 14, 1002)]
+    keys = [RememberedBatch(2**64 - 1, -2, -(2**63), 1, 14, 1002)]
     packed = [b"".join(batch.pack() for batch in batches) for batches in (producers, keys)]
+    sender, keyed = BatchIdentity(5, 2, 10), BatchIdentity(2**64 - 1, -(2**15), -(2**63))
 
     async def scenario():
         frame = snapshot_frame(4)
         frame = frame._replace(payload=PartitionSnapshot(4, ((0, 0),), 15, *packed, 5).encode())
         async with running(tmp_path, snapshots=lambda: [frame]) as (journal, _):
             plain = data_frame(15)
-            sender = {"producer_id": 5, "producer_epoch": 2, "base_sequence": 10}
-            keyed = {"idempotency_key_hash": 2**64 - 1, "base_sequence": -9}
-            await journal.append([plain._replace(header=plain.header._replace(**names)) for names in (sender, keyed)])
+            frames = [plain._replace(header=plain.header._replace(identity=of)) for of in (sender, keyed, NOBODY)]
+            await journal.append(frames)
 
     asyncio.run(scenario())
-    snapshot, sent, keyed = dump(tmp_path)
+    snapshot, *frames = dump(tmp_path)
     assert snapshot.snapshot == DumpedSnapshot(4, ((0, 0),), 15, tuple(producers), tuple(keys), 5)
-    assert (sent.producer_id, sent.producer_epoch, sent.base_sequence, sent.idempotency_key_hash) == (5, 2, 10, 0)
-    assert (keyed.producer_id, keyed.base_sequence, keyed.idempotency_key_hash) == (-1, -9, 2**64 - 1)
+    assert [frame.identity for frame in frames] == [sender, keyed, None]

@@ -37,9 +37,9 @@ def test_a_null_list_of_headers_has_no_size_whatever_lies_under_it():
 
 def test_a_record_at_the_limit_passes_and_one_byte_more_is_named():
     batch = wire_batch([_SMALL, Row(None, b"kk", b"value", (("h", b"12"),)), Row(None, None, b"x" * 99, None)])
-    check_record_sizes(batch.slice(0, 2), 10)
-    with pytest.raises(RecordTooLargeError, match=r"Record 1 .* has 10 bytes .* allows 9:"):
-        check_record_sizes(batch, 9)
+    check_record_sizes(batch.slice(0, 2), 10, range(2))
+    with pytest.raises(RecordTooLargeError, match=r"Record 8 .* has 10 bytes .* allows 9:"):
+        check_record_sizes(batch, 9, range(7, 10))
 
 
 def test_no_record_is_no_request():

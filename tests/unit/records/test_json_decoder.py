@@ -15,7 +15,7 @@ from logstore.errors import (
 )
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
 from logstore.records.decode import decode_binary, decode_json
-from logstore.records.json_decoder import is_utf8
+from logstore.records.json_decoder import decode_plain, is_utf8
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
 
@@ -197,8 +197,74 @@ def test_null_schemas_are_as_good_as_none():
     assert wire_rows(decode_json(body, max_message_bytes=_LIMIT).batch) == [Row(None, None, b"1", None)]
 
 
-def test_the_last_of_a_field_given_twice_counts():
-    assert _value(b'1,"value":2') == b"2"
+@pytest.mark.parametrize("text", ["QR==", "QUJ=", "QR=\\u003d", "\\u0051R==", "+/9=", "AAAAQR=="])
+@pytest.mark.parametrize("rest", ["", ',"headers":[{"key":"a=","value":"Yg=="}]'])
+def test_base64_with_bits_behind_its_end_is_refused(text, rest):
+    record = f'{{"value":"{text}"{rest}}}'
+    body = f'{{"records":[{{"value":"QQ=="}},{record}]}}'.encode()
+    with pytest.raises(InvalidRequestError, match=r"base64.*records\[1\]\.value"):
+        decode_binary(body, max_message_bytes=_LIMIT)
+    body = f'{{"records":[{{"headers":[{{"key":"a","value":"{text}"}}]}}]}}'.encode()
+    for decode in (decode_json, decode_binary):
+        with pytest.raises(InvalidRequestError, match=r"base64.*records\[0\]\.headers\[0\]\.value"):
+            decode(body, max_message_bytes=_LIMIT)
+
+
+def test_what_only_looks_like_base64_is_taken():
+    body = b'{"records":[{"key":"QR==","value":"x=","headers":[{"key":"QR==","value":"QQ\\u003d="}]}]}'
+    (row,) = wire_rows(decode_json(body, max_message_bytes=_LIMIT).batch)
+    assert row == Row(None, b'"QR=="', b'"x="', (("QR==", b"A"),))
+    body = b'{"records":[{"value":"+\\/8=","headers":[{"key":"x=="}]}]}'
+    (row,) = wire_rows(decode_binary(body, max_message_bytes=_LIMIT).batch)
+    assert row == Row(None, None, b"\xfb\xff", (("x==", None),))
+
+
+_TWICE = [
+    '{"records":[{"value":1}],"records":[{"value":2}]}',
+    '{"records":[{"value":1}],"records":[]}',
+    '{"key_schema":null,"records":[{"value":1}],"key_schema":null}',
+    '{"records":[{"value":1,"value":2}]}',
+    '{"records":[{"key":1,"value":1,"key":1}]}',
+    '{"records":[{"value":1,"value":1}]}',
+    '{"records":[{"value":"a","v\\u0061lue":"b"}]}',
+    '{"records":[{"value":null,"value":null}]}',
+    '{"records":[{"value":"\\"\\\\","value":"\\\\\\""}]}',
+    '{"records":[{"value":{"a":[1,"b"]},"value":1}]}',
+    '{"records":[{"value":1,"partition":0,"partition":1}]}',
+    '{"records":[{"value":1,"partition":0,"partition":null}]}',
+    '{"records":[{"value":1,"timestamp":5,"timestamp":6}]}',
+    '{"records":[{"value":1,"headers":[],"headers":[{"key":"a"}]}]}',
+    '{"records":[{"value":1,"headers":[{"key":"a"}],"headers":null}]}',
+    '{"records":[{"value":1,"headers":[{"key":"a","key":"b"}]}]}',
+    '{"records":[{"value":1,"headers":[{"key":"a\\"","value":null,"value":"Yg=="}]}]}',
+]
+
+
+@pytest.mark.parametrize(
+    "more", ["", ", {}" * 500, ', {"key": "\\"",  "value": "\\\\"}' * 100], ids=["one", "many", "escapes"]
+)
+@pytest.mark.parametrize("body", _TWICE)
+def test_a_field_that_is_there_twice_is_refused(body, more):
+    """With any spaces, and among many records."""
+    for spaced in (body, body.replace(",", " ,\n").replace(":", " : ")):
+        whole = spaced.replace("}]", f"}}{more}]", 1) if "headers" not in body else spaced
+        _refused(whole.encode(), "is there twice")
+        assert decode_plain(whole.encode()) is None
+
+
+@pytest.mark.parametrize("of", ["key", "value", "partition", "timestamp", "headers"])
+def test_a_field_that_is_there_twice_is_refused_with_base64_too(of):
+    fields = {"key": '"QQ=="', "value": "null", "partition": "0", "timestamp": "null", "headers": '[{"key":"a"}]'}
+    once = ",".join(f'"{name}":{text}' for name, text in fields.items())
+    assert decode_binary(b'{"records":[{%b}]}' % once.encode(), max_message_bytes=_LIMIT).num_rows == 1
+    for again in (fields[of], "null"):
+        twice = f'{{"records":[{{}},{{{once},"{of}":{again}}}]}}'
+        with pytest.raises(InvalidRequestError, match="is there twice"):
+            decode_binary(twice.encode(), max_message_bytes=_LIMIT)
+
+
+def test_fields_of_what_is_stored_are_nobody_elses_affair():
+    assert _value(b'{"a":1,"a":2}') == b'{"a":1,"a":2}'
 
 
 def test_nulls_leave_no_bytes_behind():

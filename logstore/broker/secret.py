@@ -1,0 +1,49 @@
+"""The secret that idempotency keys are told apart with: ``<data>/brokers/<id>/secret``, for its owner's eyes only.
+
+Invariant: it is durable before anything is stored that was made with it. Without it nobody, the store included, can
+tell whether a request is one that was stored: see ``IdempotencyKeys.require_one_secret``.
+"""
+
+import secrets
+from pathlib import Path
+from typing import Final
+
+from logstore.crc32c import crc32c
+from logstore.errors import DataDirectoryError
+from logstore.filesystem import FileSystem
+
+_SECRET_BYTES: Final = 32
+_CHECKSUM_BYTES: Final = 4
+
+
+def load_secret(home: Path, filesystem: FileSystem) -> bytes:
+    """The secret of the broker at home there, 32 bytes; made if there is none.
+
+    On disk it is followed by its CRC-32C, all in hexadecimal digits. Raises DataDirectoryError if the file is not what
+    was written.
+    """
+    path = home / "secret"
+    try:
+        content = bytes.fromhex(path.read_text("ascii"))
+    except FileNotFoundError:
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        content = secret + _checksum(secret)
+        filesystem.write_atomically(path, f"{content.hex()}\n".encode(), mode=0o600)
+        return secret
+    except ValueError as error:
+        raise _damaged(path) from error
+    secret = content[:_SECRET_BYTES]
+    if len(content) != _SECRET_BYTES + _CHECKSUM_BYTES or content != secret + _checksum(secret):
+        raise _damaged(path)
+    return secret
+
+
+def _checksum(secret: bytes) -> bytes:
+    return crc32c(secret).to_bytes(_CHECKSUM_BYTES, "big")
+
+
+def _damaged(path: Path) -> DataDirectoryError:
+    return DataDirectoryError(
+        f"{path} is damaged: it is not what was written. Restore it from a backup, or remove it: requests with a new "
+        "Idempotency-Key are then refused (429) by topics that remember older ones, for idempotency.window.ms."
+    )

@@ -1,0 +1,140 @@
+"""What JSON decoders let pass and a log must not: fields that are there twice, base64 that no encoder makes.
+
+Decoders keep the last of two fields, and nobody learns of the first. A doubled field is found by counting: the names of
+fields are strings, so of those a body has as many as were decoded, or something was dropped. Invariant: nothing here
+makes an object for each record, or looks at a body more than a few times.
+"""
+
+import binascii
+from collections.abc import Sequence
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+
+import msgspec
+import numpy as np
+
+#: A field that is not there: no text at all.
+ABSENT: Final = msgspec.Raw(b"")
+#: With fewer texts the steps over all of them cost more than an object for each.
+VECTOR_ROWS_MIN: Final = 64
+# With fewer bytes a loop is faster than a vector.
+_VECTOR_BYTES_MIN: Final = 1024
+
+DOUBLED: Final = "A field of the request, of a record or of a header is there twice: send each once"
+
+
+class Texts(NamedTuple):
+    """The JSON texts of one field of all records; ``data`` is all of them. ``lengths`` (int32) only of many."""
+
+    texts: Sequence[msgspec.Raw]
+    data: bytes
+    lengths: np.ndarray | None
+
+    @classmethod
+    def of(cls, texts: Sequence[msgspec.Raw]) -> Self:
+        rows = len(texts)
+        lengths = None if rows < VECTOR_ROWS_MIN else np.fromiter(map(len, texts), np.int32, rows)
+        return cls(texts, b"".join(texts), lengths)
+
+    @property
+    def present(self) -> int:
+        """How many records have the field."""
+        return sum(map(bool, self.texts)) if self.lengths is None else int(np.count_nonzero(self.lengths))
+
+
+def has_doubled_field(body: bytes, keys: Texts, values: Texts) -> bool:
+    """Whether a field is there twice in a request of nothing but records of keys and values."""
+    rows, with_key, with_value = len(keys.texts), keys.present, values.present
+    outside = len(body) - len(keys.data) - len(values.data)
+    if rows == with_value and outside == len('{"records":[]}') + len('{"value":},') * rows - 1 + with_key * len(
+        '"key":,'
+    ):
+        return False  # these fields, once each, do not fit into less
+    return _quotes(body) - _quotes(keys.data) - _quotes(values.data) != 2 * (1 + with_key + with_value)
+
+
+def _quotes(data: bytes) -> int:
+    if len(data) < _VECTOR_BYTES_MIN:
+        return data.count(b'"')
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord('"')))
+
+
+def count_strings(texts: bytes) -> int:
+    """The strings in JSON texts, names of fields among them."""
+    if b"\\" in texts:
+        texts = texts.replace(b"\\\\", b"").replace(b'\\"', b"")
+    return _quotes(texts) // 2
+
+
+# ---- base64 ---------------------------------------------------------------------------------------------------------
+
+
+def _letters(letters: bytes) -> np.ndarray:
+    found = np.zeros(256, np.bool_)
+    found[list(letters)] = True
+    return found
+
+
+# What the last letter may be before "=" and "==": those with zeros in the two and four bits that are no byte's.
+_BEFORE_ONE: Final = _letters(b"AEIMQUYcgkosw048")
+_BEFORE_TWO: Final = _letters(b"AQgw")
+
+
+class _Base64(bytes):
+    """As ``_decode_base64`` makes it."""
+
+    __slots__ = ()
+
+
+class _Header(msgspec.Struct, gc=False):
+    value: _Base64 | None = None
+
+
+class _JsonRecord(msgspec.Struct, gc=False):
+    headers: list[_Header] | None = None
+
+
+class _BinaryRecord(_JsonRecord, gc=False):
+    key: _Base64 | None = None
+    value: _Base64 | None = None
+
+
+R = TypeVar("R", bound=_JsonRecord)
+
+
+class _Request(msgspec.Struct, Generic[R]):
+    records: list[R]
+
+
+def _decode_base64(_: type[Any], text: Any) -> bytes:
+    try:
+        decoded = binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        decoded = None
+    if decoded is None or binascii.b2a_base64(decoded, newline=False) != text.encode():
+        raise ValueError("Invalid base64: no encoder writes any bytes so (RFC 4648 section 4, with padding)")
+    return _Base64(decoded)
+
+
+_HEADERS_DECODER: Final = msgspec.json.Decoder(_Request[_JsonRecord], dec_hook=_decode_base64)
+_BINARY_DECODER: Final = msgspec.json.Decoder(_Request[_BinaryRecord], dec_hook=_decode_base64)
+
+
+def require_canonical_base64(body: bytes, *, is_binary: bool) -> None:
+    """msgspec.ValidationError if there is base64 in a valid request that no encoder makes.
+
+    ``is_binary``: keys and values are base64, too, not only the values of headers.
+    """
+    if _may_have_loose_base64(body):
+        (_BINARY_DECODER if is_binary else _HEADERS_DECODER).decode(body)
+
+
+def _may_have_loose_base64(body: bytes) -> bool:
+    """Whether some text may stand for other bits than zeros behind its last byte; seldom without reason."""
+    if b"\\" in body:
+        return True
+    data = np.frombuffer(body, np.uint8)
+    # Nothing that may be at either end of a request.
+    at = np.flatnonzero(data == ord("="))
+    at = at[data[at + 1] == ord('"')]
+    twice = data[at - 1] == ord("=")
+    return not np.where(twice, _BEFORE_TWO[data[at - 2]], _BEFORE_ONE[data[at - 1]]).all()
