@@ -19,6 +19,21 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class TopicIdentity(NamedTuple):
+    """One topic among those that had the name, one after the other (KIP-516)."""
+
+    name: str
+    topic_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartitions:
+    """What a producer knows of a topic: which one it is of those with its name, and how many partitions it has."""
+
+    topic_id: str
+    count: int
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """One partition. Readers see offsets in [log_start_offset, high_watermark); below ``sealed_offset`` they are in
