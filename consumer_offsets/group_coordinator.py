@@ -15,6 +15,7 @@ import structlog
 
 from consumer_offsets.offset_log import OffsetLog, TopicPartition
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.topic_identity import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
     InvalidGroupError,
@@ -37,12 +38,16 @@ _TIMEOUT_MS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class OffsetToCommit:
-    """``offset`` is the next one to read; ``metadata`` is the consumer's own text."""
+    """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
+
+    ``topic_id``: of the topic that was read; None for whichever has the name now.
+    """
 
     topic: str
     partition: int
     offset: int
     metadata: str = ""
+    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +112,14 @@ class GroupCoordinator:
         """Commit offsets, lower ones than before too; returns when that is durable.
 
         Raises InvalidGroupError, InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError,
-        UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
-        committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
+        UnknownTopicError, UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it
+        may or may not be committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         _check_group_name(group)
         _check_request(offsets)
         self._check_offsets(offsets)
         topic = await self._offsets.open_topic()
-        # Again: a topic may have been deleted meanwhile. From here to the append nothing waits.
+        # Again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing waits.
         commits = self._check_offsets(offsets)
         await self._offsets.append(topic, group, commits, timeout_ms=timeout_ms)
 
@@ -176,6 +181,7 @@ class GroupCoordinator:
         commits: dict[TopicPartition, OffsetCommit | None] = {}
         for asked in offsets:
             topic = self._broker.topic(asked.topic)
+            require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             if not 0 <= asked.offset <= partition_log.high_watermark:
                 raise OffsetOutOfRangeError(

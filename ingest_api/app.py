@@ -19,6 +19,7 @@ from ingest_api.request_context import RequestContextMiddleware
 from ingest_api.routers import ROUTERS
 from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
+from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
 from logstore.broker.broker import Broker
 from logstore.errors import LogStoreError
@@ -116,7 +117,7 @@ class Application(FastAPI):
         try:
             response = await scope["route"].endpoint(Request(scope, receive, send))
         except LogStoreError as error:
-            response = log_store_error_response(error)
+            response = log_store_error_response(error, topic_id_headers(scope))
         await response(scope, receive, send)
 
 

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ingest_api.topic_ids import topic_id_headers
 from logstore import errors
 from logstore.errors import LogStoreError
 
@@ -79,6 +80,7 @@ HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     errors.UnknownTopicError: HttpError(404, 40401),
     errors.UnknownPartitionError: HttpError(404, 40402),
     errors.UnknownGroupError: HttpError(404, 40405),
+    errors.UnknownTopicIdError: HttpError(404, 40406),
     errors.UnknownClusterError: HttpError(404, 404),
     errors.InvalidTopicError: HttpError(400, 40002),
     errors.TopicExistsError: HttpError(400, 40002),
@@ -125,9 +127,9 @@ def error_response(http: HttpError, message: str, headers: Mapping[str, str] | N
     )
 
 
-def log_store_error_response(error: LogStoreError) -> Response:
-    """The answer to ``error`` with the headers that its kind has."""
-    headers: dict[str, str] = {}
+def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, str] | None = None) -> Response:
+    """The answer to ``error`` with the headers that its kind has, and ``more_headers``."""
+    headers = dict(more_headers or {})
     match error:
         case errors.ThrottledError():
             headers["Retry-After"] = str(error.retry_after_s)
@@ -149,9 +151,9 @@ def log_store_error_response(error: LogStoreError) -> Response:
 def add_error_handlers(app: FastAPI) -> None:
     """Make the framework's own errors look like ours. What is left, bugs, is caught in ``request_context``."""
 
-    async def ours(_: Request, error: Exception) -> Response:
+    async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LogStoreError)
-        return log_store_error_response(error)
+        return log_store_error_response(error, topic_id_headers(request.scope))
 
     async def starlettes(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

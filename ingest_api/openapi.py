@@ -37,6 +37,8 @@ from ingest_api.parameters import (
     TOPIC,
     Parameter,
 )
+from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
+from ingest_api.topic_ids import REQUEST_HEADER as TOPIC_ID
 from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 
 _REF = "#/components/schemas/{model}"
@@ -44,7 +46,8 @@ _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
     "40003: what the headers say of the producer, or the idempotency key, is not.",
-    404: "40401: no such topic; 40402: no such partition; 40405: no such group; 404: nothing at this path.",
+    404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
+    "was meant, it was deleted and made again; 404: nothing at this path.",
     406: "Accept allows nothing of what there is.",
     408: "The client stopped sending in the middle of the body.",
     409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
@@ -192,15 +195,15 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
         operation_id,
         path=path,
         query=(ACKS, TIMEOUT_MS),
-        headers=REQUEST_HEADERS,
+        headers=[*REQUEST_HEADERS, TOPIC_ID],
         body=_PRODUCE_BODY,
         answers=_PRODUCE_ANSWERS,
         errors=_PRODUCE_ERRORS,
     )
 
 
-def _v2(model: dict[str, Any], description: str) -> dict[int, dict[str, Any]]:
-    return {200: _answer(description, _content(model, METADATA_TYPES))}
+def _v2(model: dict[str, Any], description: str, headers: Mapping[str, Any] | None = None) -> dict[int, dict[str, Any]]:
+    return {200: _answer(description, _content(model, METADATA_TYPES), headers)}
 
 
 def _v3(model: type[BaseModel], description: str, status: int = 200) -> dict[int, dict[str, Any]]:
@@ -224,6 +227,7 @@ FETCH = _operation(
     "fetch",
     path=_PARTITION_PATH,
     query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS),
+    headers=(TOPIC_ID,),
     answers={
         200: _answer(
             "Records in offset order; empty at the high watermark when the wait is over.",
@@ -234,7 +238,11 @@ FETCH = _operation(
                 },
                 STORED_BATCHES: {"schema": {**_BINARY, "description": "Batches as they are stored."}},
             },
-            {**_RANGE_HEADERS, "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."}},
+            {
+                **_RANGE_HEADERS,
+                "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."},
+                **TOPIC_ID_HEADERS,
+            },
         )
     },
     errors=(406, 416, 429),
@@ -258,14 +266,16 @@ OFFSETS = _operation(
     "getOffsets",
     path=_PARTITION_PATH,
     query=(TIMESTAMP,),
-    answers=_v2(_ref(schemas.PartitionOffsets), "The offsets."),
+    headers=(TOPIC_ID,),
+    answers=_v2(_ref(schemas.PartitionOffsets), "The offsets.", TOPIC_ID_HEADERS),
     errors=(406,),
 )
 DELETE_RECORDS = _operation(
     "deleteRecords",
     path=_PARTITION_PATH,
+    headers=(TOPIC_ID,),
     body=_json_body(schemas.DeleteRecordsRequest),
-    answers=_v2(_ref(schemas.DeletedRecords), "The new log start offset."),
+    answers=_v2(_ref(schemas.DeletedRecords), "The new log start offset.", TOPIC_ID_HEADERS),
     errors=(406, 416, 503),
 )
 INIT_PRODUCER = _operation(

@@ -20,6 +20,10 @@ _INT64_MAX = 2**63 - 1
 
 Int32 = Annotated[int, Field(ge=0, le=_INT32_MAX, json_schema_extra={"format": "int32"})]
 ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
+#: As GET /topics/{topic} gives it.
+TopicId = Annotated[
+    str | None, Field(description="The topic that is meant: another one of that name is error_code 40406.")
+]
 Int64 = Annotated[int, Field(ge=0, le=_INT64_MAX, json_schema_extra={"format": "int64"})]
 
 
@@ -126,6 +130,7 @@ class FetchPartition(Request):
     topic: str
     partition: Int32
     offset: Int64 = Field(description="The first offset to read.")
+    topic_id: TopicId = None
 
 
 class FetchRequest(Request):
@@ -319,6 +324,7 @@ class OffsetToCommit(Request):
     topic: str
     partition: Int32
     offset: Int64 = Field(description="The next offset to read: that of the last record done, plus 1.")
+    topic_id: TopicId = None
     metadata: str | None = Field(
         None, description=f"Text of the consumer's own, at most {OFFSET_METADATA_BYTES_MAX} bytes in UTF-8."
     )

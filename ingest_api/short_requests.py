@@ -33,6 +33,7 @@ from ingest_api.request_context import (
 )
 from ingest_api.routers.produce import HEADERS_READ, read_head
 from ingest_api.state import ApiState
+from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 
@@ -42,7 +43,13 @@ _PRODUCE: Final = "/topics/{topic}"
 _LENGTH: Final = b"content-length"
 _HEAD_END: Final = b"\r\n\r\n"
 # What makes a request one for the application, whatever it says.
-_NOT_PLAIN: Final = IDENTITY_HEADERS | {b"transfer-encoding", b"content-encoding", b"expect", b"upgrade"}
+_NOT_PLAIN: Final = IDENTITY_HEADERS | {
+    TOPIC_ID_HEADER,
+    b"transfer-encoding",
+    b"content-encoding",
+    b"expect",
+    b"upgrade",
+}
 _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512

@@ -64,6 +64,14 @@ class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
 
+class UnknownTopicIdError(UnknownTopicError):
+    """A topic has the name, and another id than the one that was meant: that topic was deleted, its name used again.
+    Offsets and sequence numbers of it mean nothing in the new one.
+    """
+
+    kafka_name, kafka_code = "UNKNOWN_TOPIC_ID", 100
+
+
 class UnknownPartitionError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 

@@ -23,6 +23,7 @@ from ingest_api.parameters import read_query
 from ingest_api.schemas import FetchRequest
 from ingest_api.state import ApiState, api_state
 from logstore.broker.broker import Broker
+from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.records.fetch_sections import Section, encode_sections
 from logstore.records.stored_batch import encode_blocks
@@ -100,6 +101,7 @@ async def _read(broker: Broker, asked: FetchRequest) -> _Read:
             break
         try:
             topic = broker.topic(wanted.topic)
+            require_topic_id(topic, wanted.topic_id)
             log = topic.partition(wanted.partition)
             if wanted.offset == log.last_stable_offset:
                 advances.append(log.advanced())

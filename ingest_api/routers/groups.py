@@ -33,10 +33,11 @@ async def commit_offsets(request: Request) -> Response:
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model(request, CommitOffsetsRequest)
     offsets = [
-        OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "") for entry in asked.offsets
+        OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
+        for entry in asked.offsets
     ]
     await api_state(request).groups.commit(request.path_params["group"], offsets)
-    return json_response({"offsets": offsets}, media_type=media_type)
+    return json_response({"offsets": [_committed(offset) for offset in offsets]}, media_type=media_type)
 
 
 @router.get("/groups/{group}/offsets", **openapi.GET_GROUP_OFFSETS)
@@ -70,3 +71,12 @@ async def delete_group(request: Request) -> Response:
     read_query(request)
     await api_state(request).groups.delete(request.path_params["group"])
     return Response(status_code=204)
+
+
+def _committed(offset: OffsetToCommit) -> dict[str, str | int]:
+    return {
+        "topic": offset.topic,
+        "partition": offset.partition,
+        "offset": offset.offset,
+        "metadata": offset.metadata,
+    }

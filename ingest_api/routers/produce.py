@@ -31,7 +31,9 @@ from ingest_api.content_types import (
 from ingest_api.idempotence import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, TIMEOUT_MS, parse_query, partition_in_path, required
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
+from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.broker import ProduceResult, Topic
+from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import UnknownTopicError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
@@ -135,7 +137,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     head = _head_of(request)
     form, coding, acks, timeout_ms = head.form, head.coding, head.acks, head.timeout_ms
     # All that can be refused without the body is, so that nothing is sent or held in vain.
-    topic = _existing_topic(state, request.path_params["topic"])
+    topic = _existing_topic(request)
     if topic is not None and partition is not None:
         topic.partition(partition)
     identify = identity_of(request.scope["headers"], state.broker.idempotency_secret)
@@ -186,11 +188,16 @@ async def _decode(
     return await state.work(size, lambda: (decode(), None if identify is None else identify(plain)))
 
 
-def _existing_topic(state: ApiState, name: str) -> Topic | None:
-    """The topic; None if there is none and it is to be created."""
+def _existing_topic(request: Request) -> Topic | None:
+    """The topic; None if there is none and it is to be created. UnknownTopicError, UnknownTopicIdError."""
+    state, topic_ids = api_state(request), topic_ids_of(request)
     try:
-        return state.broker.topic(name)
+        topic = state.broker.topic(request.path_params["topic"])
     except UnknownTopicError:
-        if not state.settings.auto_create_topics_enable:
+        # Who means a certain one does not want another.
+        if topic_ids or not state.settings.auto_create_topics_enable:
             raise
         return None
+    for topic_id in topic_ids:
+        require_topic_id(topic, topic_id)
+    return topic

@@ -34,7 +34,8 @@ from ingest_api.parameters import (
     required,
 )
 from ingest_api.schemas import DeleteRecordsRequest
-from ingest_api.state import ApiState, api_state
+from ingest_api.state import api_state
+from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.broker import FetchResult, Topic
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
@@ -69,7 +70,7 @@ async def fetch(request: Request) -> Response:
     """Read records from an offset on, waiting for some at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = state.broker.topic(request.path_params["topic"])
+    topic = topic_to_read(request, state.broker)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
     offset = query[OFFSET.name]
@@ -84,7 +85,7 @@ async def fetch(request: Request) -> Response:
         min_bytes=min(required(query[MIN_BYTES.name]), max_bytes),
     )
     result = await _fetch(request, read, required(query[MAX_WAIT_MS.name]))
-    return await _answer(state, topic, partition, result, media_type)
+    return await _answer(request, topic, partition, result, media_type)
 
 
 async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Result]], max_wait_ms: int) -> _Result:
@@ -110,13 +111,13 @@ async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Resu
 
 
 async def _answer(
-    state: ApiState,
+    request: Request,
     topic: Topic,
     partition: int,
     result: _Result,
     media_type: str,
 ) -> Response:
-    records = result.records
+    state, records = api_state(request), result.records
     reservation = state.answers.reserve(result.num_bytes)
     try:
         if isinstance(records, list):
@@ -129,6 +130,7 @@ async def _answer(
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
             "Logstore-High-Watermark": str(result.high_watermark),
             "Logstore-Next-Offset": str(result.next_offset),
+            **topic_id_headers(request.scope),
         }
         return RecordsResponse(body, reservation, media_type=media_type, headers=headers)
     except BaseException:
@@ -141,7 +143,7 @@ async def offsets(request: Request) -> Response:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     state = api_state(request)
     timestamp = read_query(request, (TIMESTAMP,))[TIMESTAMP.name]
-    topic = state.broker.topic(request.path_params["topic"])
+    topic = topic_to_read(request, state.broker)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     answer: dict[str, int | None] = {}
@@ -149,7 +151,7 @@ async def offsets(request: Request) -> Response:
         found = await state.broker.offset_for_timestamp(topic, partition_log.partition, timestamp)
         answer = {"offset": found[0] if found else None, "timestamp": found[1] if found else None}
     ends = {"beginning_offset": partition_log.log_start_offset, "end_offset": partition_log.high_watermark}
-    return json_response({**ends, **answer}, media_type=media_type)
+    return json_response({**ends, **answer}, media_type=media_type, headers=topic_id_headers(request.scope))
 
 
 @router.post("/topics/{topic}/partitions/{partition}/delete-records", **openapi.DELETE_RECORDS)
@@ -157,9 +159,9 @@ async def delete_records(request: Request) -> Response:
     """Move the log start offset forward: readers no longer see what is before it."""
     state = api_state(request)
     read_query(request)
-    topic = state.broker.topic(request.path_params["topic"])
+    topic = topic_to_read(request, state.broker)
     partition = topic.partition(partition_in_path(request)).partition
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model(request, DeleteRecordsRequest)
     start = await state.broker.delete_records(topic, partition, asked.before_offset)
-    return json_response({"log_start_offset": start}, media_type=media_type)
+    return json_response({"log_start_offset": start}, media_type=media_type, headers=topic_id_headers(request.scope))

@@ -44,6 +44,7 @@ _ERRORS: Mapping[int, type[LogStoreError]] = {
     40401: errors.UnknownTopicError,
     40402: errors.UnknownPartitionError,
     40405: errors.UnknownGroupError,
+    40406: errors.UnknownTopicIdError,
     41301: errors.RequestTooLargeError,
     41302: errors.RecordTooLargeError,
     40003: errors.InvalidProducerRequestError,

@@ -26,6 +26,7 @@ from logstore.errors import (
     UnknownGroupError,
     UnknownPartitionError,
     UnknownTopicError,
+    UnknownTopicIdError,
 )
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -186,6 +187,39 @@ def test_offsets_belong_to_a_topic_and_not_to_its_name(tmp_path: Path) -> None:
         async with running(tmp_path) as (broker, groups):
             assert groups.groups() == ["g"]
             assert committed(groups) == {("t", 0): 2, ("u", 0): 4}
+
+    run(scenario())
+
+
+def test_a_commit_that_waits_while_its_topic_is_made_again_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, groups):
+            await new_topic(broker)
+            await groups.commit("other", [OffsetToCommit("t", 0, 0)])
+            before = str(broker.topic("t").topic_id)
+            internal_topic, going_on = broker.internal_topic, asyncio.Event()
+
+            async def wait_for_it(*given: Any, **options: Any) -> Any:
+                await going_on.wait()
+                return await internal_topic(*given, **options)
+
+            monkeypatch.setattr(broker, "internal_topic", wait_for_it)
+            offsets = [OffsetToCommit("t", 0, 4, topic_id=before)]
+            committing = asyncio.create_task(groups.commit("g", offsets))
+            await asyncio.sleep(0)
+            monkeypatch.undo()
+            await broker.delete_topic("t")
+            await new_topic(broker)
+            ends = log_ends(broker)
+            going_on.set()
+            with pytest.raises(UnknownTopicIdError):
+                await committing
+            assert log_ends(broker) == ends
+            assert groups.groups() == []
+            await groups.commit("g", [OffsetToCommit("t", 0, 4, topic_id=str(broker.topic("t").topic_id))])
+            assert committed(groups) == {("t", 0): 4}
 
     run(scenario())
 

@@ -1,0 +1,46 @@
+"""The header ``Logstore-Topic-Id``: which topic of a name a request means, and an answer is from (KIP-516)."""
+
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.topic_identity import require_topic_id, topic_id_text
+
+TOPIC_ID: Final = "Logstore-Topic-Id"
+TOPIC_ID_HEADER: Final = TOPIC_ID.lower().encode()
+_IN_SCOPE: Final = "logstore.topic_id"
+
+REQUEST_HEADER: Final[dict[str, Any]] = {
+    "name": TOPIC_ID,
+    "in": "header",
+    "description": "The topic that is meant, by the id that GET /topics/{topic} and the answers here give. If the name "
+    "belongs to another one by now the answer is 404, 40406, and nothing was stored.",
+    "schema": {"type": "string", "format": "uuid"},
+}
+ANSWER_HEADERS: Final = {
+    TOPIC_ID: {
+        "schema": {"type": "string", "format": "uuid"},
+        "description": "Of the topic; another one than before: it was deleted and made again.",
+    }
+}
+
+
+def topic_ids_of(request: Request) -> list[str]:
+    """What the request says of the topic's id; empty: any."""
+    return [value.decode("latin-1") for name, value in request.scope["headers"] if name == TOPIC_ID_HEADER]
+
+
+def topic_to_read(request: Request, broker: Broker) -> Topic:
+    """The topic that the path names; from here on the answer has its id. UnknownTopicError, UnknownTopicIdError."""
+    topic = broker.topic(request.path_params["topic"])
+    request.scope[_IN_SCOPE] = topic_id_text(topic.topic_id)
+    for topic_id in topic_ids_of(request):
+        require_topic_id(topic, topic_id)
+    return topic
+
+
+def topic_id_headers(scope: Scope) -> dict[str, str]:
+    """For the answer, also if it is an error."""
+    return {TOPIC_ID: scope[_IN_SCOPE]} if _IN_SCOPE in scope else {}
