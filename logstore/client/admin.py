@@ -229,15 +229,29 @@ class Admin:
         return decode(self._transport.request("GET", group_path(group, "/lag")).content, GroupLag)
 
     def commit_offsets(
-        self, group: str, offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int], *, metadata: str = ""
+        self,
+        group: str,
+        offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int],
+        *,
+        metadata: str = "",
+        topic_ids: Mapping[str, str] | None = None,
     ) -> None:
         """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
 
-        Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes. Raises
-        UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError beyond the high watermark, InvalidRequestError.
+        Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes;
+        ``topic_ids`` are those of the topics that the offsets are of, by name (left out: of whichever has the name).
+        Raises UnknownTopicError, UnknownTopicIdError (a topic was deleted and made again), UnknownPartitionError,
+        OffsetOutOfRangeError beyond the high watermark, InvalidRequestError.
         """
+        known = topic_ids or {}
         entries = [
-            {"topic": topic, "partition": partition, "offset": offset, "metadata": metadata}
+            {
+                "topic": topic,
+                "partition": partition,
+                "offset": offset,
+                "metadata": metadata,
+                **({"topic_id": known[topic]} if topic in known else {}),
+            }
             for (topic, partition), offset in offsets.items()
         ]
         # Committing the same twice is committing it once: safe to send again.

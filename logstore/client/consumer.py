@@ -6,6 +6,9 @@ Invariants:
   without saying what is the position.
 - What is committed by itself is the position of *earlier* calls: a record that was handed out counts as done when the
   program comes back for more, or closes the consumer, not before.
+- A position is one in a certain topic, not in whichever has the name: fetches and commits say which. Once a topic is
+  found to have been made again, nothing that was fetched of the one before is handed out, and its partitions begin
+  anew where the group is in the new one, else as ``auto_offset_reset`` says. Paused ones stay paused.
 
 One thread fetches (``prefetcher``), one commits (``offset_committer``), one finds partitions and where to begin: so
 ``poll`` keeps to its time also while the store is away. The consumer itself is not for several threads.
@@ -27,7 +30,7 @@ from logstore.client.consumer_options import (
     ConsumerOptions,
 )
 from logstore.client.fetched import Deserializer, FetchedBatch, Record
-from logstore.client.metadata import PartitionDescription, TopicPartition
+from logstore.client.metadata import PartitionDescription, TopicDescription, TopicPartition
 from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Offsets
 from logstore.client.option_checks import refuse_unknown
 from logstore.client.prefetcher import Prefetched, Prefetcher
@@ -57,8 +60,9 @@ class Consumer:
 
     - ``group_id``: whose committed offsets are gone on from, and where ``commit`` puts them. Partitions are not divided
       among the consumers of a group: each reads what it was told to.
-    - ``auto_offset_reset``: where to begin without a committed offset, or when a position is no longer in the log:
-      ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and OffsetOutOfRangeError.
+    - ``auto_offset_reset``: where to begin without a committed offset, when a position is no longer in the log, or when
+      the topic was deleted and made again: ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and
+      OffsetOutOfRangeError.
     - ``enable_auto_commit`` (with a group: on): commit positions every ``auto_commit_interval_ms``, and in ``close``.
     - ``key_deserializer``, ``value_deserializer``: from bytes to anything; null is not given to them.
     - ``fetch_min_bytes``, ``fetch_max_wait_ms``: what an answer at the end of the log waits for, and how long.
@@ -130,13 +134,16 @@ class Consumer:
         self._subscription: frozenset[str] | None = None
         self._refresh_at = math.inf
         self._assignment: set[TopicPartition] = set()
-        # Assigned, and not yet known where to begin: where the group was, else as this says.
-        self._unplaced: dict[TopicPartition, AutoOffsetReset] = {}
+        # Assigned, and not yet known where to begin, or in which topic: at an offset; else where the group was, else as
+        # this says.
+        self._unplaced: dict[TopicPartition, int | AutoOffsetReset] = {}
         # What was asked of the store and is to be applied here, when it has come.
         self._lookup: Future[Callable[[], None]] | None = None
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
         # Of the others. While rows of a batch are handed out it is the position before that batch.
         self._positions: dict[TopicPartition, int] = {}
+        # By name, the topics that these positions are in.
+        self._topic_ids: dict[str, str] = {}
         self._paused: set[TopicPartition] = set()
         self._closed = False
 
@@ -157,7 +164,7 @@ class Consumer:
         self._closed = True
         try:
             if commit and self._committer is not None and self._committer.automatic:
-                self._committer.commit(self._committer.uncommitted(self._known_positions())).result()
+                self._committer.commit_automatically(*self._known_positions()).result()
         finally:
             self._prefetcher.close()
             if not commit:
@@ -283,6 +290,7 @@ class Consumer:
         if self._closed:
             raise InvalidRequestError("The consumer is closed.")
         while True:
+            self._begin_anew_in_replaced_topics()
             if self._committer is not None:
                 self._committer.commit_when_due(self._known_positions)
             known = self._look_up(min(deadline - time.monotonic(), self._wait_s))
@@ -314,23 +322,33 @@ class Consumer:
     def position(self, partition: TopicPartition) -> int:
         """The offset of the next record to be handed out. Asks the store where to begin if that is not known yet."""
         (assigned,) = self._assigned((partition,))
-        if assigned in self._unplaced:
-            self._find_positions(self._unplaced)()
+        if assigned not in self._positions and isinstance(self._unplaced[assigned], str):
+            self._find_positions(dict(self._unplaced))()
         return self._handed_out(assigned)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset``. One outside the log is found out when it is read: see ``auto_offset_reset``."""
+        """Go on from ``offset`` in the topic that is read. One outside the log is found out when it is read, as is a
+        topic that was made again: see ``auto_offset_reset``.
+        """
         if offset < 0:
             raise InvalidRequestError(f"Offset {offset} is negative: offsets begin at 0.")
-        self._seek(dict.fromkeys(self._assigned((partition,)), offset))
+        (assigned,) = self._assigned((partition,))
+        if assigned.topic in self._topic_ids:
+            self._seek({assigned: offset})
+        else:
+            self._unplaced[assigned] = offset
 
     def seek_to_beginning(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Go on from the first record of these partitions, or of all that are assigned."""
-        self._seek(self.beginning_offsets(self._assigned(partitions)))
+        described = self._describe_topics(self._assigned(partitions))
+        found = _partitions_of(described, self._assigned(partitions))
+        self._place({p: at.log_start_offset for p, at in found.items()}, described)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
         """Go on with what comes from now on in these partitions, or in all that are assigned."""
-        self._seek(self.end_offsets(self._assigned(partitions)))
+        described = self._describe_topics(self._assigned(partitions))
+        found = _partitions_of(described, self._assigned(partitions))
+        self._place({p: at.high_watermark for p, at in found.items()}, described)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """The offset of the first record of each; UnknownTopicError, UnknownPartitionError."""
@@ -374,8 +392,9 @@ class Consumer:
     def commit(self, offsets: Offsets | None = None, *, metadata: str = "") -> None:
         """Commit ``offsets`` (the next ones to read), or the positions; returns when that is durable.
 
-        All or none. ``metadata`` is a text of the program's own. Raises UnknownTopicError, UnknownPartitionError,
-        OffsetOutOfRangeError (beyond the end), InvalidRequestError (no group), and as ``poll`` when the store is away.
+        All or none. ``metadata`` is a text of the program's own. Raises UnknownTopicError, UnknownTopicIdError (a topic
+        that is read was made again: the next ``poll`` begins anew in it), UnknownPartitionError, OffsetOutOfRangeError
+        (beyond the end), InvalidRequestError (no group), and as ``poll`` when the store is away.
         """
         self.commit_async(offsets, metadata=metadata).result()
 
@@ -388,8 +407,8 @@ class Consumer:
         """
         if self._committer is None:
             raise InvalidRequestError("Committing needs a group: give group_id.")
-        positions = self._known_positions() if offsets is None else offsets
-        return self._committer.commit(positions, metadata, callback)
+        positions, topic_ids = self._known_positions()
+        return self._committer.commit(positions if offsets is None else offsets, topic_ids, metadata, callback)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -413,6 +432,28 @@ class Consumer:
         self._paused -= dropped
         for partition in dropped & self._positions.keys():
             del self._positions[partition]
+        for topic in self._topic_ids.keys() - {partition.topic for partition in self._assignment}:
+            del self._topic_ids[topic]
+
+    def _begin_anew_in_replaced_topics(self) -> None:
+        replaced = self._prefetcher.replaced()
+        if self._committer is not None:
+            replaced |= self._committer.replaced()
+        for topic, topic_id in replaced:
+            if self._topic_ids.get(topic) == topic_id:
+                self._forget_topic(topic)
+                if self._subscription is not None:
+                    # It may have other partitions now.
+                    self._refresh_at = 0.0
+
+    def _forget_topic(self, topic: str) -> None:
+        """Its partitions are to begin anew: another topic has its name."""
+        self._topic_ids.pop(topic, None)
+        begun = {partition for partition in self._positions if partition.topic == topic}
+        self._prefetcher.stop_reading(begun)
+        for partition in begun:
+            del self._positions[partition]
+            self._unplaced[partition] = self._options.auto_offset_reset
 
     def _look_up(self, timeout_s: float) -> bool:
         """Whether all is known that reading needs: the partitions subscribed to, and where to begin.
@@ -435,39 +476,64 @@ class Consumer:
 
     def _find_partitions(self, topics: frozenset[str]) -> Callable[[], None]:
         """Find the partitions of the topics subscribed to."""
-        partitions = {topic: self.partitions_for(topic) for topic in sorted(topics)}
+        described = self._describe_topics(TopicPartition(topic, 0) for topic in topics)
 
         def apply() -> None:
-            for topic, found in partitions.items():
-                known = any(partition.topic == topic for partition in self._assignment)
-                # Nobody has seen the beginning of a later one: from its end on, records would be missed.
-                reset: AutoOffsetReset = "earliest" if known else self._options.auto_offset_reset
-                self._unplaced |= dict.fromkeys(set(found) - self._assignment, reset)
-                self._assignment.update(found)
+            for topic, now in described.items():
+                found = {TopicPartition(topic, partition.partition) for partition in now.partitions}
+                known = {partition for partition in self._assignment if partition.topic == topic}
+                # Nobody has seen the beginning of one that is added: from its end on, records would be missed.
+                grown = bool(known) and self._topic_ids.get(topic) == now.topic_id
+                reset: AutoOffsetReset = "earliest" if grown else self._options.auto_offset_reset
+                self._keep(self._assignment - (known - found))
+                self._enter(now)
+                self._unplaced |= dict.fromkeys(found - known, reset)
+                self._assignment |= found
             self._refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
         return apply
 
-    def _find_positions(self, unplaced: Mapping[TopicPartition, AutoOffsetReset]) -> Callable[[], None]:
-        """Find where to begin."""
-        committed = self._group_offsets() if self._options.group_id is not None else {}
-        positions = {partition: committed[partition] for partition in unplaced.keys() & committed.keys()}
-        without = unplaced.keys() - committed.keys()
+    def _find_positions(self, unplaced: Mapping[TopicPartition, int | AutoOffsetReset]) -> Callable[[], None]:
+        """Find where to begin, and in which topics."""
+        # The topics first: what the group has in one that is made again after that is not taken for its offsets in the
+        # one before.
+        described = self._describe_topics(unplaced)
+        positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
+        asks = self._options.group_id is not None and len(positions) < len(unplaced)
+        committed = self._group_offsets() if asks else {}
+        without = unplaced.keys() - positions.keys() - committed.keys()
         if stranded := [partition for partition in without if unplaced[partition] == "none"]:
             topic, number = min(stranded)
             raise NoOffsetForPartitionError(
-                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r}, "
-                'and auto_offset_reset is "none": seek() to where it is to begin.'
+                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r} (in one "
+                'that was made again nobody has), and auto_offset_reset is "none": seek() to where it is to begin.'
             )
-        for partition, found in self._describe(without).items():
+        for partition, found in _partitions_of(described, without).items():
             earliest = unplaced[partition] == "earliest"
             positions[partition] = found.log_start_offset if earliest else found.high_watermark
+        for partition in unplaced.keys() - positions.keys():
+            positions[partition] = committed[partition]
 
         def apply() -> None:
             # The program may have placed some meanwhile.
-            self._seek({partition: at for partition, at in positions.items() if partition in self._unplaced})
+            wanted = {p: at for p, at in positions.items() if self._unplaced.get(p) == unplaced[p]}
+            self._place(wanted, described)
 
         return apply
+
+    def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
+        """Go on from these positions in the topics that were found."""
+        # What was asked for before may tell of topics that were there before.
+        self._lookup = None
+        for topic in {partition.topic for partition in positions}:
+            self._enter(described[topic])
+        self._seek(positions)
+
+    def _enter(self, topic: TopicDescription) -> None:
+        """Positions in the topic of this name are in this one from now on."""
+        if self._topic_ids.get(topic.name, topic.topic_id) != topic.topic_id:
+            self._forget_topic(topic.name)
+        self._topic_ids[topic.name] = topic.topic_id
 
     def _seek(self, positions: Mapping[TopicPartition, int]) -> None:
         self._positions.update(positions)
@@ -476,27 +542,29 @@ class Consumer:
         self._read_on(positions.keys() - self._paused)
 
     def _read_on(self, partitions: Iterable[TopicPartition]) -> None:
-        self._prefetcher.read({partition: self._positions[partition] for partition in partitions})
+        self._prefetcher.read({partition: self._positions[partition] for partition in partitions}, self._topic_ids)
 
     def _handed_out(self, partition: TopicPartition) -> int:
         head = self._prefetcher.begun()
         if head is not None and head.partition == partition and head.batch is not None and head.row:
             return head.batch.slice(0, head.row).next_offset
-        return self._positions[partition]
+        at = self._positions[partition] if partition in self._positions else self._unplaced[partition]
+        assert isinstance(at, int)
+        return at
 
-    def _known_positions(self) -> dict[TopicPartition, int]:
-        return {partition: self._handed_out(partition) for partition in self._positions}
+    def _known_positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+        """Positions, and the ids of the topics that they are in, where these are known."""
+        sought = {partition: at for partition, at in self._unplaced.items() if isinstance(at, int)}
+        return sought | {partition: self._handed_out(partition) for partition in self._positions}, self._topic_ids
 
     def _describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
         asked = _listed(partitions)
-        found: dict[TopicPartition, PartitionDescription] = {}
-        for topic in sorted({partition.topic for partition in asked}):
-            for described in self._admin.describe_topic(topic).partitions:
-                found[TopicPartition(topic, described.partition)] = described
-        for partition in asked:
-            if partition not in found:
-                raise UnknownPartitionError(f"Partition {partition.partition} of topic {partition.topic!r} not found.")
-        return {partition: found[partition] for partition in asked}
+        return _partitions_of(self._describe_topics(asked), asked)
+
+    def _describe_topics(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicDescription]:
+        """The topics of ``partitions``, by name."""
+        names = {partition.topic for partition in partitions}
+        return {name: self._admin.describe_topic(name) for name in sorted(names)}
 
     def _group_offsets(self) -> dict[TopicPartition, int]:
         if self._options.group_id is None:
@@ -506,6 +574,17 @@ class Consumer:
         except UnknownGroupError:
             return {}
         return {TopicPartition(found.topic, found.partition): found.offset for found in committed}
+
+
+def _partitions_of(
+    topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, PartitionDescription]:
+    """Each of ``partitions``; UnknownPartitionError."""
+    found = {TopicPartition(name, p.partition): p for name, topic in topics.items() for p in topic.partitions}
+    for partition in (asked := list(partitions)):
+        if partition not in found:
+            raise UnknownPartitionError(f"Partition {partition.partition} of topic {partition.topic!r} not found.")
+    return {partition: found[partition] for partition in asked}
 
 
 def _listed(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:

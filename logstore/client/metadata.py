@@ -19,6 +19,13 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class TopicIdentity(NamedTuple):
+    """One topic among those that had the name, one after the other (KIP-516)."""
+
+    name: str
+    topic_id: str
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """One partition. Readers see offsets in [log_start_offset, high_watermark); below ``sealed_offset`` they are in

@@ -10,6 +10,8 @@ Invariants:
 - What is taken of a partition is without gap or repetition from where ``read`` put it; what was fetched before ``read``
   or ``stop_reading`` is dropped, also if it arrives later.
 - A failure is told in its turn, after the records before it. A partition that failed is not read on before ``read``.
+- A topic that was made again is no failure in its turn: ``replaced`` names it at once, and what was fetched of the one
+  before is the consumer's to drop. Nothing of the new one is fetched before ``read`` with its id.
 """
 
 import http.client
@@ -27,10 +29,10 @@ import pyarrow as pa
 
 from logstore.client.consumer_options import ConsumerOptions
 from logstore.client.fetched import FetchedBatch
-from logstore.client.metadata import TopicPartition
+from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
 from logstore.client.transport import Transport, backoffs, error_of_code
-from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
 from logstore.records.log_batches import int64_values
 
 FETCH_SECTIONS = "application/vnd.logstore.fetch"
@@ -57,9 +59,10 @@ class Prefetched:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """How far a partition was fetched; another one once it was told to go elsewhere."""
+    """How far a partition of the topic with ``topic_id`` was fetched; another one once it was told to go elsewhere."""
 
     next_offset: int
+    topic_id: str
 
 
 _Turn = list[tuple[TopicPartition, _Reading]]
@@ -80,17 +83,20 @@ class Prefetcher:
         self._prefetched: deque[Prefetched] = deque()
         self._prefetched_bytes = 0
         self._failure: LogStoreError | None = None
+        self._replaced: set[TopicIdentity] = set()
         # What is being asked for is not what is wanted any more.
         self._outdated = False
         self._closed = False
 
-    def read(self, positions: Mapping[TopicPartition, int]) -> None:
-        """Read these partitions from these offsets on."""
+    def read(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
+        """Read these partitions from these offsets on, of the topics with these ids (by name)."""
         if not positions:
             return
         with self._changed:
             self._drop(positions)
-            self._readings.update((partition, _Reading(offset)) for partition, offset in positions.items())
+            self._readings.update(
+                (partition, _Reading(offset, topic_ids[partition.topic])) for partition, offset in positions.items()
+            )
             # The fetch under way may wait for long without them.
             self._outdated = True
             self._transport.interrupt()
@@ -107,20 +113,29 @@ class Prefetcher:
     def head(self, timeout_s: float) -> Prefetched | None:
         """What is to be handed out next, waiting up to ``timeout_s`` for it; it stays until ``pop``.
 
-        Raises why there is nothing: the store is away for long, or answers as no store does.
+        Waits no longer once a topic is ``replaced``. Raises why there is nothing: the store is away for long, or
+        answers as no store does.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
             self._thread.start()
         with self._changed:
             if not self._prefetched and timeout_s > 0:
-                self._changed.wait_for(lambda: self._prefetched or self._failure, timeout_s)
+                self._changed.wait_for(lambda: self._prefetched or self._failure or self._replaced, timeout_s)
             if self._prefetched:
                 return self._prefetched[0]
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
         return None
+
+    def replaced(self) -> set[TopicIdentity]:
+        """Those of the topics read that were found, since the last call, to have been deleted and made again."""
+        if not self._replaced:
+            return set()
+        with self._changed:
+            replaced, self._replaced = self._replaced, set()
+        return replaced
 
     def begun(self) -> Prefetched | None:
         """The head, if there is one, without waiting."""
@@ -180,7 +195,12 @@ class Prefetcher:
         if len(turn) == _PARTITIONS_PER_FETCH:
             wait_ms = min(wait_ms, _WAIT_MS_OF_TURNS)
         partitions = [
-            {"topic": partition.topic, "partition": partition.partition, "offset": reading.next_offset}
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "offset": reading.next_offset,
+                "topic_id": reading.topic_id,
+            }
             for partition, reading in turn
         ]
         asked = {
@@ -238,6 +258,9 @@ class Prefetcher:
                 if self._readings.get(partition) is not reading or not prefetched:
                     continue
                 del self._readings[partition]
+                if isinstance(prefetched[-1].error, UnknownTopicIdError):
+                    self._replaced.add(TopicIdentity(partition.topic, reading.topic_id))
+                    continue
                 if prefetched[-1].error is None:
                     reading.next_offset = prefetched[-1].next_offset
                     # At the end: the others come first next time.
