@@ -505,8 +505,9 @@ class Consumer:
         if stranded := [partition for partition in without if unplaced[partition] == "none"]:
             topic, number = min(stranded)
             raise NoOffsetForPartitionError(
-                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r} (in one "
-                'that was made again nobody has), and auto_offset_reset is "none": seek() to where it is to begin.'
+                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r} as "
+                f"it is now (id {described[topic].topic_id}), and auto_offset_reset is 'none': seek() to where it is "
+                "to begin."
             )
         for partition, found in _partitions_of(described, without).items():
             earliest = unplaced[partition] == "earliest"

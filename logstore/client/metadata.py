@@ -27,6 +27,14 @@ class TopicIdentity(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class TopicPartitions:
+    """What a producer knows of a topic: which one it is of those with its name, and how many partitions it has."""
+
+    topic_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionDescription:
     """One partition. Readers see offsets in [log_start_offset, high_watermark); below ``sealed_offset`` they are in
     Delta.

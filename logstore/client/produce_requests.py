@@ -6,6 +6,8 @@ Invariants:
   copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
 - A refusal that may be about few of the records does not cost the others: the request is sent again in halves, at last
   each partition by itself, and for what is too large each record.
+- A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
+  they can be in no other and their partitions are the same there; else they fail.
 - All records of a request are settled when ``send`` returns, whatever happened.
 """
 
@@ -15,14 +17,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pyarrow as pa
 
 from logstore import errors
 from logstore.client.connections import Answer
 from logstore.client.delivery import Outcome
-from logstore.client.metadata import decode
+from logstore.client.metadata import TopicIdentity, TopicPartitions, decode
 from logstore.client.producer_identity import Identities, Identity
 from logstore.client.producer_options import ProducerOptions
 from logstore.client.record_messages import PartitionBatch, body
@@ -64,7 +66,7 @@ class _Produced:
 class _Request:
     """``batches``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
 
-    topic: str
+    topic: TopicIdentity
     batches: list[PartitionBatch]
     identity: Identity | None = None
     sequences: dict[int, int] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class _Request:
 class ProduceRequests:
     """Safe from several threads, each with requests for partitions of its own.
 
-    ``settle``: called for each batch as ``Outcome.settle``.
+    ``settle``: called for each batch as ``Outcome.settle``; ``find_partitions``: as of ``Sender``.
     """
 
     def __init__(
@@ -98,10 +100,12 @@ class ProduceRequests:
         transport: Transport,
         options: ProducerOptions,
         settle: Callable[[PartitionBatch, int, LogStoreError | None], None],
+        find_partitions: Callable[[str, float, Iterable[Outcome]], TopicPartitions],
     ) -> None:
         self._transport = transport
         self._options = options
         self._settle = settle
+        self._find_partitions = find_partitions
         self._identities = Identities(transport) if options.idempotent else None
         self._stopped = threading.Event()
         self._params: dict[str, str | int] = {
@@ -115,14 +119,17 @@ class ProduceRequests:
 
     def send(self, topic: str, batches: list[PartitionBatch]) -> None:
         """Send ``batches``, those of a partition next to each other, and settle them."""
-        waiting = [_Request(topic, batches)]
+        by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
+        waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
         while waiting:
             request = waiting.pop()
             try:
                 self._send(request)
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
                 error = as_log_store_error(topic, failed)
-                if halves := self._halves(request, error):
+                if isinstance(error, errors.UnknownTopicIdError):
+                    waiting += self._for_new_topic(request, error)
+                elif halves := self._halves(request, error):
                     waiting += halves
                 elif isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
                     # Stored by an earlier try; where, nobody remembers.
@@ -183,7 +190,7 @@ class ProduceRequests:
         give_up = max(batch.deadline for batch in request.batches)
         outcomes = {batch.outcome for batch in request.batches}
         partitions = request.partitions
-        headers = {"Content-Type": _ARROW_STREAM}
+        headers = {"Content-Type": _ARROW_STREAM, "Logstore-Topic-Id": request.topic.topic_id}
         if self._identities:
             if request.identity is None:
                 request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
@@ -201,7 +208,7 @@ class ProduceRequests:
             try:
                 return self._transport.request_once(
                     "POST",
-                    topic_path(request.topic),
+                    topic_path(request.topic.name),
                     content,
                     headers=headers,
                     params=self._params,
@@ -216,7 +223,8 @@ class ProduceRequests:
         if self._options.acks == 0:
             offsets = [-1] * len(request.batches)
         elif [(found.partition, found.count) for found in ranges] != request.counts:
-            raise LogStoreError(f"The store answered for other records than were sent to {request.topic!r}: {ranges}")
+            name = request.topic.name
+            raise LogStoreError(f"The store answered for other records than were sent to {name!r}: {ranges}")
         self._end(request, offsets)
 
     def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
@@ -234,6 +242,31 @@ class ProduceRequests:
                 middle = len(batches) // 2
                 return [_Request(request.topic, batches[middle:]), _Request(request.topic, batches[:middle])]
         return []
+
+    def _for_new_topic(self, request: _Request, refusal: errors.UnknownTopicIdError) -> list[_Request]:
+        """What to send to the topic that has the name now; records that are not are settled."""
+        name, topic_id = request.topic
+        made_again = f"Topic {name!r} was deleted and made again"
+        if request.in_doubt:
+            unknown = "whether this is in the one that was deleted is not known, and it is not sent to the new one"
+            self._give_up(request, errors.UnknownTopicIdError(f"{made_again}: {unknown}"))
+            return []
+        try:
+            give_up = max(batch.deadline for batch in request.batches)
+            now = self._find_partitions(name, give_up, {batch.outcome for batch in request.batches})
+            if now.topic_id == topic_id:
+                raise refusal
+        except LogStoreError as error:
+            self._give_up(request, error)
+            return []
+        fitting = []
+        for batch in request.batches:
+            if batch.chosen_among.count == now.count:
+                fitting.append(batch)
+            else:
+                others = f"its {now.count} partitions are others than those that this was meant for. Send it again"
+                self._settle(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
+        return [_Request(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
 
     def _give_up(self, request: _Request, error: LogStoreError) -> None:
         if (

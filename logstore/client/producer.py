@@ -175,7 +175,7 @@ class Producer:
         """The partitions of ``topic``. Waits up to ``max_block_ms``; UnknownTopicError."""
         self._accumulator.check_open()
         give_up = time.monotonic() + self._options.max_block_ms / 1000
-        return set(range(self._sender.count_partitions(topic, give_up)))
+        return set(range(self._sender.find_partitions(topic, give_up).count))
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything queued so far is stored, or has failed, and all callbacks are called: raises the first

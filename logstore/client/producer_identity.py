@@ -2,6 +2,8 @@
 
 Invariants:
 
+- Sequence numbers are counted in a partition of a topic, not of whichever has the name: in one that was made again they
+  begin at 0.
 - A partition's next sequence number rises by the records of a request that was answered, and by nothing else. It is
   read and written by the one request of that partition that is on its way.
 - Once it cannot be known whether the store counted a request, its identity is retired: later requests have a higher
@@ -13,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from logstore.client.connections import Answer
-from logstore.client.metadata import decode
+from logstore.client.metadata import TopicIdentity, decode
 from logstore.client.transport import Transport
 from logstore.errors import InvalidProducerEpochError, InvalidRequestError
 
@@ -37,7 +39,8 @@ class Identities:
         self._lock = threading.Lock()
         self._current: Identity | None = None
         self._retired: Identity | None = None
-        self._next: dict[tuple[str, int], tuple[Identity, int]] = {}
+        # By topic's name and partition: who counts, in the topic with which id, and what comes next.
+        self._next: dict[tuple[str, int], tuple[Identity, str, int]] = {}
 
     def current(self, ask: Ask) -> Identity:
         """The identity that requests have now; from the store if there is none. Raises what ``ask`` raises."""
@@ -52,20 +55,21 @@ class Identities:
             if self._current == identity:
                 self._current, self._retired = None, identity
 
-    def sequences(self, identity: Identity, topic: str, partitions: Mapping[int, int]) -> dict[int, int]:
+    def sequences(self, identity: Identity, topic: TopicIdentity, partitions: Mapping[int, int]) -> dict[int, int]:
         """The base sequence in each of ``partitions``."""
         found = {}
         for partition in partitions:
-            counted_by, sequence = self._next.get((topic, partition), (identity, 0))
-            found[partition] = sequence if counted_by == identity else 0
+            counted_by, topic_id, sequence = self._next.get((topic.name, partition), (identity, topic.topic_id, 0))
+            found[partition] = sequence if (counted_by, topic_id) == (identity, topic.topic_id) else 0
         return found
 
     def advance(
-        self, identity: Identity, topic: str, sequences: Mapping[int, int], partitions: Mapping[int, int]
+        self, identity: Identity, topic: TopicIdentity, sequences: Mapping[int, int], partitions: Mapping[int, int]
     ) -> None:
         """A request with ``sequences`` was answered; ``partitions``: its records in each."""
         for partition, count in partitions.items():
-            self._next[topic, partition] = (identity, (sequences[partition] + count) % _SEQUENCES)
+            following = (sequences[partition] + count) % _SEQUENCES
+            self._next[topic.name, partition] = (identity, topic.topic_id, following)
 
     def _new(self, ask: Ask) -> Identity:
         def request(body: bytes | None) -> Identity:

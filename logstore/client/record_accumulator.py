@@ -21,6 +21,7 @@ from collections.abc import Callable
 import numpy as np
 
 from logstore.client.delivery import Delivery, Outcome
+from logstore.client.metadata import TopicPartitions
 from logstore.client.producer_options import ProducerOptions
 from logstore.client.record_columns import Extras
 from logstore.client.record_messages import PartitionBatch
@@ -175,11 +176,11 @@ class RecordAccumulator:
                 self._in_flight -= 1
             return batch
 
-    def set_partition_count(self, topic: str, count: int) -> None:
-        """``topic`` has ``count`` partitions; 0: who wants to know must ask."""
+    def set_partitions(self, topic: str, partitions: TopicPartitions | None) -> None:
+        """``topic`` has these; None: who wants to know must ask."""
         with self._lock:
             queue = self._topic(topic)
-            queue.partition_count = count
+            queue.partitions = partitions
             queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
     def drain(self) -> list[tuple[str, list[PartitionBatch]]]:

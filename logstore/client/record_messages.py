@@ -5,13 +5,14 @@ once: a request that is sent again, or that goes out with others than at first, 
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.client.delivery import Outcome
+from logstore.client.metadata import TopicPartitions
 from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.records.schema import WIRE_SCHEMA
 
@@ -21,13 +22,17 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 @dataclass(frozen=True, slots=True)
 class PartitionBatch:
-    """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic."""
+    """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic.
+
+    The partition was chosen among ``chosen_among``.
+    """
 
     outcome: Outcome
     partition: int
     rows: np.ndarray
     message: pa.Buffer
     deadline: float
+    chosen_among: TopicPartitions
 
     def halves(self, codec: str | None) -> "tuple[PartitionBatch, PartitionBatch]":
         batch = pa.ipc.read_record_batch(self.message, WIRE_SCHEMA)
@@ -35,8 +40,7 @@ class PartitionBatch:
         parts = (batch.slice(0, middle), self.rows[:middle]), (batch.slice(middle), self.rows[middle:])
         messages = write_messages(((self.partition, part) for part, _ in parts), codec)
         first, second = (
-            PartitionBatch(self.outcome, self.partition, rows, message, self.deadline)
-            for (_, rows), message in zip(parts, messages, strict=True)
+            replace(self, rows=rows, message=message) for (_, rows), message in zip(parts, messages, strict=True)
         )
         return first, second
 
@@ -52,13 +56,15 @@ def split(
     partitions: np.ndarray,
     rows: np.ndarray,
     *,
+    chosen_among: TopicPartitions,
     deadline: float,
     codec: str | None,
     max_bytes: int,
 ) -> list[PartitionBatch]:
     """A batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
 
-    ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``.
+    ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``. The partitions are
+    ``chosen_among`` these.
     """
     order, bounds = _grouped(partitions)
     grouped = batch if order is None else _take(batch, order)
@@ -70,7 +76,7 @@ def split(
     slices = [(int(sorted_partitions[start]), start, end) for start, end in bounds]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in slices), codec)
     return [
-        PartitionBatch(outcome, partition, places[first:end], message, deadline)
+        PartitionBatch(outcome, partition, places[first:end], message, deadline, chosen_among)
         for (partition, first, end), message in zip(slices, messages, strict=True)
     ]
 

@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.delivery import Outcome
-from logstore.client.metadata import TopicDescription, decode
+from logstore.client.metadata import TopicDescription, TopicPartitions, decode
 from logstore.client.partition_choice import PartitionChoice
 from logstore.client.produce_requests import ProduceRequests, as_log_store_error
 from logstore.client.producer_options import ProducerOptions
@@ -43,7 +43,7 @@ class Sender:
         self._accumulator = accumulator
         self._transport = transport
         self._options = options
-        self._requests = ProduceRequests(transport, options, self._settle)
+        self._requests = ProduceRequests(transport, options, self._settle, self.find_partitions)
         self._choice = PartitionChoice(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -65,8 +65,8 @@ class Sender:
 
     def split(self, batch: ClosedBatch) -> None:
         """Split ``batch`` by partition, and send what may leave; have partitions asked for if they are not known."""
-        if batch.partition_count:
-            parts = self._parts(batch, batch.partition_count)
+        if batch.partitions:
+            parts = self._parts(batch, batch.partitions)
             if parts is not None:
                 self._add_parts(batch, parts)
             elif not self._accumulator.put_back(batch):
@@ -75,16 +75,17 @@ class Sender:
             if self._accumulator.begin_asking(batch.outcome.topic):
                 self._run(partial(self._ask_for_partitions, batch.outcome.topic))
 
-    def count_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> int:
-        """Ask how many partitions ``topic`` has, until ``give_up`` (monotonic); ``outcomes`` as of ``ask``."""
+    def find_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> TopicPartitions:
+        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``ask``."""
         answer = self._requests.ask(
             lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s),
             give_up,
             outcomes,
         )
-        count = len(decode(answer.content, TopicDescription).partitions)
-        self._accumulator.set_partition_count(topic, count)
-        return count
+        described = decode(answer.content, TopicDescription)
+        found = TopicPartitions(described.topic_id, len(described.partitions))
+        self._accumulator.set_partitions(topic, found)
+        return found
 
     def stop(self, why: str) -> None:
         """Close the accumulator and end the threads, and what they wait for. What has not left fails."""
@@ -105,12 +106,12 @@ class Sender:
     # ---- by partition ------------------------------------------------------------------------------------------------
 
     def _parts(
-        self, batch: ClosedBatch, count: int, *, sent: int = 0, certain: bool = False
+        self, batch: ClosedBatch, among: TopicPartitions, *, sent: int = 0, certain: bool = False
     ) -> list[PartitionBatch] | None:
         """``batch`` by partition, without the first ``sent`` records; None when a record names a partition that there
         was not, unless ``certain``.
         """
-        outcome = batch.outcome
+        outcome, count = batch.outcome, among.count
         rows = np.arange(sent, outcome.count)
         try:
             columns, named = batch.columns()
@@ -132,6 +133,7 @@ class Sender:
                 columns,
                 self._choice.choose(outcome.topic, columns, named, count),
                 rows,
+                chosen_among=among,
                 deadline=batch.deadline,
                 codec=self._options.codec,
                 max_bytes=self._options.max_request_size,
@@ -170,7 +172,7 @@ class Sender:
         if not self._accumulator.has_unsplit(topic):
             # What is known is old, and may well be true still: requests will tell.
             with contextlib.suppress(LogStoreError):
-                self.count_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
+                self.find_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
         while (batch := self._accumulator.next_unsplit(topic)) is not None:
             self._add_parts(batch, self._asked_parts(batch))
         self._send_requests()
@@ -180,7 +182,7 @@ class Sender:
         sent = 0
         try:
             try:
-                count = self.count_partitions(outcome.topic, batch.deadline, [outcome])
+                found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
             except UnknownTopicError:
                 if callable(self._options.partitioner):
                     # What is not known it cannot be asked.
@@ -191,11 +193,11 @@ class Sender:
                 place = self._requests.send_first(outcome, first, partition, batch.deadline)
                 sent = 1
                 self._accumulator.settle(outcome, np.arange(1), *place)
-                count = self.count_partitions(outcome.topic, batch.deadline, [outcome])
+                found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
         except LogStoreError as error:
             self._fail(outcome, np.arange(sent, outcome.count), error)
             return []
-        return self._parts(batch, count, sent=sent, certain=True) or []
+        return self._parts(batch, found, sent=sent, certain=True) or []
 
     def _run(self, job: Callable[[], None]) -> None:
         """In a thread that has nothing to do; there is one, or may be one more. Under the lock."""
@@ -218,8 +220,8 @@ class Sender:
 
     def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
         if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
-            # Deleted, or made anew with fewer partitions: the next batch asks again.
-            self._accumulator.set_partition_count(outcome.topic, 0)
+            # Deleted, or made again: the next batch asks.
+            self._accumulator.set_partitions(outcome.topic, None)
         self._accumulator.settle(outcome, rows, partition, error=error)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.client.delivery import Outcome
+from logstore.client.metadata import TopicPartitions
 from logstore.client.record_columns import RecordList
 from logstore.client.record_messages import PartitionBatch
 
@@ -54,24 +55,24 @@ class OpenBatch(RecordList):
 class ClosedBatch:
     """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
 
-    ``partition_count``: what was known then (0: nothing). If it was, the thread that closed the batch splits it; else
-    one that asks for it does. ``claimed``: a thread splits it. ``parts``: None until it has.
+    ``partitions``: what was known then. If they were, the thread that closed the batch splits it; else one that asks
+    for them does. ``claimed``: a thread splits it. ``parts``: None until it has.
     """
 
     outcome: Outcome
     columns: Callable[[], ColumnsAndPartitions]
     deadline: float
-    partition_count: int
+    partitions: TopicPartitions | None
     claimed: bool = field(init=False)
     parts: list[PartitionBatch] | None = None
 
     def __post_init__(self) -> None:
-        self.claimed = self.partition_count > 0
+        self.claimed = self.partitions is not None
 
 
 class TopicQueue:
-    """Of the topic ``name``. ``partition_count`` is 0 until it is known, and old from ``ask_again`` (monotonic) on;
-    ``asking``: a thread asks for it.
+    """Of the topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic) on;
+    ``asking``: a thread asks for them.
     """
 
     def __init__(self, name: str, delivery_timeout_s: float) -> None:
@@ -79,7 +80,7 @@ class TopicQueue:
         self._delivery_timeout_s = delivery_timeout_s
         self.open: OpenBatch | None = None
         self.closed: deque[ClosedBatch] = deque()
-        self.partition_count = 0
+        self.partitions: TopicPartitions | None = None
         self.ask_again = 0.0
         self.asking = False
         self._waiting: dict[int, deque[PartitionBatch]] = {}
@@ -97,7 +98,7 @@ class TopicQueue:
 
     def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
         """A batch that is closed, and was begun at ``since`` (monotonic)."""
-        batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partition_count)
+        batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partitions)
         self.closed.append(batch)
         return batch
 

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from logstore.client.delivery import Delivery
+from logstore.client.metadata import TopicPartitions
 from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import RecordList, check_extras
 from logstore.client.record_messages import PartitionBatch
@@ -23,7 +24,7 @@ class AccumulatorModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.accumulator = RecordAccumulator(options(batch_size=_BATCH, buffer_memory=_BUFFER))
-        self.accumulator.set_partition_count("t", _PARTITIONS)
+        self.accumulator.set_partitions("t", TopicPartitions("id", _PARTITIONS))
         self.deliveries: list[Delivery] = []
         self.sent: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.left: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.client.delivery import Delivery, Outcome
+from logstore.client.metadata import TopicPartitions
 from logstore.client.producer_options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX, ProducerOptions
 from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import RecordList, check_extras
@@ -15,6 +16,7 @@ from logstore.client.topic_queue import ClosedBatch
 from logstore.errors import InvalidRequestError, RequestTimedOutError, UnknownTopicError
 
 _RECORD = 100
+PARTITIONS = TopicPartitions("id", 3)
 
 
 def options(**other: Any) -> ProducerOptions:
@@ -46,7 +48,7 @@ def options(**other: Any) -> ProducerOptions:
 @pytest.fixture
 def accumulator() -> RecordAccumulator:
     accumulator = RecordAccumulator(options())
-    accumulator.set_partition_count("t", 3)
+    accumulator.set_partitions("t", PARTITIONS)
     return accumulator
 
 
@@ -66,7 +68,7 @@ def parts_of(batch: ClosedBatch) -> list[PartitionBatch]:
     for partition in sorted(set(named.tolist())):
         rows = np.flatnonzero(named == partition)
         message = pa.py_buffer(b",".join(columns.column("value").take(pa.array(rows)).to_pylist()))
-        parts.append(PartitionBatch(batch.outcome, partition, rows, message, batch.deadline))
+        parts.append(PartitionBatch(batch.outcome, partition, rows, message, batch.deadline, PARTITIONS))
     return parts
 
 
@@ -101,7 +103,7 @@ def test_a_flush_raises_the_first_failure_once_and_waits_for_callbacks(accumulat
 
 def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_them() -> None:
     accumulator = RecordAccumulator(options(linger_ms=0))
-    accumulator.set_partition_count("t", 3)
+    accumulator.set_partitions("t", PARTITIONS)
     first = queue_one(accumulator)
     (before,) = accumulator.wait_for_due() or ()
     second = queue_one(accumulator, partition=1)
@@ -128,7 +130,7 @@ def test_partitions_are_asked_for_by_one_at_a_time_and_whoever_waits_is_split() 
     assert not accumulator.has_unsplit("t")
     assert accumulator.next_unsplit("t") is None
     assert accumulator.in_flight == 0
-    accumulator.set_partition_count("t", 3)
+    accumulator.set_partitions("t", PARTITIONS)
     assert not accumulator.begin_asking("t")
     assert accumulator.put_back(batch)
     assert accumulator.begin_asking("t")
@@ -159,7 +161,7 @@ def test_what_has_not_left_is_given_back_when_it_closes_but_not_what_is_being_sp
     assert accumulator.add_parts(batches[0], parts_of(batches[0]))
     accumulator.drain()
     assert accumulator.add_parts(batches[2], parts_of(batches[2]))
-    unnamed = ClosedBatch(Outcome("t"), RecordList().columns, 0.0, 0)
+    unnamed = ClosedBatch(Outcome("t"), RecordList().columns, 0.0, None)
     queue_one(accumulator)
     unsplit, parts = accumulator.close("closed")
     assert [part.outcome for part in parts] == [batches[2].outcome]

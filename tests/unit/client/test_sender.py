@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 
+from logstore.client.metadata import TopicPartitions
 from logstore.client.record_accumulator import RecordAccumulator
 from logstore.client.record_columns import RecordList
 from logstore.client.sender import Sender
@@ -49,7 +50,7 @@ def test_a_batch_that_is_split_too_late_fails(
     accumulator: RecordAccumulator, sender: Sender, count: int, partition: int
 ):
     if count:
-        accumulator.set_partition_count("t", count)
+        accumulator.set_partitions("t", TopicPartitions("id", count))
     batch = queue_one(accumulator, partition)
     sender.stop("closed")
     sender.split(batch)
@@ -62,7 +63,7 @@ def test_a_batch_that_is_split_too_late_fails(
 def test_a_stop_waits_for_requests_that_are_being_given_to_threads(
     accumulator: RecordAccumulator, sender: Sender, monkeypatch: pytest.MonkeyPatch
 ):
-    accumulator.set_partition_count("t", 3)
+    accumulator.set_partitions("t", TopicPartitions("id", 3))
     batch = queue_one(accumulator, 0)
     drain = accumulator.drain
     stopping = threading.Thread(target=sender.stop, args=("closed",))

@@ -1,4 +1,4 @@
-"""A topic is deleted and made again under its readers: the new one is no continuation of it."""
+"""A topic is deleted and made again under its readers and writers: the new one is no continuation of it."""
 
 import time
 from uuid import uuid4
@@ -8,8 +8,11 @@ import pytest
 from logstore import TopicPartition
 from logstore.client.admin import Admin
 from logstore.client.consumer import Consumer
+from logstore.client.producer import Producer
 from logstore.errors import NoOffsetForPartitionError, UnknownTopicError, UnknownTopicIdError
+from tests.support.faulty_proxy import FaultyProxy
 from tests.support.posting import post
+from tests.support.stored_records import stored_records
 
 OLD, NEW = [b"old"] * 50, [b"new %d" % i for i in range(200)]
 
@@ -115,7 +118,7 @@ def test_latest_goes_on_with_what_comes_and_none_is_an_error(store: str, admin: 
         post(store, old.topic, 0, [b"last"])
         assert values_until(latest, b"last") == [b"last"]
         for _ in range(2):
-            with pytest.raises(NoOffsetForPartitionError, match="made again"):
+            with pytest.raises(NoOffsetForPartitionError, match="as it is now"):
                 none.poll(timeout_s=20)
         none.seek(old, 190)
         assert values_until(none, b"last") == [*NEW[190:], b"last"]
@@ -257,3 +260,71 @@ def test_an_offset_of_the_old_topic_that_is_sought_is_not_read_in_the_new_one(
         consumer.seek(old, len(OLD) - 1)
         consumer.resume([old])
         assert values_until(consumer, NEW[-1]) == NEW
+
+
+# ---- writing --------------------------------------------------------------------------------------------------------
+
+
+def stored(store: str, topic: str) -> dict[int, list[bytes | None]]:
+    return {partition: [r.value for r in found] for partition, found in stored_records(store, topic).items() if found}
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic: str, idempotent: bool) -> None:
+    with FaultyProxy(store) as proxy, Producer(proxy.url, enable_idempotence=idempotent) as producer:
+        # As many records as in the new topic: there they repeat nothing.
+        for value in (b"0", b"1"):
+            producer.send_batch(topic, {"value": [value] * 4, "partition": [0, 1, 1, 3]}).result()
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=4)
+        for value, offset in ((b"2", 0), (b"3", 1)):
+            found = producer.send_batch(topic, {"value": [value] * 4, "partition": [0, 1, 1, 3]}).result()
+            assert found.offsets.tolist() == [offset, 2 * offset, 2 * offset + 1, offset]
+        producer.flush()
+        sequences = [seen.headers.get("Logstore-Base-Sequences") for seen in proxy.seen]
+    counted = ["0=0,1=0,3=0", "0=1,1=2,3=1"]
+    # Refused by its id, and sent to the new one.
+    assert sequences == ([*counted, "0=2,1=4,3=2", *counted] if idempotent else [None] * 5)
+    assert stored(store, topic) == {0: [b"2", b"3"], 1: [b"2", b"2", b"3", b"3"], 3: [b"2", b"3"]}
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_what_may_be_in_the_old_topic_is_not_sent_to_the_new_one(
+    store: str, admin: Admin, topic: str, idempotent: bool
+) -> None:
+    with (
+        FaultyProxy(store) as proxy,
+        Producer(proxy.url, enable_idempotence=idempotent, retry_backoff_ms=5, retry_backoff_max_ms=5) as producer,
+    ):
+        producer.send(topic, b"0", partition=0).result()
+        proxy.cut().refuse(503, 50301, times=100_000)
+        in_doubt = producer.send(topic, b"in doubt", partition=0)
+        while len(proxy.seen) < 3:
+            time.sleep(0.001)
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=4)
+        waiting = producer.send(topic, b"1", partition=0)
+        proxy._orders.clear()
+        with pytest.raises(UnknownTopicIdError, match="not known, and it is not sent to the new one"):
+            in_doubt.result(20)
+        assert waiting.result(20).offset == 0
+        assert producer.send(topic, b"2", partition=0).result(20).offset == 1
+        with pytest.raises(UnknownTopicIdError):
+            producer.flush()
+    assert stored(store, topic) == {0: [b"1", b"2"]}
+
+
+def test_partitions_of_the_old_topic_are_not_taken_for_those_of_the_new_one(
+    store: str, admin: Admin, topic: str
+) -> None:
+    with Producer(store) as producer:
+        before = producer.send(topic, b"0", key=b"k").result().partition
+        admin.delete_topic(topic)
+        admin.create_topic(topic, partitions=9)
+        refused = producer.send(topic, b"1", key=b"k")
+        assert isinstance(refused.exception(20), UnknownTopicIdError)
+        found = producer.send(topic, b"2", key=b"k").result(20)
+        with pytest.raises(UnknownTopicIdError, match="its 9 partitions are others"):
+            producer.flush()
+    assert found.partition != before
+    assert stored(store, topic) == {found.partition: [b"2"]}
