@@ -20,7 +20,7 @@ from logstore.errors import (
     LogStoreError,
     OffsetOutOfRangeError,
     UnknownGroupError,
-    UnknownTopicError,
+    UnknownTopicIdError,
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
@@ -87,8 +87,8 @@ class GroupBatch:
     def commit(self) -> None:
         """Commit the ends of ``ranges``; returns when that is durable. Once is enough: later calls do nothing.
 
-        Raises InvalidRequestError for a batch from storage alone, UnknownTopicError if a topic is not the one any more
-        that the batch is of, and what ``logstore.client`` raises for a store that cannot be reached.
+        Raises InvalidRequestError for a batch from storage alone, UnknownTopicIdError if a topic is not the one any
+        more that the batch is of, and what ``logstore.client`` raises for a store that cannot be reached.
         """
         if not self._bootstrap:
             raise InvalidRequestError(
@@ -98,13 +98,13 @@ class GroupBatch:
         ends = {(r.topic, r.partition): r.end for r in self.ranges if r.end != r.committed}
         if ends and not self._is_committed:
             with connect(self.df.sparkSession, self._bootstrap) as store:
-                for topic, topic_id in self._topic_ids.items():
-                    if store.describe_topic(topic).topic_id != topic_id:
-                        raise UnknownTopicError(
-                            f"group {self.group} cannot commit: topic {topic} was deleted and created anew since this "
-                            "batch was made; make another one"
-                        )
-                store.commit_offsets(self.group, ends)
+                try:
+                    store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
+                except UnknownTopicIdError as error:
+                    raise UnknownTopicIdError(
+                        f"group {self.group} cannot commit: a topic was deleted and created anew since this batch was "
+                        f"made; make another one ({error})"
+                    ) from None
         self._is_committed = True
 
     def __enter__(self) -> Self:

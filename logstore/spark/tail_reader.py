@@ -1,8 +1,8 @@
 """Fetches the tail of partitions from the store over HTTP, in the tasks of a Spark query.
 
 It is sent to the executors by value, so it imports nothing but the standard library and pyarrow, which every executor
-that runs Arrow functions has. Invariants: each range comes whole and in order, or the task fails with the reason; one
-answer of ``FETCH_BYTES`` at a time is in memory.
+that runs Arrow functions has. Invariants: each range comes whole and in order, and of the topic that the query was made
+for (each request names it), or the task fails with the reason; one answer of ``FETCH_BYTES`` at a time is in memory.
 """
 
 import http.client
@@ -20,6 +20,7 @@ REQUEST_SECONDS = 60
 #: How long a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
 _BACKOFF_SECONDS_MAX = 2.0
+_UNKNOWN_TOPIC_ID = 40406
 
 #: What a task hands to Spark: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
 TAIL_COLUMNS = (
@@ -52,33 +53,24 @@ def tail_reader(
     """A function for ``mapInArrow`` over ids: each id stands for its ``ranges`` entry (partition, start, end)."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = _Store(urls, client_id)
-        checked = False
-        for batch in batches:
-            for index in batch.column(0).to_pylist():
-                if not checked:
-                    store.check_topic(topic, topic_id)
-                    checked = True
-                yield from store.records(topic, *ranges[index])
+        store = _Store(urls, topic_id, client_id)
+        try:
+            for batch in batches:
+                for index in batch.column(0).to_pylist():
+                    yield from store.records(topic, *ranges[index])
+        finally:
+            store.close()
 
     return read
 
 
 class _Store:
-    """Requests to the first of ``urls`` that answers, on one kept connection."""
+    """Requests about the topic with ``topic_id`` to the first of ``urls`` that answers, on one kept connection."""
 
-    def __init__(self, urls: Sequence[str], client_id: str) -> None:
+    def __init__(self, urls: Sequence[str], topic_id: str, client_id: str) -> None:
         self._urls = list(urls)
-        self._headers = {"Logstore-Client-Id": client_id}
+        self._headers = {"Logstore-Client-Id": client_id, "Logstore-Topic-Id": topic_id}
         self._connection: http.client.HTTPConnection | None = None
-
-    def check_topic(self, topic: str, topic_id: str) -> None:
-        """A DataFrame may be evaluated long after it was made: is the topic still the one that it was made from?"""
-        _, body = self._get(f"/topics/{topic}", "application/json")
-        if json.loads(body)["topic_id"] != topic_id:
-            raise TailReadError(
-                f"topic {topic} was deleted and created anew since this DataFrame was made; make it again"
-            )
 
     def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
@@ -109,7 +101,7 @@ class _Store:
             try:
                 return self._get_once(path, accept)
             except (OSError, http.client.HTTPException, _TryAgainError) as error:
-                self._close()
+                self.close()
                 # The next address, if there are several.
                 self._urls.append(self._urls.pop(0))
                 if time.monotonic() + wait > give_up:
@@ -140,7 +132,7 @@ class _Store:
             raise _TryAgainError(reason)
         raise TailReadError(f"GET {path}: {reason}")
 
-    def _close(self) -> None:
+    def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -157,6 +149,11 @@ def _rows(batch: pa.RecordBatch, partition: int, end: int) -> Iterator[pa.Record
 
 def _reason(status: int, body: bytes) -> str:
     try:
-        return f"{status} {json.loads(body)['message']}"
+        error = json.loads(body)
+        if error["error_code"] == _UNKNOWN_TOPIC_ID:
+            # A DataFrame may be evaluated long after it was made.
+            why = "the topic was deleted and created anew since this DataFrame was made; make it again"
+            return f"{why} ({error['message']})"
+        return f"{status} {error['message']}"
     except (ValueError, KeyError, TypeError):
         return f"{status} {body[:300]!r}"

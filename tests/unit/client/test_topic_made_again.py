@@ -3,6 +3,7 @@
 import time
 from uuid import uuid4
 
+import pyarrow as pa
 import pytest
 
 from logstore import TopicPartition
@@ -10,6 +11,7 @@ from logstore.client.admin import Admin
 from logstore.client.consumer import Consumer
 from logstore.client.producer import Producer
 from logstore.errors import NoOffsetForPartitionError, UnknownTopicError, UnknownTopicIdError
+from logstore.spark.tail_reader import TailReadError, tail_reader
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.posting import post
 from tests.support.stored_records import stored_records
@@ -260,6 +262,17 @@ def test_an_offset_of_the_old_topic_that_is_sought_is_not_read_in_the_new_one(
         consumer.seek(old, len(OLD) - 1)
         consumer.resume([old])
         assert values_until(consumer, NEW[-1]) == NEW
+
+
+def test_a_tail_for_spark_is_of_the_topic_that_the_query_was_made_for(
+    store: str, admin: Admin, old: TopicPartition
+) -> None:
+    read = tail_reader((store,), old.topic, admin.describe_topic(old.topic).topic_id, [(0, 5, len(OLD))], "spark")
+    task = [pa.RecordBatch.from_pydict({"id": [0]})]
+    assert [value for batch in read(iter(task)) for value in batch.column("value").to_pylist()] == OLD[5:]
+    make_again(admin, store, old)
+    with pytest.raises(TailReadError, match="deleted and created anew since this DataFrame was made"):
+        list(read(iter(task)))
 
 
 # ---- writing --------------------------------------------------------------------------------------------------------
