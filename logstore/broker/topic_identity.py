@@ -20,5 +20,5 @@ def require_topic_id(topic: Topic, topic_id: str | None) -> None:
     if topic_id is not None and topic_id != topic_id_text(topic.topic_id):
         raise UnknownTopicIdError(
             f"Topic {topic.name!r} has id {topic.topic_id}, not {topic_id[:_SHOWN_CHARS]!r}: it was deleted and made "
-            "again. Offsets and sequence numbers of the other one mean nothing here; GET /topics/{topic} tells the id."
+            "again. Offsets and sequence numbers of the other one mean nothing here."
         )

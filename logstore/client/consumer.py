@@ -144,6 +144,8 @@ class Consumer:
         self._positions: dict[TopicPartition, int] = {}
         # By name, the topics that these positions are in.
         self._topic_ids: dict[str, str] = {}
+        # Of partitions that began anew, with nothing handed out since: the topic that was read before.
+        self._read_before: dict[TopicPartition, str] = {}
         self._paused: set[TopicPartition] = set()
         self._closed = False
 
@@ -274,6 +276,8 @@ class Consumer:
             assert head.batch is not None
             rows = head.batch.slice(head.row, head.row + self._options.max_poll_records)
             records, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
+            if records:
+                self._read_before.pop(head.partition, None)
             for record in records:
                 head.row += 1
                 yield record
@@ -313,6 +317,8 @@ class Consumer:
     def _advance(self, head: Prefetched, rows: int) -> None:
         """``rows`` more were handed out."""
         head.row += rows
+        if rows:
+            self._read_before.pop(head.partition, None)
         if head.batch is None or head.row >= len(head.batch):
             self._positions[head.partition] = head.next_offset
             self._prefetcher.pop()
@@ -333,6 +339,7 @@ class Consumer:
         if offset < 0:
             raise InvalidRequestError(f"Offset {offset} is negative: offsets begin at 0.")
         (assigned,) = self._assigned((partition,))
+        self._read_before.pop(assigned, None)
         if assigned.topic in self._topic_ids:
             self._seek({assigned: offset})
         else:
@@ -408,7 +415,11 @@ class Consumer:
         if self._committer is None:
             raise InvalidRequestError("Committing needs a group: give group_id.")
         positions, topic_ids = self._known_positions()
-        return self._committer.commit(positions if offsets is None else offsets, topic_ids, metadata, callback)
+        if offsets is None:
+            return self._committer.commit(positions, topic_ids, metadata, callback)
+        # A program that has seen nothing of the new topic can only mean the one before: the store refuses that.
+        before = {partition.topic: self._read_before[partition] for partition in offsets.keys() & self._read_before}
+        return self._committer.commit(offsets, topic_ids | before, metadata, callback)
 
     # ---- inside -----------------------------------------------------------------------------------------------------
 
@@ -430,8 +441,9 @@ class Consumer:
         for partition in dropped & self._unplaced.keys():
             del self._unplaced[partition]
         self._paused -= dropped
-        for partition in dropped & self._positions.keys():
-            del self._positions[partition]
+        for partition in dropped:
+            self._positions.pop(partition, None)
+            self._read_before.pop(partition, None)
         for topic in self._topic_ids.keys() - {partition.topic for partition in self._assignment}:
             del self._topic_ids[topic]
 
@@ -448,12 +460,13 @@ class Consumer:
 
     def _forget_topic(self, topic: str) -> None:
         """Its partitions are to begin anew: another topic has its name."""
-        self._topic_ids.pop(topic, None)
+        before = self._topic_ids.pop(topic)
         begun = {partition for partition in self._positions if partition.topic == topic}
         self._prefetcher.stop_reading(begun)
         for partition in begun:
             del self._positions[partition]
             self._unplaced[partition] = self._options.auto_offset_reset
+            self._read_before.setdefault(partition, before)
 
     def _look_up(self, timeout_s: float) -> bool:
         """Whether all is known that reading needs: the partitions subscribed to, and where to begin.

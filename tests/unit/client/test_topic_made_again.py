@@ -177,6 +177,25 @@ def test_a_commit_that_is_refused_late_does_not_begin_the_new_topic_anew_again(
         assert consumer.position(old) == len(NEW)
 
 
+def test_offsets_that_a_program_kept_are_not_committed_to_the_new_topic(
+    store: str, admin: Admin, old: TopicPartition, group: str
+) -> None:
+    with Consumer(store, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
+        consumer.assign([old])
+        assert values_until(consumer, OLD[-1])
+        consumer.pause([old])
+        make_again(admin, store, old)
+        # The second time the consumer has looked at the new topic.
+        for _ in range(2):
+            with pytest.raises(UnknownTopicIdError):
+                consumer.commit({old: len(OLD)})
+            assert consumer.poll(timeout_s=0.2) == []
+        consumer.resume([old])
+        (record,) = consumer.poll(1, timeout_s=20)
+        consumer.commit({old: record.offset + 1})
+    assert committed(admin, group) == {old: 1}
+
+
 def test_auto_commit_leaves_out_the_topic_alone_that_was_made_again(
     store: str, admin: Admin, old: TopicPartition, topic: str, group: str
 ) -> None:
