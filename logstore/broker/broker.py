@@ -513,6 +513,7 @@ class Broker:
             topic.config_with(checked)
         elif checked:
             await self._roller.commit(topic, alter)
+            self._schedule.touch(topic)
             log.info("topic.configs_altered", topic=name, changes=checked)
         return topic
 
@@ -716,6 +717,7 @@ class Broker:
             last[part.partition] = frame
             frames.append(frame)
         durable = self._journal.append(frames)
+        self._schedule.touch(topic)
         for at, (part, frame) in enumerate(zip(parts, frames, strict=True)):
             topic.partitions[part.partition].track(frame, durable, at)
         ranges = tuple(
