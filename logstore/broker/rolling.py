@@ -25,6 +25,8 @@ _LOOK_AT_ALL_S = 600.0
 # A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
 _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
+#: More than there are threads for them, as each also waits: for the event loop, or for somebody else's commit.
+ROLLS_AT_A_TIME = 4
 #: After a failure in the background the next attempt waits the first, then twice as long each time, up to the second.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
@@ -50,6 +52,8 @@ class RollSchedule:
         self._not_before: dict[Topic, float] = {}
         self._delay_s: dict[Topic, float] = {}
         self._pressed = asyncio.Event()
+        self._slots = asyncio.Semaphore(ROLLS_AT_A_TIME)
+        self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -59,7 +63,8 @@ class RollSchedule:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """End the schedule; rolls under way come to their end."""
+        """End the schedule; rolls under way come to their end, those that wait for their turn do not begin."""
+        self._stopping = True
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -99,7 +104,9 @@ class RollSchedule:
             return pressed or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
 
         try:
-            await self._roller.roll(topic, select)
+            async with self._slots:
+                if not self._stopping:
+                    await self._roller.roll(topic, select)
             self._forget_failures(topic)
         except Exception as error:
             # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
@@ -133,8 +140,8 @@ class RollSchedule:
                     log.error("topic.refresh_failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
                     continue
                 self.touch(topic)
-                if mark is not None:
-                    self._seen[topic] = mark
+                if mark is not None and all(p.quarantined is None and not p.missing for p in topic.partitions):
+                    self._seen[topic] = mark  # else what mends it may be no commit
 
     def _changed(self, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
         """Topics whose logs may have changed since they were read, and how the logs look now."""
