@@ -234,11 +234,10 @@ class Broker:
     async def _recover(self) -> None:
         began = self._clock.monotonic()
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
-        snapshots = {name: await asyncio.to_thread(table.snapshot) for name, table in tables.items()}
-        epochs = (state.leader_epoch for s in snapshots.values() for state in s.partitions.values())
+        epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
         self._leader_epoch = self._coordinator.elect(above=max(epochs, default=0))
         for name, table in tables.items():
-            self._topics[name] = self._topic(name, table, snapshots[name])
+            self._topics[name] = self._topic(name, table, table.latest)
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
         self._deleted = frozenset(self._catalog.deleted())
         self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)

@@ -171,6 +171,11 @@ class TopicTable:
         with self._lock:
             return self._committer.snapshot()
 
+    @property
+    def latest(self) -> TopicSnapshot:
+        """The snapshot that was read last: by ``open`` at the earliest, and without a look at what has come since."""
+        return self._committer.latest
+
     def log_mark(self) -> int | None:
         """Another one as soon as the log has changed, by a commit or by one that was renamed over it.
 
