@@ -37,7 +37,8 @@ _DESCRIPTION = (
 def create_app(settings: Settings) -> "Application":
     """The application. Its lifespan starts and stops the broker, which locks ``settings.data``, and the groups on it.
 
-    Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise.
+    Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise. Until then ``state.api`` is None, and
+    only what needs no store is answered: whether the process lives, its metrics, the description of the interface.
     """
 
     @contextlib.asynccontextmanager
@@ -62,6 +63,7 @@ def create_app(settings: Settings) -> "Application":
         redirect_slashes=False,
         default_response_class=Response,
     )
+    app.state.api = None
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)

@@ -1,8 +1,9 @@
 """The process: one uvicorn server around the application, from the socket to the last answer.
 
-Owns the process's life: the socket is bound before anything is opened (a busy port touches no data), ``listening on``
-is printed when the first request can be answered, SIGTERM and SIGINT let requests in flight finish, long polls answer
-with what there is, and the broker seals what it holds before the process ends with 0.
+Owns the process's life: the socket is bound before anything is opened (a busy port touches no data) and answers from
+then on, while the store starts with no more than that the process lives; ``listening on`` is printed when the store is
+ready. SIGTERM and SIGINT let requests in flight finish, long polls answer with what there is, and the broker seals what
+it holds before the process ends with 0.
 """
 
 import asyncio
@@ -88,34 +89,44 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     )
     server = _Server(config, app, settings, listener)
     with _signals(server):
-        async with app.router.lifespan_context(app):
-            # What is there now stays: the collector need not look at it again and again, under every request.
-            gc.collect()
-            gc.freeze()
-            # Told to stop during recovery: nobody is told where it would have listened.
-            if not server.should_exit:
-                await server.serve([listener])
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            async with app.router.lifespan_context(app):
+                # What is there now stays: the collector need not look at it again and again, under every request.
+                gc.collect()
+                gc.freeze()
+                server.announce()
+                await serving
+        finally:  # the store could not start
+            server.should_exit = True
+            await serving
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which also tells the world where it listens and the application when it begins to stop."""
+    """uvicorn's server, which also tells the world when it is ready and the application when it begins to stop."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI, settings: Settings, listener: socket.socket) -> None:
         super().__init__(config)
         self._app = app
         self._url = _url(settings.host, listener.getsockname()[1])
         self._endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+        self._announced = False
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+    def announce(self) -> None:
+        """The store is ready; nobody is told of one that was told to stop while it started."""
+        if self.should_exit:
+            return
+        self._announced = True
         _write_endpoint(self._endpoint, self._url)
         log.info("server.listening", url=self._url)
         sys.stdout.write(f"listening on {self._url}\n")
         sys.stdout.flush()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._endpoint.unlink(missing_ok=True)
-        self._app.state.api.stopping.set()
+        if self._announced:
+            self._endpoint.unlink(missing_ok=True)
+        if self._app.state.api is not None:
+            self._app.state.api.stopping.set()
         await super().shutdown(sockets)
 
     @contextlib.contextmanager

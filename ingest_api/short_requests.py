@@ -79,11 +79,11 @@ class KnownHead:
 
 
 class ShortRequests:
-    """``state`` is asked for once there are requests; ``find_route(method, path)`` as the application's own."""
+    """``state`` is None while the store starts; ``find_route(method, path)`` as the application's own."""
 
     def __init__(
         self,
-        state: Callable[[], ApiState],
+        state: Callable[[], ApiState | None],
         find_route: Callable[[str, str], tuple[APIRoute, dict[str, str]] | None],
     ) -> None:
         self._state = state
@@ -146,6 +146,8 @@ class ShortRequests:
     ) -> bool:
         """Whether ``answer`` will be called, with an answer and the request's id; else nothing has happened."""
         state = self._state()
+        if state is None:
+            return False
         try:
             topic = state.broker.topic(head.topic)
             records = state.gathered.open(topic, body)

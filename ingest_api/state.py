@@ -12,6 +12,7 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.backpressure import InFlightBytes
 from ingest_api.gathering import GatheredProduce
 from logstore.broker.broker import Broker
+from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
 
 # Below this much (a millisecond or two of decoding) work stays on the event loop: two threads that want the interpreter
@@ -51,6 +52,9 @@ class ApiState:
 
 
 def api_state(request: Request) -> ApiState:
+    """Raises BrokerNotReadyError while the store starts."""
     state = request.app.state.api
+    if state is None:
+        raise BrokerNotReadyError("Not now: the store is starting. Try again in a few seconds.")
     assert isinstance(state, ApiState)
     return state

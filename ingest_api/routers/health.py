@@ -15,14 +15,14 @@ router = APIRouter(prefix="/health", tags=["health"])
 
 @router.get("/live", **openapi.LIVE)
 async def live(request: Request) -> Response:
-    """The process answers. Restart it when this does not come."""
+    """The process answers, also while the store starts. Restart it when this does not come."""
     read_query(request)
     return json_response({"status": "live"})
 
 
 @router.get("/ready", **openapi.READY)
 async def ready(request: Request) -> Response:
-    """The store takes appends; else 503 with the reason."""
+    """The store takes appends; else 503 with the reason, the first of which is that it is starting."""
     read_query(request)
     state = api_state(request)
     reason = "the server is shutting down" if state.stopping.is_set() else state.broker.not_ready_reason

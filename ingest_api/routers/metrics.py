@@ -17,8 +17,10 @@ router = APIRouter(tags=["health"])
 
 @router.get("/metrics", **openapi.METRICS)
 async def metrics(request: Request) -> Response:
-    """All metrics in Prometheus' text format."""
+    """All metrics in Prometheus' text format; only those of the process while the store starts."""
     read_query(request)
+    if request.app.state.api is None:
+        return Response(render_metrics(), media_type=METRICS_CONTENT_TYPE)
     state = api_state(request)
     IN_FLIGHT_BYTES.set(state.requests.reserved)
     observed = await observe(state.broker, state.groups)

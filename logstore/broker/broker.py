@@ -22,7 +22,7 @@ from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.idempotence import claim, require_partitions_named
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.broker.recovery import Unserved, recover_partitions
-from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, RollSchedule
+from logstore.broker.rolling import RETRY_MAX_S, RETRY_S, ROLLS_AT_A_TIME, RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name, names_collide
 from logstore.clock import Clock, SystemClock
@@ -90,6 +90,9 @@ log = structlog.stdlib.get_logger(__name__)
 
 # Above this, splitting and encoding a request would hold up the event loop for milliseconds.
 _ENCODE_IN_THREAD_BYTES = 1 * MIB
+#: A roll that has not begun this long after a stop did does not begin any more: supervisors lose patience after ten
+#: seconds, and its records are as safe in the journal.
+ROLL_AT_STOP_S = 5.0
 
 T = TypeVar("T")
 
@@ -231,11 +234,10 @@ class Broker:
     async def _recover(self) -> None:
         began = self._clock.monotonic()
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
-        snapshots = {name: await asyncio.to_thread(table.snapshot) for name, table in tables.items()}
-        epochs = (state.leader_epoch for s in snapshots.values() for state in s.partitions.values())
+        epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
         self._leader_epoch = self._coordinator.elect(above=max(epochs, default=0))
         for name, table in tables.items():
-            self._topics[name] = self._topic(name, table, snapshots[name])
+            self._topics[name] = self._topic(name, table, table.latest)
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
         self._deleted = frozenset(self._catalog.deleted())
         self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
@@ -283,18 +285,13 @@ class Broker:
         return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
     async def stop(self) -> None:
-        """Refuse new appends, seal what is left, and let go of the data directory."""
+        """Refuse new appends, seal what can be sealed in ``ROLL_AT_STOP_S``, and let go of the data directory."""
         self._not_ready = "the store is stopping"
         await self._schedule.stop()
         async with self._catalog_lock:  # a removal under way comes to its end; the next start finishes the others
             if self._remover is not None:
                 self._remover.cancel()
-        for topic in [topic for topic in self._topics.values() if topic.has_unsealed]:
-            try:
-                await self._roller.roll(topic)
-            except Exception as error:
-                # Nothing is lost: the journal keeps it, and the next start rolls it.
-                log.warning("broker.not_rolled_at_stop", topic=topic.name, error=str(error), exc_info=unforeseen(error))
+        await self._roll_at_stop()
         await self._roller.drain()
         for topic in self._topics.values():
             for partition_log in topic.partitions:
@@ -308,6 +305,29 @@ class Broker:
             for lock in reversed(self._locks):
                 lock.release()
         log.info("broker.stopped")
+
+    async def _roll_at_stop(self) -> None:
+        """Seal what there is time for; the rest stays in the journal, and is rolled after the next start."""
+        unsealed = iter([topic for topic in self._topics.values() if topic.has_unsealed])
+        left: list[Topic] = []
+        end = self._clock.monotonic() + ROLL_AT_STOP_S
+
+        async def roll_one_after_another() -> None:
+            for topic in unsealed:
+                if self._clock.monotonic() >= end:
+                    left.append(topic)
+                    continue
+                try:
+                    await self._roller.roll(topic)
+                except Exception as error:
+                    log.warning(
+                        "broker.not_rolled_at_stop", topic=topic.name, error=str(error), exc_info=unforeseen(error)
+                    )
+
+        await asyncio.gather(*(roll_one_after_another() for _ in range(ROLLS_AT_A_TIME)))
+        if left:
+            records = sum(p.log_end_offset - p.sealed_offset for topic in left for p in topic.partitions)
+            log.warning("broker.left_in_journal_at_stop", topics=len(left), records=records, seconds=ROLL_AT_STOP_S)
 
     # ---- state ------------------------------------------------------------------------------------------------------
 
@@ -513,6 +533,7 @@ class Broker:
             topic.config_with(checked)
         elif checked:
             await self._roller.commit(topic, alter)
+            self._schedule.touch(topic)
             log.info("topic.configs_altered", topic=name, changes=checked)
         return topic
 
@@ -716,6 +737,7 @@ class Broker:
             last[part.partition] = frame
             frames.append(frame)
         durable = self._journal.append(frames)
+        self._schedule.touch(topic)
         for at, (part, frame) in enumerate(zip(parts, frames, strict=True)):
             topic.partitions[part.partition].track(frame, durable, at)
         ranges = tuple(

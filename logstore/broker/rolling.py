@@ -1,10 +1,12 @@
 """When topics roll: by size, by age, or because the journal fills up; and when their tables are looked at again."""
 
 import asyncio
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 
 import structlog
 
+from logstore.broker.due_topics import DueTopics
 from logstore.clock import Clock
 from logstore.errors import LogStoreError, unforeseen
 from logstore.journal.journal import Journal
@@ -12,15 +14,19 @@ from logstore.limits import MIB
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, due
 from logstore.log.topic import Topic
-from logstore.observability import ROLLS, UNSEALED_RECORDS
+from logstore.observability import ROLLS
 
 log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
 _REFRESH_S = 5.0
+# A table is looked at when its log has changed; all the same each one within this time, for what leaves no trace.
+_LOOK_AT_ALL_S = 600.0
 # A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
 _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
+#: More than there are threads for them, as each also waits: for the event loop, or for somebody else's commit.
+ROLLS_AT_A_TIME = 4
 #: After a failure in the background the next attempt waits the first, then twice as long each time, up to the second.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
@@ -39,18 +45,26 @@ class RollSchedule:
         self._clock = clock
         self._journal_max_bytes = journal_max_bytes
         self._topics = topics
+        self._due = DueTopics()
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
+        #: How the log of each topic looked before it was last read; those that were read longest ago come first.
+        self._seen: dict[Topic, int] = {}
         self._not_before: dict[Topic, float] = {}
         self._delay_s: dict[Topic, float] = {}
         self._pressed = asyncio.Event()
+        self._slots = asyncio.Semaphore(ROLLS_AT_A_TIME)
+        self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
+        for topic in self._topics.values():
+            self.touch(topic)
         loops = (self._roll_loop(), self._refresh_loop(), self._unpin_loop())
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """End the schedule; rolls under way come to their end."""
+        """End the schedule; rolls under way come to their end, those that wait for their turn do not begin."""
+        self._stopping = True
         for task in self._loops:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -60,25 +74,27 @@ class RollSchedule:
         """The journal is full: roll now."""
         self._pressed.set()
 
+    def touch(self, topic: Topic) -> None:
+        """Records are on their way into the journal, or the configuration has changed: see when it is to roll."""
+        self._due.touch(topic)
+
     async def _roll_loop(self) -> None:
         while True:
             pressed = self._pressed.is_set() or self._journal.needed_bytes > _PRESSURE * self._journal_max_bytes
             self._pressed.clear()
-            for topic in list(self._topics.values()):
-                if topic not in self._rolling and self._is_due(topic, pressed=pressed):
+            now = self._clock.monotonic()
+            old_or_big = self._due.take(now)
+            for topic in [t for t in self._topics.values() if t.has_unsealed] if pressed else old_or_big:
+                if topic in self._rolling:
+                    continue  # looked at again when that is done
+                if now < (not_before := self._not_before.get(topic, now)):
+                    self._due.wake_at(topic, not_before)
+                else:
                     self._rolling[topic] = asyncio.create_task(self._roll(topic, pressed=pressed))
             try:
                 await asyncio.wait_for(self._pressed.wait(), _TICK_S)
             except TimeoutError:
                 continue
-
-    def _is_due(self, topic: Topic, *, pressed: bool) -> bool:
-        if self._clock.monotonic() < self._not_before.get(topic, 0.0):
-            return False
-        config = topic.config
-        if pressed:
-            return topic.has_unsealed
-        return any(due(p, segment_bytes=config.segment_bytes, segment_ms=config.segment_ms) for p in topic.partitions)
 
     async def _roll(self, topic: Topic, *, pressed: bool) -> None:
         config = topic.config
@@ -88,7 +104,9 @@ class RollSchedule:
             return pressed or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
 
         try:
-            await self._roller.roll(topic, select)
+            async with self._slots:
+                if not self._stopping:
+                    await self._roller.roll(topic, select)
             self._forget_failures(topic)
         except Exception as error:
             # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
@@ -99,6 +117,7 @@ class RollSchedule:
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
         finally:
             del self._rolling[topic]
+            self.touch(topic)
             if topic.deleted:
                 self._forget_failures(topic)
 
@@ -109,16 +128,25 @@ class RollSchedule:
     async def _refresh_loop(self) -> None:
         while True:
             await asyncio.sleep(_REFRESH_S)
-            for topic in list(self._topics.values()):
+            turn = int(len(self._seen) * _REFRESH_S / _LOOK_AT_ALL_S) + 1
+            for topic in list(itertools.islice(self._seen, turn)):
+                del self._seen[topic]
+            for topic, mark in await asyncio.to_thread(self._changed, list(self._topics.values())):
                 if topic.commit_lock.locked():
                     continue  # whoever commits looks at the table, too; one that hangs holds up no other topic
                 try:
                     await self._roller.refresh(topic)
                 except Exception as error:
                     log.error("topic.refresh_failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
-                if not topic.deleted:
-                    unsealed = sum(p.log_end_offset - p.sealed_offset for p in topic.partitions)
-                    UNSEALED_RECORDS.labels(topic.name).set(unsealed)
+                    continue
+                self.touch(topic)
+                if mark is not None and all(p.quarantined is None and not p.missing for p in topic.partitions):
+                    self._seen[topic] = mark  # else what mends it may be no commit
+
+    def _changed(self, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
+        """Topics whose logs may have changed since they were read, and how the logs look now."""
+        marks = [(topic, topic.table.log_mark()) for topic in topics]
+        return [(topic, mark) for topic, mark in marks if mark is None or mark != self._seen.get(topic)]
 
     async def _unpin_loop(self) -> None:
         while True:

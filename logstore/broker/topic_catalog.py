@@ -77,7 +77,7 @@ def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
     """Tables whose topic id another one has too. Each says that it is the original, so nobody can tell."""
     by_id: dict[uuid.UUID, list[str]] = {}
     for name, table in tables.items():
-        by_id.setdefault(table.snapshot().topic_id, []).append(name)
+        by_id.setdefault(table.latest.topic_id, []).append(name)
     return {
         name: QuarantinedError(
             f"Topic {name!r} is quarantined: the tables of {', '.join(map(repr, names))} have the same id, {topic_id}",
@@ -133,9 +133,10 @@ class TopicCatalog:
             )
         try:
             table = TopicTable.recover(path, filesystem=self._filesystem)
-            named = table.snapshot().topic_name
+            named = table.latest.topic_name
             if named is None:
                 table.record_name()
+                table.snapshot()
             elif named != path.name:
                 return QuarantinedError(
                     f"{quarantined}{path} is the table of topic {named!r}, or a copy of it",

@@ -123,6 +123,13 @@ class Committer:
                     drop_bad_hint(self._path, self._filesystem)
         raise StorageError(f"Cannot read the Delta table {self._path}: {failure}") from failure
 
+    @property
+    def latest(self) -> TopicSnapshot:
+        """The last snapshot. RuntimeError if none was read."""
+        if self._known is None:
+            raise RuntimeError(f"{self._path} was not read yet")
+        return self._known[1]
+
     def snapshot(self) -> TopicSnapshot:
         """The newest version, read afresh unless every file of the log is as it was. Raises as ``open``.
 

@@ -13,6 +13,7 @@ for one that changed nothing.
 import contextlib
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,6 +34,8 @@ CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+
+_TICK_NS_MAX = 2 * 10**9
 
 #: How msgspec and Python say that a document and a UTF-8 sequence end too early.
 _CUT = "Input data was truncated"
@@ -77,6 +80,18 @@ def checksum_path(table_path: Path, version: int) -> Path:
 def signature(path: Path) -> Signature:
     status = path.stat()
     return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def log_mark(table_path: Path) -> int | None:
+    """The time of the last name that came into the log or went; None if it was just now, or there is no log.
+
+    A file system counts it in ticks of its own, up to two seconds long: two names may come in one of them.
+    """
+    try:
+        changed = (table_path / LOG_DIRECTORY).stat().st_mtime_ns
+    except OSError:
+        return None
+    return changed if time.time_ns() - changed > _TICK_NS_MAX else None
 
 
 def list_log(table_path: Path) -> LogFiles:

@@ -238,9 +238,14 @@ def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, 
     if name not in actions.column_names:
         return np.full(actions.num_rows, missing, dtype=np.int64)
     column = actions.column(name)
-    if pa.types.is_timestamp(column.type):
+    # With few files each of these steps takes longer than the numbers, also where it has nothing to do.
+    if pa.types.is_timestamp(column.type) and column.type.unit != "us":
         column = column.cast(pa.timestamp("us", "UTC"))
-    values: np.ndarray[Any, np.dtype[np.int64]] = column.cast(pa.int64()).fill_null(missing).to_numpy()
+    if column.type != pa.int64():
+        column = column.cast(pa.int64())
+    if column.null_count:
+        column = column.fill_null(missing)
+    values: np.ndarray[Any, np.dtype[np.int64]] = column.to_numpy()
     return values
 
 

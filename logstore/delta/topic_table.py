@@ -16,7 +16,7 @@ from typing import Self
 
 from logstore.delta.actions import signed
 from logstore.delta.committer import Committer, Plan, commit_info, commit_properties
-from logstore.delta.log_entries import entry_path
+from logstore.delta.log_entries import entry_path, log_mark
 from logstore.delta.log_repair import repair_log
 from logstore.delta.maintenance import is_checkpoint_due, maintain_log
 from logstore.delta.preconditions import (
@@ -170,6 +170,18 @@ class TopicTable:
         """The newest version. CorruptionError, StorageError."""
         with self._lock:
             return self._committer.snapshot()
+
+    @property
+    def latest(self) -> TopicSnapshot:
+        """The snapshot that was read last: by ``open`` at the earliest, and without a look at what has come since."""
+        return self._committer.latest
+
+    def log_mark(self) -> int | None:
+        """Another one as soon as the log has changed, by a commit or by one that was renamed over it.
+
+        None where it cannot tell, as it is too young: a further change might leave it as it is.
+        """
+        return log_mark(self.path)
 
     def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).

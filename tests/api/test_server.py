@@ -1,16 +1,22 @@
 """The process: how it starts, refuses to start, and stops."""
 
+import asyncio
 import json
+import os
 import signal
 import threading
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from ingest_api.server import _url, serve
+from ingest_api.server import _bind, _run, _url, serve
+from logstore.filesystem import FileSystem
 from logstore.settings import Settings
+from tests.api.api_client import assert_error, running_api
 from tests.api.real_server import RealServer
 from tests.support.watched_server import wait_until
 
@@ -30,6 +36,94 @@ def test_it_says_where_it_listens_once_it_does(tmp_path):
     finally:
         server.process.kill()
         server.process.wait()
+
+
+class HeldRecovery(FileSystem):
+    """Recovery stands still at the first table until ``going_on`` is set."""
+
+    def __init__(self) -> None:
+        self.going_on = threading.Event()
+
+    def sync_file(self, path: Path) -> None:
+        if "_delta_log" in path.parts:
+            assert self.going_on.wait(60)
+        super().sync_file(path)
+
+
+class StartingServer:
+    def __init__(self, data: Path, disk: HeldRecovery) -> None:
+        self.data, self.disk = data, disk
+        listener = _bind("127.0.0.1", 0)
+        self.http = httpx.AsyncClient(base_url=_url("127.0.0.1", listener.getsockname()[1]), timeout=60)
+        self.task = asyncio.create_task(_run(Settings(data=data), listener))
+
+
+@pytest.fixture
+async def starting(
+    tmp_path: Path, anyio_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[StartingServer]:
+    async with running_api(tmp_path / "data") as api:
+        await api.create_topic("t")
+        await api.produce("t", ["before"])
+    disk = HeldRecovery()
+    monkeypatch.setattr("logstore.filesystem._local", disk)
+    server = StartingServer(tmp_path / "data", disk)
+    async with server.http:
+        yield server
+        disk.going_on.set()
+        if not server.task.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        await server.task
+
+
+@pytest.mark.anyio
+async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting, capfd, own_logging):
+    http = starting.http
+    assert (await http.get("/health/live")).json() == {"status": "live"}
+    assert "logstore_http_requests_total" in (await http.get("/metrics")).text
+    described = (await http.get("/openapi.json")).json()["paths"]
+    paths = [path for path, methods in described.items() if "get" in methods]
+    for path in set(paths) - {"/health/live", "/metrics"}:
+        answer = await http.get(path.replace("{partition_id}", "0").replace("{partition}", "0"))
+        assert "the store is starting" in assert_error(answer, 503, 50301), path
+        assert answer.headers["Retry-After"] == "1"
+    for _ in range(3):  # also as a short request, once its head is known
+        answer = await http.post("/topics/t", json={"records": [{"value": "during"}]})
+        assert_error(answer, 503, 50301)
+    assert capfd.readouterr().out == "", "nobody is told yet that it listens"
+    assert not (starting.data / "brokers" / "0" / "endpoint.json").exists()
+    starting.disk.going_on.set()
+    while (await http.get("/health/ready")).status_code != 200:
+        pass
+    answer = await http.post("/topics/t", json={"records": [{"value": "after"}]})
+    assert answer.json()["offsets"][0]["offset"] == 1
+    assert capfd.readouterr().out == f"listening on {str(http.base_url).rstrip('/')}\n"
+
+
+@pytest.mark.anyio
+async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd, own_logging):
+    assert (await starting.http.get("/health/live")).status_code == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not starting.task.done():
+        try:
+            await starting.http.get("/health/live")
+        except httpx.TransportError:
+            break
+    starting.disk.going_on.set()
+    await starting.task
+    assert capfd.readouterr().out == ""
+    async with running_api(starting.data) as api:
+        assert await api.values("t") == ["before"]
+
+
+def test_a_store_that_cannot_start_ends_with_one_clear_line(tmp_path):
+    with RealServer(tmp_path / "data") as first:
+        second = RealServer(tmp_path / "data")
+        assert second.wait_until_listening() == ""
+        assert second.stop() == 1
+        (line,) = second.log_path.read_text().splitlines()[-1:]
+        assert line.startswith("cannot start: ")
+        assert httpx.get(f"{first.url}/health/ready").status_code == 200
 
 
 @pytest.fixture

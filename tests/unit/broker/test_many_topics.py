@@ -1,13 +1,24 @@
 """What a store does for each of many topics: counted, as time would say more about the machine."""
 
+import asyncio
+import os
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import deltalake
 import pytest
 
+from logstore.broker import broker as broker_module
+from logstore.broker import rolling
+from logstore.broker.broker import Broker
+from logstore.delta.topic_table import TopicTable
+from logstore.settings import Settings
+from tests.support.captured_logs import captured_logs
+from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.topics import HookedFileSystem, overwrite_entry
 
 TOPICS = [f"topic-{number:02d}" for number in range(50)]
 
@@ -37,5 +48,100 @@ def test_a_start_opens_each_table_once(tmp_path: Path, opened: Counter[str]) -> 
         async with running_broker(tmp_path) as broker:
             assert opened == dict.fromkeys(TOPICS, 1)
             assert await read_all(broker, broker.topic(TOPICS[-1])) == [(0, b"a"), (1, b"b")]
+
+    run(scenario())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110 - the background tells nobody
+        await asyncio.sleep(0.01)
+
+
+class Looks:
+    """Which tables were looked at since it was emptied, by the names of their topics."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        snapshot = TopicTable.snapshot
+
+        def counted(table: TopicTable) -> Any:
+            self.names.append(table.path.name)
+            return snapshot(table)
+
+        monkeypatch.setattr(TopicTable, "snapshot", counted)
+
+
+def make_old(broker: Broker) -> None:
+    """The logs of all tables changed an hour ago, for the last time."""
+    for topic in broker.topics():
+        log = topic.table.path / "_delta_log"
+        then = log.stat().st_mtime_ns - 3600 * 10**9
+        os.utime(log, ns=(then, then))
+
+
+def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rolling, "_REFRESH_S", 0.01)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            for name in TOPICS[:20]:
+                topic = await broker.create_topic(name)
+                assert topic
+                await produce(broker, topic, [b"a", b"b"])
+                await broker.roll(topic)
+            make_old(broker)
+            await until(lambda: len(broker._schedule._seen) == 20)
+            looks = Looks(monkeypatch)
+            await asyncio.sleep(0.5)
+            # One in each pass: so all have their turn, also those whose change left no trace.
+            assert 1 <= len(looks.names) <= 51
+            overwritten = broker.topic(TOPICS[7])
+            overwrite_entry(overwritten.table, overwritten.version)
+            await until(lambda: overwritten.version == 2)
+            assert deltalake.DeltaTable(overwritten.table.path).to_pyarrow_table().num_rows == 2
+
+    run(scenario())
+
+
+def test_a_change_in_the_moment_of_the_last_one_is_not_passed_over(tmp_path: Path) -> None:
+    """A file system's clock stands still for milliseconds: two changes leave the same time."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t")
+            assert topic
+            assert topic.table.log_mark() is None, "too young to tell"
+            make_old(broker)
+            mark = topic.table.log_mark()
+            assert mark is not None
+            assert topic.table.log_mark() == mark
+            overwrite_entry(topic.table, 0)
+            assert topic.table.log_mark() != mark
+
+    run(scenario())
+
+
+def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, filesystem = ManualClock(), HookedFileSystem()
+    monkeypatch.setattr(broker_module, "ROLLS_AT_A_TIME", 1)
+
+    async def scenario() -> None:
+        broker = await Broker.start(Settings(data=tmp_path), clock=clock, filesystem=filesystem)
+        for name in TOPICS[:5]:
+            topic = await broker.create_topic(name)
+            assert topic
+            await produce(broker, topic, [b"a", b"b"])
+        filesystem.at("delta.committed", lambda: clock.advance(4_000), lambda: clock.advance(4_000))
+        with captured_logs() as lines:
+            await broker.stop()
+        (said,) = [line for line in lines if line["event"] == "broker.left_in_journal_at_stop"]
+        assert (said["topics"], said["records"]) == (3, 6)
+        async with running_broker(tmp_path, clock=clock) as broker:
+            sealed = [broker.topic(name).partition(0).sealed_offset for name in TOPICS[:5]]
+            assert sealed == [2, 2, 0, 0, 0]
+            for name in TOPICS[:5]:
+                assert await read_all(broker, broker.topic(name)) == [(0, b"a"), (1, b"b")]
+            clock.advance(60_000)
+            await until(lambda: not any(topic.has_unsealed for topic in broker.topics()))
 
     run(scenario())

@@ -1,0 +1,67 @@
+"""Which topics are due to roll, without a walk over those in which nothing happens.
+
+Invariant: every topic with un-sealed records is either among the ``touched``, which the next ``take`` looks at, or has
+a time to be looked at again, at the latest when its oldest record reaches ``segment.ms`` or a minute has passed.
+"""
+
+import heapq
+import itertools
+import math
+
+from logstore.log.topic import Topic
+
+_LOOK_AGAIN_S = 60.0
+# Two times of one topic that are no further apart are one: else every look would add another.
+_SAME_S = 0.01
+
+
+class DueTopics:
+    """Times are those of a monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self._touched: set[Topic] = set()
+        self._wakes: list[tuple[float, int, Topic]] = []
+        self._next_wake: dict[Topic, float] = {}
+        self._tie = itertools.count()
+
+    def touch(self, topic: Topic) -> None:
+        """Something was appended to the topic, or its configuration may have changed."""
+        self._touched.add(topic)
+
+    def wake_at(self, topic: Topic, when: float) -> None:
+        if when < self._next_wake.get(topic, math.inf) - _SAME_S:
+            self._next_wake[topic] = when
+            heapq.heappush(self._wakes, (when, next(self._tie), topic))
+
+    def take(self, now: float) -> list[Topic]:
+        """Those that are due; the others are kept for later."""
+        while self._wakes and self._wakes[0][0] <= now:
+            when, _, topic = heapq.heappop(self._wakes)
+            if self._next_wake.get(topic) == when:
+                del self._next_wake[topic]
+            self._touched.add(topic)
+        looked_at, self._touched = self._touched, set()
+        due = []
+        for topic in looked_at:
+            if topic.deleted:
+                continue
+            wait_s = _seconds_until_due(topic)
+            if wait_s <= 0:
+                due.append(topic)
+                continue
+            if wait_s < math.inf:
+                self.wake_at(topic, now + min(wait_s, _LOOK_AGAIN_S))
+            if any(p.next_offset > p.log_end_offset for p in topic.partitions):
+                self._touched.add(topic)  # what is being fsynced has no age yet
+        return due
+
+
+def _seconds_until_due(topic: Topic) -> float:
+    """Until the un-sealed range of a partition is big or old enough to roll; at most 0 if one is, inf without any."""
+    config, wait_ms = topic.config, math.inf
+    for partition_log in topic.partitions:
+        if partition_log.sealed_offset < partition_log.last_stable_offset and partition_log.quarantined is None:
+            if partition_log.unsealed_bytes >= config.segment_bytes:
+                return 0.0
+            wait_ms = min(wait_ms, config.segment_ms - partition_log.unsealed_ms)
+    return wait_ms / 1000

@@ -1,0 +1,116 @@
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from logstore.broker import rolling
+from logstore.broker.due_topics import DueTopics
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import produce, records, run, running_broker
+from tests.support.topics import HookedFileSystem
+
+
+@pytest.fixture(autouse=True)
+def no_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those that a test asks for."""
+    monkeypatch.setattr(rolling, "_TICK_S", 1e9)
+
+
+def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, due = ManualClock(), DueTopics()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            old = await broker.create_topic("old", configs={"segment.ms": "50000"})
+            quiet = await broker.create_topic("quiet", configs={"segment.ms": "50000"})
+            assert old
+            assert quiet
+            for topic in (old, quiet):
+                due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            await produce(broker, old, [b"a"])
+            due.touch(old)
+            assert due.take(clock.monotonic()) == []
+            clock.advance(49_000)
+            await produce(broker, old, [b"b"])
+            due.touch(old)
+            assert due.take(clock.monotonic()) == []
+            clock.advance(1_100)
+            assert due.take(clock.monotonic()) == [old]
+            await broker.roll(old)
+            due.touch(old)
+            clock.advance(1e9)
+            assert due.take(clock.monotonic()) == []
+
+    run(scenario())
+
+
+def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, due = ManualClock(), DueTopics()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic("t", partitions=2, configs={"segment.bytes": str(1 << 20)})
+            assert topic
+            await produce(broker, topic, [bytes(1 << 19)], partition=1)
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            await produce(broker, topic, [bytes(1 << 19)], partition=1)
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == [topic]
+
+    run(scenario())
+
+
+def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, due, synced = ManualClock(), DueTopics(), threading.Event()
+        filesystem = HookedFileSystem()
+        async with running_broker(tmp_path, clock=clock, filesystem=filesystem) as broker:
+            topic = await broker.create_topic("t")
+            assert topic
+            filesystem.at("journal.written", lambda: synced.wait(30))
+            producing = asyncio.create_task(broker.produce(topic, records([b"a"]), partition=0))
+            await asyncio.sleep(0.05)
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            synced.set()
+            await producing
+            assert due.take(clock.monotonic()) == []
+            clock.advance(61_000)
+            assert due.take(clock.monotonic()) == [topic]
+
+    run(scenario())
+
+
+def test_a_shorter_time_counts_from_when_it_is_known(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, due = ManualClock(), DueTopics()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic("t")
+            assert topic
+            await produce(broker, topic, [b"a"])
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            await broker.alter_configs("t", {"segment.ms": "1000"})
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            clock.advance(1_100)
+            assert due.take(clock.monotonic()) == [topic]
+
+    run(scenario())
+
+
+def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock, due = ManualClock(), DueTopics()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic("t")
+            assert topic
+            await produce(broker, topic, [b"a"])
+            due.touch(topic)
+            assert due.take(clock.monotonic()) == []
+            await broker.delete_topic("t")
+            clock.advance(61_000)
+            assert due.take(clock.monotonic()) == []
+
+    run(scenario())
