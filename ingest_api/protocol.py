@@ -314,7 +314,7 @@ class HttpProtocol(HttpToolsProtocol):
         """The client has closed its side: it may have gone, or still wait for its answers.
 
         Which of the two, only an answer would tell. So what was sent whole is answered, long polls with what there is
-        (``bodies.client_left``), and the connection is closed behind the last answer: at once, if there is none to give.
+        (``bodies.client_left``), and the connection is closed behind the last answer, or at once if there is none.
         """
         self.client_ended = True
         self._expect_nothing()
