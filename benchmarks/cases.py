@@ -15,6 +15,7 @@ from benchmarks.operations import (
     ColdStart,
     IdlePolls,
     LatencyWhileRolling,
+    ManyTopics,
     Recovery,
     Roll,
 )
@@ -207,6 +208,18 @@ DEFAULT: tuple[Case, ...] = (
     recovery(64),
     recovery(256),
     recovery(1_000),
+    Case(
+        "many-topics",
+        "1,000 topics, each with a record in the journal: start, rest, another topic (p50, p99), stop",
+        (ManyTopics(),),
+        (
+            Target("live_s", at_most=1.5),
+            Target("ready_s", at_most=5.0),
+            Target("rest_percent", at_most=3.0),
+            Target("p50_ms", at_most=40.0),
+            Target("stop_s", at_most=8.0),
+        ),
+    ),
     Case(
         "idle-polls",
         "1,000 long polls that wait, and 1 GB of records in the journal",

@@ -15,7 +15,9 @@ class Sample:
 
     ``mb_s`` counts keys and values alone. ``server_cpu_us`` and ``client_cpu_us`` are CPU time per record.
     ``peak_mb`` is the most that the server process has had resident since its start (VmHWM), ``resident_mb`` what it
-    has at the end of the turn. ``ready_s``: from the start of the process until it answers. ``throttled``: answers 429.
+    has at the end of the turn. ``ready_s``: from the start of the process until it is ready, ``live_s``: until it says
+    that it lives, ``stop_s``: from SIGTERM to its end. ``rest_percent``: of a core, without requests. ``throttled``:
+    answers 429.
     """
 
     records_s: float | None = None
@@ -24,6 +26,9 @@ class Sample:
     p99_ms: float | None = None
     p999_ms: float | None = None
     ready_s: float | None = None
+    live_s: float | None = None
+    stop_s: float | None = None
+    rest_percent: float | None = None
     peak_mb: float | None = None
     resident_mb: float | None = None
     server_cpu_us: float | None = None
@@ -47,6 +52,9 @@ METRICS: dict[str, Metric] = {
     "p99_ms": Metric("p99 ms", 2),
     "p999_ms": Metric("p99.9 ms", 2),
     "ready_s": Metric("ready s", 2),
+    "live_s": Metric("live s", 2),
+    "stop_s": Metric("stop s", 2),
+    "rest_percent": Metric("% of a core at rest", 2),
     "peak_mb": Metric("peak MB", 0),
     "resident_mb": Metric("resident MB", 0),
     "server_cpu_us": Metric("server us/record", 2),

@@ -1,5 +1,6 @@
 """What a store does beside answering: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
 
+import itertools
 import resource
 import socket
 import time
@@ -13,8 +14,13 @@ from benchmarks.measure import Sample
 from benchmarks.ours import NO_ROLL, TOPIC, fill, filled_store, http_specification
 from benchmarks.rivals import filled_topic
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Turn, run_load
+from benchmarks.server import BenchmarkError, Store, Turn, run_load
 from benchmarks.workload import Workload
+from logstore.client.admin import Admin
+from logstore.client.producer import Producer
+
+# After this, what a start has left to do is done.
+_SETTLED_SECONDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +182,59 @@ class BrokerRecovery:
             return sample
 
         return turn
+
+
+@dataclass(frozen=True, slots=True)
+class ManyTopics:
+    """What so many topics cost: the start, a core at rest, another topic, and a stop with records in all of them."""
+
+    topics: int = 1_000
+    created: int = 20
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        store = Store(stage.directory / self.name, port=port)
+        stage.stack.enter_context(store)
+        with Admin(store.url, request_timeout_ms=120_000) as admin:
+            for number in range(self.topics):
+                admin.create_topic(f"{TOPIC}-{number}", partitions=1, configs=NO_ROLL)
+        self._produce(store)
+        store.stop()
+        made = itertools.count()
+
+        def turn(seconds: float) -> Sample:
+            store.start()
+            time.sleep(_SETTLED_SECONDS)
+            began, cpu_s = time.monotonic(), store.cpu_s
+            time.sleep(max(10.0, seconds))
+            rest_percent = 100 * (store.cpu_s - cpu_s) / (time.monotonic() - began)
+            took = []
+            with Admin(store.url, request_timeout_ms=120_000) as admin:
+                for _ in range(self.created):
+                    began = time.monotonic()
+                    admin.create_topic(f"created-{next(made)}", partitions=1, configs=NO_ROLL)
+                    took.append(time.monotonic() - began)
+            self._produce(store)
+            resident_mb = store.resident_mb
+            return Sample(
+                ready_s=store.ready_s,
+                live_s=store.live_s,
+                rest_percent=rest_percent,
+                resident_mb=resident_mb,
+                stop_s=store.stop(),
+                **percentiles_ms(took),
+            )
+
+        return turn
+
+    def _produce(self, store: Store) -> None:
+        with Producer(store.url) as producer:
+            for number in range(self.topics):
+                producer.send(f"{TOPIC}-{number}", b"a record")
 
 
 @dataclass(frozen=True, slots=True)

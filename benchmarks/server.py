@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 from benchmarks.measure import Sample
 from logstore.client.admin import Admin
@@ -88,16 +89,22 @@ class Server:
 
 
 class Store(Server):
-    """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix)."""
+    """``logstore serve`` on ``data``, with the defaults and ``settings`` (names of LOGSTORE_* without that prefix).
 
-    def __init__(self, data: Path, settings: Mapping[str, str] | None = None) -> None:
+    ``live_s`` is known of one that has a ``port`` of its own.
+    """
+
+    live_s: float | None = None
+
+    def __init__(self, data: Path, settings: Mapping[str, str] | None = None, *, port: int = 0) -> None:
         self.data = data
+        self._port = port
         self._settings = {f"LOGSTORE_{name}": value for name, value in (settings or {}).items()}
         self._log = data.parent / f"{data.name}.log"
         self.start()
 
     def start(self) -> None:
-        """Until it answers; ``ready_s`` is how long that took."""
+        """Until it is ready; ``ready_s`` is how long that took, ``live_s`` until it first answered."""
         command = [
             sys.executable,
             "-m",
@@ -108,7 +115,7 @@ class Store(Server):
             "--host",
             "127.0.0.1",
             "--port",
-            "0",
+            str(self._port),
         ]
         # Settings of this shell or of conf/logstore.toml are for another store.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
@@ -124,6 +131,8 @@ class Store(Server):
                 env={**environment, "PYTHONPATH": str(ROOT), **self._settings},
             )
         assert self.process.stdout is not None
+        if self._port and self._answers(f"http://127.0.0.1:{self._port}/health/live"):
+            self.live_s = time.monotonic() - began
         ready, _, _ = select.select([self.process.stdout], [], [], _START_SECONDS)
         line = self.process.stdout.readline() if ready else ""
         self.ready_s = time.monotonic() - began
@@ -131,6 +140,23 @@ class Store(Server):
             self.kill()
             raise BenchmarkError(f"the store did not start:\n{self._log.read_text(errors='replace')[-2000:]}")
         self.url = line.removeprefix("listening on ").strip()
+
+    def _answers(self, url: str) -> bool:
+        """Whether it did before it ended, or was ready."""
+        while self.process.poll() is None:
+            try:
+                with urlopen(url, timeout=_START_SECONDS):
+                    return True
+            except OSError:
+                time.sleep(0.01)
+        return False
+
+    def stop(self) -> float:
+        """SIGTERM; the seconds until it has ended."""
+        began = time.monotonic()
+        self.process.terminate()
+        self.process.wait(_START_SECONDS)
+        return time.monotonic() - began
 
     @property
     def address(self) -> dict[str, Any]:

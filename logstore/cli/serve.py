@@ -34,7 +34,7 @@ def serve(
     """Run a store in this terminal until Ctrl-C.
 
     Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
-    answers. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta.
+    is ready. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta as far as there is time.
     """
     from logstore.process_memory import lean_process
 
