@@ -51,7 +51,6 @@ def timestamp_ms(text: str, now_ms: int) -> int:
     A fraction of a millisecond is rounded up: records have whole ones, and it is the first at or after a time that is
     looked for.
     """
-    text = text.strip()
     midnight = now_ms - now_ms % _DAY_MS
     words = {"now": now_ms, "today": midnight, "yesterday": midnight - _DAY_MS}
     if text.lower() in words:
