@@ -395,6 +395,7 @@ class TopicStatus(Answer):
     topic_id: str
     is_internal: bool
     partitions: int
+    replication_factor: int
     records: Int64
     size_bytes: Int64 = Field(description="Of the Parquet files in the Delta table.")
     unsealed_records: Int64

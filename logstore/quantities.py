@@ -6,6 +6,7 @@ current time is passed in. What cannot be read is ValueError with a sentence for
 """
 
 import re
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 
 from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
@@ -17,7 +18,7 @@ SIZE_FORMS = "64MiB, 1GiB"
 
 _DAY_MS = 86_400_000
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": _DAY_MS, "w": 7 * _DAY_MS}
-_UNITS_BYTES = {"B": 1} | {
+_UNITS_BYTES: Mapping[str, int] = {"B": 1} | {
     f"{prefix}{unit}": base**power
     for power, prefix in enumerate("KMGT", start=1)
     for unit, base in (("B", 1000), ("iB", 1024))
@@ -27,7 +28,6 @@ _AMOUNT = re.compile(r"([0-9]{1,19})(ms|[smhdw])")
 _DURATION = re.compile(rf"(?:{_AMOUNT.pattern})+")
 _SIZE = re.compile(r"([0-9]{1,19}) ?([KMGT]?i?B)")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MILLISECOND = timedelta(milliseconds=1)
 
 
 def duration_ms(text: str) -> int:
@@ -72,7 +72,7 @@ def datetime_ms(moment: date) -> int:
         moment = datetime(moment.year, moment.month, moment.day, tzinfo=UTC)
     elif moment.utcoffset() is None:
         moment = moment.replace(tzinfo=UTC)
-    return _in_range(-((_EPOCH - moment) // _MILLISECOND), str(moment))
+    return _in_range(-((_EPOCH - moment) // timedelta(milliseconds=1)), str(moment))
 
 
 def _in_range(milliseconds: int, text: str) -> int:

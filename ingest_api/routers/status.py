@@ -12,7 +12,7 @@ from ingest_api.open_files import connections_within, open_files_limit
 from ingest_api.parameters import read_query
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
-from logstore.broker.broker import Topic
+from logstore.broker.broker import Broker, Topic
 
 router = APIRouter(tags=["health"])
 
@@ -34,7 +34,7 @@ def _status(state: ApiState) -> dict[str, Any]:
         "now": broker.clock.now_ms(),
         "uptime_ms": round((broker.clock.monotonic() - state.began) * 1000),
         "not_ready_reason": state.not_ready_reason,
-        "topics": [_topic(topic) for topic in broker.topics(include_internal=True)],
+        "topics": [_topic(broker, topic) for topic in broker.topics(include_internal=True)],
         "problems": broker.problems(),
         "journal": {
             "needed_bytes": broker.journal.needed_bytes,
@@ -52,7 +52,7 @@ def _status(state: ApiState) -> dict[str, Any]:
     }
 
 
-def _topic(topic: Topic) -> dict[str, Any]:
+def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
     logs = topic.partitions
     newest = [at for log in logs if (at := log.newest_timestamp_ms) is not None]
     return {
@@ -60,6 +60,7 @@ def _topic(topic: Topic) -> dict[str, Any]:
         "topic_id": str(topic.topic_id),
         "is_internal": topic.is_internal,
         "partitions": len(logs),
+        "replication_factor": len(broker.in_sync_replicas),
         "records": sum(log.record_count for log in logs),
         "size_bytes": sum(log.size_bytes for log in logs),
         "unsealed_records": sum(log.high_watermark - log.sealed_offset for log in logs),

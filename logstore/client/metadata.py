@@ -87,8 +87,9 @@ class ConfigSynonym:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it. ``synonyms`` are all
-    the layers that give it a value, the one that counts first and the default last.
+    """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it.
+
+    ``synonyms`` are all the layers that give it a value, the one that counts first and the default last.
     """
 
     name: str
@@ -166,14 +167,15 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` and ``unsealed_records`` in the journal alone;
-    ``newest_timestamp`` (ms) is that of what was appended last, None in an empty topic.
+    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone; ``newest_timestamp`` (ms)
+    is that of what was appended last, None in an empty topic.
     """
 
     name: str
     topic_id: str
     is_internal: bool
     partitions: int
+    replication_factor: int
     records: int
     size_bytes: int
     unsealed_records: int
