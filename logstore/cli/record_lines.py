@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 if TYPE_CHECKING:
     from logstore.client.fetched import FetchedBatch, Record
 
@@ -15,7 +17,7 @@ LineEncoder = Callable[["FetchedBatch"], bytes]
 
 _PART = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|[^%\\]+", re.DOTALL)
 _ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
-_JSON_BEGINS = frozenset(b'{["-0123456789tfn')
+_JSON_BEGINS = tuple(b"%c" % character for character in b'{["-0123456789tfn')
 
 
 def value_lines(fetched: "FetchedBatch") -> bytes:
@@ -36,24 +38,18 @@ def key_value_lines(fetched: "FetchedBatch") -> bytes:
 
 def json_lines(fetched: "FetchedBatch") -> bytes:
     """An object a line; key and value as JSON where they are JSON, see ``_object``."""
-    import msgspec
-
     encode = msgspec.json.Encoder().encode_lines
     return encode([_object(record) for record in fetched.records()])
 
 
 def pretty_lines(fetched: "FetchedBatch") -> bytes:
     """The same objects, each over several lines."""
-    import msgspec
-
     encode = msgspec.json.Encoder().encode
     return b"".join(msgspec.json.format(encode(_object(record)), indent=2) + b"\n" for record in fetched.records())
 
 
 def base64_lines(fetched: "FetchedBatch") -> bytes:
     """An object a line, key and value as base64 whatever they are."""
-    import msgspec
-
     return msgspec.json.Encoder().encode_lines(
         [
             {**_place(record), "key": _base64(record.key), "value": _base64(record.value), "headers": _headers(record)}
@@ -145,8 +141,6 @@ def _headers(record: "Record") -> list[dict[str, Any]]:
 
 def _readable(content: bytes | None) -> tuple[Any, str | None]:
     """What stands for ``content`` in JSON, and how if that is not JSON itself."""
-    import msgspec
-
     if content is None:
         return None, None
     try:
@@ -154,10 +148,11 @@ def _readable(content: bytes | None) -> tuple[Any, str | None]:
     except UnicodeDecodeError:
         return _base64(content), "binary"
     # Most texts that are no JSON show it by their first character.
-    if content.lstrip()[:1] and content.lstrip()[0] in _JSON_BEGINS:
+    if content.lstrip()[:1] in _JSON_BEGINS:
         try:
-            # As it was written, but on one line: 1.0 stays 1.0.
-            return msgspec.Raw(msgspec.json.format(content, indent=-1)), None
+            # As it was written, 1.0 stays 1.0; but on one line.
+            one_line = msgspec.json.format(content, indent=-1)
+            return msgspec.Raw(one_line if b"\n" in content or b"\r" in content else content), None
         except (msgspec.MsgspecError, RecursionError):
             pass
     return text, "string"

@@ -25,6 +25,11 @@ def check_store(url: str) -> Iterator[Check]:
     except LogStoreError as error:
         yield Check("store", Status.fail, error.message, "Start it (logstore serve), or name another: --url URL")
         return
+    yield from checks_of(found, url)
+
+
+def checks_of(found: "StoreStatus", url: str) -> Iterator[Check]:
+    """What a store says of itself."""
     yield _readiness(found, url)
     if found.version != __version__:
         yield Check("version", Status.warn, f"{found.version}, this is {__version__}", "Use the same version.")
