@@ -48,8 +48,8 @@ def doctor(
 ) -> None:
     """Check this machine: Python, Java, Spark's jars; and a store.
 
-    The store is the one that is named (--url, LOGSTORE_URL, a profile). Without a name, or with --data, --port or --host,
-    it is the one here: port, disk, data directory, and what runs on it.
+    The store is the one that is named (--url, LOGSTORE_URL, a profile). Without a name, or with --data, --port or
+    --host, it is the one here: port, disk, data directory, and what runs on it.
 
     'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
     """

@@ -58,8 +58,9 @@ def seek(consumer: "Consumer", offsets: Mapping["TopicPartition", int]) -> None:
 
 
 def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int]) -> dict["TopicPartition", int]:
-    """Where the last ``count`` records before ``ends`` begin, of all these partitions together: by their timestamps, and in
-    each partition by their offsets. What compaction took out counts.
+    """Where the last ``count`` records before ``ends`` begin, of all these partitions together.
+
+    By their timestamps, and in each partition by their offsets. What compaction took out counts.
     """
     starts = consumer.beginning_offsets(ends)
     first = {at: max(starts[at], end - count) for at, end in ends.items()}

@@ -40,11 +40,8 @@ def status(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) 
         ("bytes", f"{bytes_text(sum(topic.size_bytes for topic in topics))} in Delta"),
         ("un-sealed", f"{counted(unsealed, 'record')} ({bytes_text(unsealed_bytes)})"),
         ("journal", f"{bytes_text(journal.needed_bytes)} of {bytes_text(journal.max_bytes)}"),
-        (
-            "in flight",
-            f"requests {bytes_text(in_flight.request_bytes)}, answers {bytes_text(in_flight.answer_bytes)}, "
-            f"each of {bytes_text(in_flight.max_bytes)}",
-        ),
+        ("in flight", f"{bytes_text(in_flight.request_bytes)} of {bytes_text(in_flight.max_bytes)}"),
+        ("answers", f"{bytes_text(in_flight.answer_bytes)} of {bytes_text(in_flight.max_bytes)}"),
         ("problems", len(found.problems) or "none"),
     ):
         print(f"{name:12}{text}")
