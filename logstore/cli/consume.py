@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.cli.command_group import fail
+from logstore.cli.meter import Meter, metered
 from logstore.cli.options import CLIENT_ID, ClientIdOption, TopicArgument, UrlOption, reachable_url, time_ms
-from logstore.cli.output import bytes_text, counted
 from logstore.cli.positions import Place, newest, seek
 from logstore.cli.record_lines import LineEncoder, template_lines
 from logstore.cli.record_writers import Format, RecordWriter, record_writer
@@ -37,7 +36,6 @@ Examples:
 _POLL_SECONDS = 1.0
 # How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
-_PROGRESS_SECONDS = 1.0
 _SUFFIXES = {
     ".csv": Format.csv,
     ".parquet": Format.parquet,
@@ -163,7 +161,7 @@ def consume(
             with ExitStack() as stack:
                 sink = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
                 writer = stack.enter_context(record_writer(chosen, sink))
-                meter = stack.enter_context(_meter(shown=output is not None if progress is None else progress))
+                meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
             # The output is complete as far as it goes.
@@ -226,7 +224,7 @@ class _Written:
 def _write_records(
     consumer: "Consumer",
     writer: RecordWriter,
-    meter: "_Meter",
+    meter: Meter,
     written: _Written,
     *,
     ends: dict["TopicPartition", int] | None,
@@ -263,39 +261,3 @@ def _drop_finished(consumer: "Consumer", ends: dict["TopicPartition", int]) -> b
             del ends[partition]
         consumer.assign(consumer.assignment() - finished)
     return bool(ends)
-
-
-@dataclass(slots=True)
-class _Meter:
-    """How many records came, and how fast: one line on stderr, on a terminal always the same one."""
-
-    shown: bool
-    began: float = field(default_factory=time.monotonic)
-    due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
-    records: int = 0
-    bytes: int = 0
-
-    def add(self, records: int, size: int) -> None:
-        self.records += records
-        self.bytes += size
-
-    def show(self, *, last: bool = False) -> None:
-        now = time.monotonic()
-        if not self.shown or (now < self.due and not last):
-            return
-        self.due = now + _PROGRESS_SECONDS
-        seconds = max(now - self.began, 1e-3)
-        rate = f"{self.records / seconds:,.0f} records/s, {bytes_text(self.bytes / seconds)}/s"
-        line = f"Consumed {counted(self.records, 'record')} ({bytes_text(self.bytes)}) in {seconds:,.1f} s: {rate}"
-        start, end = ("\r", "\n" if last else "\x1b[K") if sys.stderr.isatty() else ("", "\n")
-        sys.stderr.write(f"{start}{line}{end}")
-        sys.stderr.flush()
-
-
-@contextmanager
-def _meter(*, shown: bool) -> Iterator[_Meter]:
-    meter = _Meter(shown)
-    try:
-        yield meter
-    finally:
-        meter.show(last=True)

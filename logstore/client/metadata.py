@@ -167,8 +167,9 @@ class GroupLag:
 
 @dataclass(frozen=True, slots=True)
 class TopicStatus:
-    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone; ``newest_timestamp`` (ms)
-    is that of what was appended last, None in an empty topic.
+    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone.
+
+    ``newest_timestamp`` (ms) is that of what was appended last, None in an empty topic.
     """
 
     name: str

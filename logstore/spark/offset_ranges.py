@@ -22,8 +22,8 @@ from logstore.quantities import datetime_ms, timestamp_ms
 
 #: As in Spark's Kafka source: -2 is the earliest offset and -1 the latest.
 EARLIEST, LATEST = -2, -1
-#: "earliest", "latest" or a time (a datetime, a date, or text as ``logstore.quantities`` reads it) for every partition, or
-#: a mapping from each partition to one of them or to an offset.
+#: "earliest", "latest" or a time (a datetime, a date, or text as ``logstore.quantities`` reads it) for every partition,
+#: or a mapping from each partition to one of them or to an offset.
 OffsetSpec = str | date | Mapping[int, "int | str | date"]
 #: Partition to time (ms): partition to the first offset of that time or later, None without one.
 OffsetsOfTimes = Callable[[Mapping[int, int]], Mapping[int, int | None]]
@@ -80,8 +80,9 @@ def resolve(
     offsets_of_times: OffsetsOfTimes = _no_times,
     clock: Clock = _CLOCK,
 ) -> list[OffsetRange]:
-    """The range to read of every partition, in the order of ``bounds``. A time is the first offset of that time or later,
-    and the end of the log without one.
+    """The range to read of every partition, in the order of ``bounds``.
+
+    A time is the first offset of that time or later, and the end of the log without one.
 
     Raises InvalidRequestError (not an offset; a partition left out; start above end), UnknownPartitionError and
     OffsetOutOfRangeError. As in Spark's Kafka source, a mapping names every partition.
