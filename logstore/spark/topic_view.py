@@ -67,7 +67,7 @@ class TopicView:
         return records.select(F.lit(self.topic).alias("topic"), *_COLUMNS)
 
     def offsets_of_times(self, times_ms: Mapping[int, int]) -> dict[int, int | None]:
-        """By partition the first offset of a time (ms) or later, None without one: of the store, or of what is sealed."""
+        """By partition the first offset of a time (ms) or later, None without one."""
         if self.urls:
             with Admin(",".join(self.urls)) as store:
                 return {p: store.offsets(self.topic, p, timestamp_ms=at).offset for p, at in times_ms.items()}

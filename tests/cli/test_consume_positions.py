@@ -52,9 +52,11 @@ def test_where_it_begins_and_stops(run, filled, arguments, expected):
 
 def test_the_last_records_follow_offsets_where_times_do_not(run, server, topic):
     post(server.url, topic, 0, [b"late", b"early"], timestamps_ms=[9, 1])
-    post(server.url, topic, 1, [b"middle"], timestamps_ms=[5])
-    assert run("consume", topic, "--tail", 1).stdout == "middle\n"
-    assert sorted(run("consume", topic, "--tail", 2).stdout.split()) == ["early", "middle"]
+    post(server.url, topic, 1, [b"middle", b"newest"], timestamps_ms=[5, 6])
+    # "late" is among the last ones only with "early", which is older than both of the other partition.
+    assert run("consume", topic, "--tail", 1).stdout == "newest\n"
+    assert run("consume", topic, "--tail", 2).stdout == "middle\nnewest\n"
+    assert sorted(run("consume", topic, "--tail", 3).stdout.split()) == ["early", "middle", "newest"]
 
 
 def test_ends_that_a_partition_does_not_have(run, filled):
