@@ -70,7 +70,7 @@ def test_a_profile_has_the_defaults_of_options(server, topic, tmp_path):
     # What a file's name ends with says more than the profile.
     run(*here, "consume", topic, "-o", str(tmp_path / "out.csv"))
     assert (tmp_path / "out.csv").read_text().startswith('"partition"')
-    assert f'client="ada",method="POST",route="/topics/{{topic}}' in _metrics(server.url)
+    assert 'client="ada",method="POST",route="/topics/{topic}' in _metrics(server.url)
 
 
 def _metrics(url: str) -> str:

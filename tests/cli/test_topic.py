@@ -96,7 +96,7 @@ def test_the_list_names_what_is_not_served_and_why(capsys):
         TopicProblem(name, partition, state, f"because of {name}.", "do this")
         for name, partition, state in (("bad", None, "quarantined"), ("part", 1, "records_missing"))
     )
-    part = TopicStatus("part", "id", False, 2, 1, 7, 0, 0, 0, 0)  # noqa: FBT003
+    part = TopicStatus("part", "id", False, 2, 1, 7, 0, 0, 0, 0)
     journal, in_flight = JournalStatus(0, 0, 1), InFlightStatus(0, 0, 1)
     status = StoreStatus("1", "c", 0, 1_000, 0, None, (part,), problems, journal, in_flight, 1, 1, None)
     assert [(entry["topic"], len(entry["problems"])) for entry in listing(status, internal=False)] == [
