@@ -11,7 +11,16 @@ import typer
 
 from logstore.cli.command_group import fail
 from logstore.cli.meter import Meter, metered
-from logstore.cli.options import CLIENT_ID, ClientIdOption, TopicArgument, UrlOption, reachable_url, time_ms
+from logstore.cli.options import (
+    CLIENT_ID,
+    ClientIdOption,
+    TopicArgument,
+    UrlOption,
+    admin_of,
+    reachable_url,
+    time_ms,
+)
+from logstore.cli.output import problem_text
 from logstore.cli.positions import Place, newest, seek
 from logstore.cli.record_lines import LineEncoder, template_lines
 from logstore.cli.record_writers import Format, RecordWriter, record_writer
@@ -141,8 +150,10 @@ def consume(
     chosen = _format(output, "json" if json else "pretty" if pretty else format)
     if chosen is Format.parquet and output is None and sys.stdout.isatty():
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
+    store = reachable_url(ctx, url)
+    _refuse_quarantined(ctx, url, topic, partition)
     with Consumer(
-        reachable_url(ctx, url),
+        store,
         group_id=group,
         client_id=client_id,
         auto_offset_reset="earliest" if from_beginning or not follow else "latest",
@@ -200,6 +211,18 @@ def _assign(consumer: "Consumer", topic: str, partitions: list[int] | None) -> N
     if missing := set(chosen) - set(known):
         fail(f"Partition {min(missing).partition} not found: topic {topic} has partitions 0 to {len(known) - 1}")
     consumer.assign(chosen)
+
+
+def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partitions: list[int] | None) -> None:
+    """A partition that is not served has no records to stop at: without a word it would look empty."""
+    with admin_of(ctx, url) as admin:
+        problems = admin.status().problems
+    for found in problems:
+        if (found.topic, found.state) == (topic, "quarantined"):
+            if found.partition is None:
+                fail(problem_text(found))
+            if partitions is None or found.partition in partitions:
+                fail(f"{problem_text(found)}; --partition reads others of the topic")
 
 
 @dataclass(slots=True)

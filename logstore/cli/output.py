@@ -51,7 +51,14 @@ def print_problems(problems: Sequence["TopicProblem"]) -> None:
 
 def problem_text(problem: "TopicProblem") -> str:
     where = problem.topic if problem.partition is None else f"{problem.topic}-{problem.partition}"
-    return f"{where}: {problem.state.replace('_', ' ')}: {problem.reason.rstrip('.')}. {problem.remedy}"
+    return f"{where}: {problem_reason(problem)}. {problem.remedy}"
+
+
+def problem_reason(problem: "TopicProblem") -> str:
+    """With the state in front, unless the reason says it."""
+    state = problem.state.replace("_", " ")
+    reason = problem.reason.rstrip(".")
+    return reason if state in reason else f"{state}: {reason}"
 
 
 def counted(count: int, noun: str) -> str:

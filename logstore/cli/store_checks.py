@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from logstore import __version__
 from logstore.cli.checks import Check, Status
-from logstore.cli.output import bytes_text, counted, duration_text
+from logstore.cli.output import bytes_text, counted, duration_text, problem_reason
 from logstore.errors import LogStoreError
 
 if TYPE_CHECKING:
@@ -63,8 +63,7 @@ def _topics(found: "StoreStatus") -> Iterator[Check]:
         yield Check("topics", Status.ok, f"{counted(len(topics), 'topic')}, {records}")
     for problem in found.problems:
         where = problem.topic if problem.partition is None else f"{problem.topic}-{problem.partition}"
-        state = problem.state.replace("_", " ")
-        yield Check(f"topic {where}", Status.fail, f"{state}: {problem.reason}", problem.remedy)
+        yield Check(f"topic {where}", Status.fail, problem_reason(problem), problem.remedy)
 
 
 def _journal(found: "StoreStatus") -> Check:

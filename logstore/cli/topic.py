@@ -6,7 +6,7 @@ import typer
 
 from logstore.cli.command_group import confirm
 from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
-from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
 from logstore.cli.topic_listing import listing, print_listing
 
 if TYPE_CHECKING:
@@ -112,8 +112,9 @@ def describe(
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
         configs = admin.topic_configs(name)
+        problems = [found for found in admin.status().problems if found.topic == name]
     if json:
-        print_json({"topic": topic, "config_entries": configs})
+        print_json({"topic": topic, "config_entries": configs, "problems": problems})
         return
     records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
     print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, offsets span {counted(records, 'record')}")
@@ -144,6 +145,7 @@ def describe(
             for found in topic.partitions
         ],
     )
+    print_problems(problems)
 
 
 def _default(entry: "ConfigEntry") -> str:
