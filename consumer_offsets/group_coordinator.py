@@ -64,11 +64,13 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` is how many offsets there are from ``committed_offset`` to ``high_watermark``."""
+    """``lag`` is how many offsets there are to ``high_watermark``: from ``committed_offset``, or from
+    ``log_start_offset`` where nothing is committed (None).
+    """
 
     topic: str
     partition: int
-    committed_offset: int
+    committed_offset: int | None
     log_start_offset: int
     high_watermark: int
     lag: int
@@ -138,13 +140,15 @@ class GroupCoordinator:
         ]
 
     def lag(self, group: str) -> list[PartitionLag]:
-        """By topic and partition. Raises UnknownGroupError."""
+        """All partitions of the topics that the group has committed to, in order. Raises UnknownGroupError."""
+        committed = {key: commit.offset for key, commit in self._known(group)}
         lags = []
-        for key, commit in self._known(group):
-            partition_log = self._broker.topic(key.topic).partition(key.partition)
-            end = partition_log.high_watermark
-            start = partition_log.log_start_offset
-            lags.append(PartitionLag(*key, commit.offset, start, end, max(0, end - commit.offset)))
+        for name in sorted({key.topic for key in committed}):
+            for log in self._broker.topic(name).partitions:
+                offset = committed.get(TopicPartition(name, log.partition))
+                begin = log.log_start_offset if offset is None else offset
+                lag = max(0, log.high_watermark - begin)
+                lags.append(PartitionLag(name, log.partition, offset, log.log_start_offset, log.high_watermark, lag))
         return lags
 
     async def delete(self, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:

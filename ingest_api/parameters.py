@@ -17,9 +17,12 @@ from starlette.requests import Request
 from ingest_api.errors import ParameterError
 from logstore.errors import UnknownPartitionError
 from logstore.limits import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
+from logstore.quantities import TIME_FORMS, timestamp_ms
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}")
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+_ZONE_AFTER_SPACE = re.compile(r"(:[0-9]{2}(?:[.,][0-9]+)?) ([0-9]{2}:?[0-9]{2})$")
 _OFFSET_MAX = 2**63 - 1
 _FIELDS_MAX = 100
 _SHOWN_MAX = 60
@@ -90,8 +93,30 @@ class TextParameter:
         return {"type": "string", "minLength": 1}
 
 
+@dataclass(frozen=True, slots=True)
+class TimeParameter:
+    """Absent by default. Relative times count from the store's clock."""
+
+    name: str
+    description: str
+
+    def read(self, text: str, now_ms: int) -> int:
+        if _NUMBER.fullmatch(text):
+            return IntegerParameter(self.name, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "").read(text)
+        try:
+            # A query's "+" is a space: 08:00:00+01:00 that nobody has escaped still says what it means.
+            return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
+        except ValueError:
+            raise ParameterError(f"Query parameter {self.name} cannot be {shown(text)}: send {TIME_FORMS}.") from None
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        number = IntegerParameter(self.name, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "").json_schema
+        return {"anyOf": [number, {"type": "string", "examples": ["2026-11-21T08:00:00Z", "-1h"]}]}
+
+
 NumberParameter = IntegerParameter | ChoiceParameter
-Parameter = NumberParameter | TextParameter
+Parameter = NumberParameter | TextParameter | TimeParameter
 
 ACKS = ChoiceParameter(
     "acks",
@@ -123,12 +148,10 @@ MIN_BYTES = IntegerParameter(
 MAX_WAIT_MS = IntegerParameter(
     "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
 )
-TIMESTAMP = IntegerParameter(
+TIMESTAMP = TimeParameter(
     "timestamp",
-    TIMESTAMP_MS_MIN,
-    TIMESTAMP_MS_MAX,
-    None,
-    "Milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not below this.",
+    "A time, as ISO 8601 (UTC unless it says its offset), a date, `now`, `today`, `yesterday`, `-1h`, `-7d`, or "
+    "milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not below it.",
 )
 TOPIC = TextParameter("topic", "Answer for this topic alone.")
 
@@ -145,6 +168,12 @@ def parse_query(query: bytes, known: Sequence[NumberParameter]) -> dict[str, int
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
         for parameter in known
     }
+
+
+def read_time_query(request: Request, known: TimeParameter, now_ms: int) -> int | None:
+    """The one parameter there is in ms since 1970, UTC; None where absent."""
+    text = _read_texts(request.scope["query_string"], (known,)).get(known.name)
+    return None if text is None else known.read(text, now_ms)
 
 
 def read_text_query(request: Request, known: TextParameter) -> str | None:

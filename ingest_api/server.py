@@ -12,7 +12,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
@@ -25,6 +24,7 @@ import uvloop
 from fastapi import FastAPI
 
 from ingest_api.app import create_app
+from ingest_api.open_files import connections_within, open_files_limit, open_files_shortage
 from ingest_api.protocol import ConnectionLimits, http_protocol
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
@@ -72,10 +72,14 @@ def _fail(line: str) -> int:
 
 async def _run(settings: Settings, listener: socket.socket) -> None:
     app = create_app(settings)
+    files = open_files_limit()
+    if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
+        log.warning("server.few_open_files", reason=shortage)
     config = uvicorn.Config(
         app,
         http=http_protocol(
-            ConnectionLimits.of(settings, max_connections=_max_connections(settings)), app.short_requests
+            ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files)),
+            app.short_requests,
         ),
         ws="none",
         # The lifespan is entered below: its errors are ours to report, and it ends after the last answer.
@@ -152,14 +156,6 @@ def _signals(server: uvicorn.Server) -> Iterator[None]:
     finally:
         for number in _HANDLED_SIGNALS:
             loop.remove_signal_handler(number)
-
-
-def _max_connections(settings: Settings) -> int:
-    """Sockets never take all that the process may have open: a journal that cannot open a file stops the store."""
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if files == resource.RLIM_INFINITY:
-        return settings.max_connections
-    return min(settings.max_connections, files * 3 // 4)
 
 
 def _bind(host: str, port: int) -> socket.socket:

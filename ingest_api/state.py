@@ -35,6 +35,7 @@ class ApiState:
         self.groups = groups
         self.gathered = GatheredProduce(broker)
         self.stopping = asyncio.Event()
+        self.began = broker.clock.monotonic()
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
         self.answers = InFlightBytes(limit, what="answers", setting="queued.max.request.bytes")
@@ -46,6 +47,11 @@ class ApiState:
         if size < WORKER_THREAD_BYTES_MIN:
             return function()
         return await asyncio.get_running_loop().run_in_executor(self._codecs, function)
+
+    @property
+    def not_ready_reason(self) -> str | None:
+        """Why appends are refused; None while they are taken."""
+        return "the server is shutting down" if self.stopping.is_set() else self.broker.not_ready_reason
 
     def close(self) -> None:
         self._codecs.shutdown(wait=False, cancel_futures=True)

@@ -42,7 +42,11 @@ _PARTITION_GAUGES = (
     _Gauge("logstore_partition_unsealed_bytes", "Bytes of the journal that are not yet in Delta."),
     _Gauge("logstore_partition_unsealed_seconds", "How long the oldest un-sealed record has been waiting.", max),
 )
-_GROUP_GAUGES = (_Gauge("logstore_group_lag", "Offsets from what the group has committed to the high watermark."),)
+_GROUP_GAUGES = (
+    _Gauge(
+        "logstore_group_lag", "Offsets from the group's commit, or the log start without one, to the high watermark."
+    ),
+)
 
 #: Labels, as text, and the values of gauges.
 _Row = tuple[str, Sequence[float]]

@@ -21,7 +21,8 @@ with each topic and changes while the store runs. Names are Kafka's where Kafka 
 
 An option of `logstore serve` wins over an environment variable, which wins over the file, which wins over the default.
 The file is the one that `LOGSTORE_CONFIG` names, else `conf/logstore.toml` in the working directory if it is there. A
-name that is not in this table is refused. Sizes are in bytes.
+name that is not in this table is refused. Sizes are in bytes, or say their unit (`"64MiB"`); times are in ms, or say it
+(`"60s"`, `"7d"`).
 
 | In the file | In the environment | Default | Meaning |
 |---|---|---|---|
@@ -34,7 +35,7 @@ A topic's own value wins over the store's default for topics (table `[topic]` of
 `LOGSTORE_TOPIC_RETENTION_MS`), which wins over the default below. A topic's own values are properties of its Delta
 table, named `logstore.<key>`.
 
-Set them when a topic is created (`logstore topic create flights --config retention.ms=604800000`), later with
+Set them when a topic is created (`logstore topic create flights --config retention.ms=7d`), later with
 `logstore topic alter`, or over HTTP with `POST /v3/clusters/{cluster}/topics/{topic}/configs:alter`.
 
 | Key | Default | Takes | Meaning |

@@ -8,15 +8,16 @@ Owns the names: a field ``journal_max_bytes`` is ``journal.max.bytes`` in the fi
 import difflib
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from logstore.errors import InvalidConfigError
 from logstore.limits import GIB, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
 
 ENV_PREFIX = "LOGSTORE_"
@@ -34,6 +35,12 @@ _TAKES = {
     "literal_error": "it takes {expected}",
     "string_too_short": "it takes at least one character",
 }
+
+
+_DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
+_SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
+#: By the last word of a setting's name.
+_UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {"ms": _DURATION, "bytes": _SIZE, "size": _SIZE}
 
 
 class Settings(BaseSettings):
@@ -115,6 +122,21 @@ class Settings(BaseSettings):
         None,
         description="URI under which readers on other machines see the data directory. Default: its own `file://` URI.",
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _read_units(cls, value: object, info: ValidationInfo) -> object:
+        """``60s`` of a time, ``64MiB`` of a size; a number is left to pydantic."""
+        if not isinstance(value, str) or value.strip().lstrip("+-").isdecimal():
+            return value
+        units = _UNITS.get((info.field_name or "").rpartition("_")[2])
+        if units is None:
+            return value
+        read, takes = units
+        try:
+            return read(value.strip())
+        except ValueError:
+            raise ValueError(takes) from None
 
     @field_validator("topic_defaults", mode="before")
     @classmethod

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from logstore.errors import InvalidConfigError
 from logstore.limits import MIB
+from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 
 LONG_MAX = 2**63 - 1
 INT_MAX = 2**31 - 1
@@ -21,6 +22,10 @@ INT_MAX = 2**31 - 1
 Value = int | float | str | frozenset[str]
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
+_UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
+    "ms": (duration_ms, f", or a duration such as {DURATION_FORMS}"),
+    "bytes": (size_bytes, f", or a size such as {SIZE_FORMS}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +49,22 @@ class ConfigKey:
         return self.name.replace(".", "_")
 
 
+def _no_unit(text: str) -> int:
+    raise ValueError(text)
+
+
 def _integer(name: str, default: int, low: int, high: int, doc: str) -> ConfigKey:
+    """A number; of a ``*.ms`` key also a duration, of a ``*.bytes`` key a size, both stored as the number."""
+    read_unit, forms = _UNITS.get(name.rpartition(".")[2], (_no_unit, ""))
+
     def parse(text: str) -> int:
-        if not _INTEGER.fullmatch(text):
-            raise ValueError(text)
-        value = int(text)
+        value = int(text) if _INTEGER.fullmatch(text) else read_unit(text)
         if not low <= value <= high:
             raise ValueError(text)
         return value
 
     takes = f"a whole number of at least {low}" if high == LONG_MAX else f"a whole number from {low} to {high}"
-    return ConfigKey(name, "long" if high > INT_MAX else "int", str(default), takes, doc, parse)
+    return ConfigKey(name, "long" if high > INT_MAX else "int", str(default), takes + forms, doc, parse)
 
 
 def _ratio(name: str, default: float, doc: str) -> ConfigKey:

@@ -2,7 +2,19 @@
 
 from fastapi import APIRouter
 
-from ingest_api.routers import clusters, configs, fetch, groups, health, metrics, produce, producers, records, topics
+from ingest_api.routers import (
+    clusters,
+    configs,
+    fetch,
+    groups,
+    health,
+    metrics,
+    produce,
+    producers,
+    records,
+    status,
+    topics,
+)
 
 ROUTERS: tuple[APIRouter, ...] = (
     produce.router,
@@ -14,5 +26,6 @@ ROUTERS: tuple[APIRouter, ...] = (
     clusters.router,
     configs.router,
     health.router,
+    status.router,
     metrics.router,
 )

@@ -24,8 +24,7 @@ async def live(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """The store takes appends; else 503 with the reason, the first of which is that it is starting."""
     read_query(request)
-    state = api_state(request)
-    reason = "the server is shutting down" if state.stopping.is_set() else state.broker.not_ready_reason
+    reason = api_state(request).not_ready_reason
     if reason is not None:
         raise BrokerNotReadyError(f"Not ready: {reason}.")
     return json_response({"status": "ready"})

@@ -31,6 +31,7 @@ from ingest_api.parameters import (
     TIMESTAMP,
     partition_in_path,
     read_query,
+    read_time_query,
     required,
 )
 from ingest_api.schemas import DeleteRecordsRequest
@@ -142,7 +143,7 @@ async def _answer(
 async def offsets(request: Request) -> Response:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     state = api_state(request)
-    timestamp = read_query(request, (TIMESTAMP,))[TIMESTAMP.name]
+    timestamp = read_time_query(request, TIMESTAMP, state.broker.clock.now_ms())
     topic = topic_to_read(request, state.broker)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, METADATA_TYPES)

@@ -352,6 +352,15 @@ class Broker:
             raise BrokerNotReadyError(f"Not now: {self._not_ready}. Try again in a few seconds.")
 
     @property
+    def clock(self) -> Clock:
+        return self._clock
+
+    @property
+    def journal(self) -> Journal:
+        """To look at."""
+        return self._journal
+
+    @property
     def in_sync_replicas(self) -> tuple[int, ...]:
         return self._coordinator.in_sync_replicas()
 

@@ -5,14 +5,14 @@ from typing import Annotated
 import typer
 
 from logstore import __version__
-from logstore.cli import consume, doctor, group, job, journal, produce, segment, serve, topic
+from logstore.cli import consume, doctor, group, job, journal, produce, profile, segment, serve, status, topic
 from logstore.cli.command_group import CommandGroup
-from logstore.cli.options import UrlOption
+from logstore.cli.options import ProfileOption, UrlOption
+from logstore.cli.profiles import chosen_profile, option_defaults
 
 app = typer.Typer(
     name="logstore",
     cls=CommandGroup,
-    add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -37,19 +37,25 @@ First steps:
 """
 )
 def _logstore(
-    url: UrlOption = None,
-    version: Annotated[
+    ctx: typer.Context,
+    url: UrlOption = None,  # noqa: ARG001 - read off the context
+    profile: ProfileOption = None,
+    version: Annotated[  # noqa: ARG001 - its callback ends the program
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A log store with Kafka's model whose every topic is a plain Delta table."""
+    if ctx.invoked_subcommand in ("produce", "consume"):
+        ctx.default_map = option_defaults(chosen_profile(profile))
 
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command(epilog=status.EXAMPLES)(status.status)
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(profile.app, name="profile")
 app.add_typer(job.app, name="job")
 app.add_typer(journal.app, name="journal")
 app.add_typer(segment.app, name="segment")

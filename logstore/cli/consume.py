@@ -2,8 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,9 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.cli.command_group import fail
-from logstore.cli.options import CLIENT_ID, ClientIdOption, UrlOption, reachable_url
-from logstore.cli.output import bytes_text, counted
+from logstore.cli.meter import Meter, metered
+from logstore.cli.options import (
+    CLIENT_ID,
+    ClientIdOption,
+    TopicArgument,
+    UrlOption,
+    admin_of,
+    reachable_url,
+    time_ms,
+)
+from logstore.cli.output import problem_text
+from logstore.cli.positions import Place, newest, seek
+from logstore.cli.record_lines import LineEncoder, template_lines
 from logstore.cli.record_writers import Format, RecordWriter, record_writer
+from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
     from logstore.client.consumer import Consumer
@@ -24,15 +35,16 @@ Examples:
   logstore consume events                              all that is there
   logstore consume events --follow                     what comes from now on, as Kafka's console consumer
   logstore consume events --from-beginning --follow
-  logstore consume events --partition 0 --offset 1000 --max 10 --json
-  logstore consume events --from-timestamp 1735689600000 | jq .user
+  logstore consume events --tail 10 --follow           the last 10, and what comes
+  logstore consume events --partition 0 --offset 1000 --max 10 --pretty
+  logstore consume events --from-timestamp yesterday --to-timestamp today | jq .user
+  logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
   logstore consume events --group nightly --output new.parquet --progress
 """
 # How long one wait for new records takes: Ctrl-C ends it at once all the same.
 _POLL_SECONDS = 1.0
 # How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
-_PROGRESS_SECONDS = 1.0
 _SUFFIXES = {
     ".csv": Format.csv,
     ".parquet": Format.parquet,
@@ -44,7 +56,7 @@ _SUFFIXES = {
 
 def consume(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     partition: Annotated[
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; may be repeated.")
     ] = None,
@@ -52,10 +64,29 @@ def consume(
         bool, typer.Option("--from-beginning", help="From the first record; with --group, where it has no offset.")
     ] = False,
     offset: Annotated[
-        int | None, typer.Option("--offset", min=0, help="From this offset; with several partitions name one.")
+        int | None,
+        typer.Option(
+            "--offset",
+            metavar="N",
+            help="From this offset, of several partitions name one; -N: N before the end, of each.",
+        ),
     ] = None,
     from_timestamp: Annotated[
-        int | None, typer.Option("--from-timestamp", metavar="MS", help="From this time on: ms since 1970, UTC.")
+        str | None, typer.Option("--from-timestamp", metavar="TIME", help=f"From this time on: {TIME_FORMS}.")
+    ] = None,
+    tail: Annotated[
+        int | None,
+        typer.Option("--tail", min=0, metavar="N", help="The last N records of all partitions, by their times."),
+    ] = None,
+    to_offset: Annotated[
+        int | None,
+        typer.Option("--to-offset", metavar="N", help="Up to this offset and without it; -N as of --offset."),
+    ] = None,
+    to_timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--to-timestamp", metavar="TIME", help="Up to the first record of this time or later, without it."
+        ),
     ] = None,
     group: Annotated[
         str | None,
@@ -66,19 +97,26 @@ def consume(
             help="Go on where this consumer group was, and commit what was written.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C.")] = False,
     max_records: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.", metavar="N")
     ] = None,
     format: Annotated[
-        Format | None,
+        str | None,
         typer.Option(
-            help="value: its bytes; key-value: key, TAB, value; json: an object a line with key and value as text; "
-            "base64: the same with both as base64; csv and parquet: columns. [default: value, or as --output ends]",
+            "--format",
+            "-f",
+            metavar="FORMAT",
+            help="value: its bytes; key-value: key, TAB, value; json: an object a line, keys and values as JSON where "
+            "they are; pretty: the same over several lines; base64: the same with both as base64; csv and parquet: "
+            "columns; or a text as kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers, %T "
+            r"timestamp in ms, %K %S bytes of key and value, %%, \n \t. [default: value, or as --output ends]",
             show_default=False,
+            autocompletion=lambda incomplete: [name for name in Format if name.startswith(incomplete)],
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+    pretty: Annotated[bool, typer.Option("--pretty", help="The same as --format pretty.")] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to this file, not to stdout.")
     ] = None,
@@ -96,27 +134,46 @@ def consume(
     """
     from logstore.client.consumer import Consumer
 
-    if sum((from_beginning, offset is not None, from_timestamp is not None)) > 1:
-        raise typer.BadParameter("give one of --from-beginning, --offset and --from-timestamp")
-    chosen = _format(output, format, json=json)
+    begin = Place(offset, time_ms(from_timestamp, "--from-timestamp"))
+    end = Place(to_offset, time_ms(to_timestamp, "--to-timestamp"))
+    if sum((from_beginning, offset is not None, from_timestamp is not None, tail is not None)) > 1:
+        raise typer.BadParameter("give one of --from-beginning, --offset, --from-timestamp and --tail")
+    if to_offset is not None and to_timestamp is not None:
+        raise typer.BadParameter("give one of --to-offset and --to-timestamp")
+    if follow and end.given:
+        raise typer.BadParameter("--follow goes on for ever: leave it out, or --to-offset and --to-timestamp")
+    if json and pretty:
+        raise typer.BadParameter("give one of --json and --pretty")
+    source = ctx.get_parameter_source("format")
+    if output is not None and source is not None and source.name == "DEFAULT_MAP":
+        format = None  # noqa: A001 - the file's name says more than the profile
+    chosen = _format(output, "json" if json else "pretty" if pretty else format)
     if chosen is Format.parquet and output is None and sys.stdout.isatty():
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
+    store = reachable_url(ctx, url)
+    _refuse_quarantined(ctx, url, topic, partition)
     with Consumer(
-        reachable_url(ctx, url),
+        store,
         group_id=group,
         client_id=client_id,
         auto_offset_reset="earliest" if from_beginning or not follow else "latest",
         enable_auto_commit=False,
     ) as consumer:
-        _assign(consumer, topic, partition, offset, from_timestamp)
-        ends = None if follow else consumer.end_offsets(consumer.assignment())
+        _assign(consumer, topic, partition)
+        ends = consumer.end_offsets(consumer.assignment())
+        if end.given:
+            ends = end.find(consumer, "--to-offset")
+        if tail is not None:
+            seek(consumer, newest(consumer, tail, ends))
+        elif begin.given:
+            seek(consumer, begin.find(consumer, "--offset"))
         written = _Written(consumer, commits=group is not None)
         try:
             with ExitStack() as stack:
                 sink = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
                 writer = stack.enter_context(record_writer(chosen, sink))
-                meter = stack.enter_context(_meter(shown=output is not None if progress is None else progress))
-                _write_records(consumer, writer, meter, written, ends=ends, remaining=max_records)
+                meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
+                _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
             # The output is complete as far as it goes.
             written.commit()
@@ -124,11 +181,20 @@ def consume(
         written.commit()
 
 
-def _format(output: Path | None, given: Format | None, *, json: bool) -> Format:
-    if json:
-        return Format.json
-    if given or output is None or not output.suffix:
-        return given or Format.value
+def _format(output: Path | None, given: str | None) -> Format | LineEncoder:
+    if given is not None:
+        if given in [*Format]:
+            return Format(given)
+        if "%" not in given:
+            raise typer.BadParameter(
+                f"{given!r} is none of {', '.join(Format)}, and has no % as '%k %s' has", param_hint="--format"
+            )
+        try:
+            return template_lines(given)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--format") from None
+    if output is None or not output.suffix:
+        return Format.value
     if output.suffix not in _SUFFIXES:
         raise typer.BadParameter(
             f"{output.suffix} is no ending that says how to write: use {', '.join(_SUFFIXES)}, or give --format",
@@ -137,9 +203,7 @@ def _format(output: Path | None, given: Format | None, *, json: bool) -> Format:
     return _SUFFIXES[output.suffix]
 
 
-def _assign(
-    consumer: "Consumer", topic: str, partitions: list[int] | None, offset: int | None, timestamp_ms: int | None
-) -> None:
+def _assign(consumer: "Consumer", topic: str, partitions: list[int] | None) -> None:
     from logstore.client.metadata import TopicPartition
 
     known = consumer.partitions_for(topic)
@@ -147,28 +211,18 @@ def _assign(
     if missing := set(chosen) - set(known):
         fail(f"Partition {min(missing).partition} not found: topic {topic} has partitions 0 to {len(known) - 1}")
     consumer.assign(chosen)
-    if offset is not None:
-        _seek(consumer, topic, offset)
-    if timestamp_ms is not None:
-        found = consumer.offsets_for_times(dict.fromkeys(chosen, timestamp_ms))
-        for assigned, at in found.items():
-            if at is None:
-                consumer.seek_to_end([assigned])
-            else:
-                consumer.seek(assigned, at.offset)
 
 
-def _seek(consumer: "Consumer", topic: str, offset: int) -> None:
-    assigned = sorted(consumer.assignment())
-    if len(assigned) > 1:
-        raise typer.BadParameter(
-            f"topic {topic} has {len(assigned)} partitions: name one with --partition", param_hint="--offset"
-        )
-    (first,) = consumer.beginning_offsets(assigned).values()
-    (end,) = consumer.end_offsets(assigned).values()
-    if not first <= offset <= end:
-        fail(f"Offset {offset} is outside partition {assigned[0].partition} of topic {topic}: it has {first} to {end}")
-    consumer.seek(assigned[0], offset)
+def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partitions: list[int] | None) -> None:
+    """A partition that is not served has no records to stop at: without a word it would look empty."""
+    with admin_of(ctx, url) as admin:
+        problems = admin.status().problems
+    for found in problems:
+        if (found.topic, found.state) == (topic, "quarantined"):
+            if found.partition is None:
+                fail(problem_text(found))
+            if partitions is None or found.partition in partitions:
+                fail(f"{problem_text(found)}; --partition reads others of the topic")
 
 
 @dataclass(slots=True)
@@ -193,7 +247,7 @@ class _Written:
 def _write_records(
     consumer: "Consumer",
     writer: RecordWriter,
-    meter: "_Meter",
+    meter: Meter,
     written: _Written,
     *,
     ends: dict["TopicPartition", int] | None,
@@ -230,39 +284,3 @@ def _drop_finished(consumer: "Consumer", ends: dict["TopicPartition", int]) -> b
             del ends[partition]
         consumer.assign(consumer.assignment() - finished)
     return bool(ends)
-
-
-@dataclass(slots=True)
-class _Meter:
-    """How many records came, and how fast: one line on stderr, on a terminal always the same one."""
-
-    shown: bool
-    began: float = field(default_factory=time.monotonic)
-    due: float = field(default_factory=lambda: time.monotonic() + _PROGRESS_SECONDS)
-    records: int = 0
-    bytes: int = 0
-
-    def add(self, records: int, size: int) -> None:
-        self.records += records
-        self.bytes += size
-
-    def show(self, *, last: bool = False) -> None:
-        now = time.monotonic()
-        if not self.shown or (now < self.due and not last):
-            return
-        self.due = now + _PROGRESS_SECONDS
-        seconds = max(now - self.began, 1e-3)
-        rate = f"{self.records / seconds:,.0f} records/s, {bytes_text(self.bytes / seconds)}/s"
-        line = f"Consumed {counted(self.records, 'record')} ({bytes_text(self.bytes)}) in {seconds:,.1f} s: {rate}"
-        start, end = ("\r", "\n" if last else "\x1b[K") if sys.stderr.isatty() else ("", "\n")
-        sys.stderr.write(f"{start}{line}{end}")
-        sys.stderr.flush()
-
-
-@contextmanager
-def _meter(*, shown: bool) -> Iterator[_Meter]:
-    meter = _Meter(shown)
-    try:
-        yield meter
-    finally:
-        meter.show(last=True)

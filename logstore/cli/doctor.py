@@ -1,4 +1,7 @@
-"""``logstore doctor``: is everything there that a store and its readers need, and what to do where it is not."""
+"""``logstore doctor``: is everything there that a store and its readers need, and what to do where it is not.
+
+On this machine; a running store is asked (``store_checks``).
+"""
 
 import importlib.util
 import os
@@ -8,22 +11,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from logstore.cli.checks import Check, Status
 from logstore.cli.command_group import FAILED
 from logstore.cli.data_directory import running_url, stopped_store
-from logstore.cli.options import JsonOption
+from logstore.cli.options import JsonOption, UrlOption, given_url
 from logstore.cli.output import bytes_text, print_json, print_table
 
 EXAMPLES = """\b
 Examples:
   logstore doctor
   logstore doctor --data /srv/log --port 9092 --json
+  logstore doctor --url http://10.0.0.5:8082
 """
 PYTHON_MIN = (3, 11)
 JAVA_MIN = 17
@@ -31,23 +34,8 @@ _JAVA_SECONDS_MAX = 20
 _DISK_BYTES_MIN = 1024**3
 
 
-class Status(StrEnum):
-    ok = "ok"
-    warn = "warn"
-    fail = "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """``advice`` is what to do; empty where nothing is."""
-
-    name: str
-    status: Status
-    found: str
-    advice: str = ""
-
-
 def doctor(
+    ctx: typer.Context,
     data: Annotated[
         Path | None, typer.Option(help="Data directory. [default: as for serve]", show_default=False)
     ] = None,
@@ -56,12 +44,17 @@ def doctor(
     ] = None,
     host: Annotated[str | None, typer.Option(help="Address. [default: as for serve]", show_default=False)] = None,
     json: JsonOption = False,
+    url: UrlOption = None,
 ) -> None:
-    """Check this machine: Python, Java, Spark's jars, the port, the disk and the data directory.
+    """Check this machine: Python, Java, Spark's jars; and a store.
+
+    The store is the one that is named (--url, LOGSTORE_URL, a profile). Without a name, or with --data, --port or
+    --host, it is the one here: port, disk, data directory, and what runs on it.
 
     'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
     """
-    checks = list(run_checks(data, host, port))
+    here = any(given is not None for given in (data, host, port))
+    checks = list(run_checks(data, host, port, url=None if here and url is None else given_url(ctx, url)))
     if json:
         print_json(checks)
     else:
@@ -73,23 +66,40 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
-def run_checks(data: Path | None, host: str | None, port: int | None) -> Iterator[Check]:
-    from logstore.errors import InvalidConfigError
-    from logstore.settings import load_settings
+def run_checks(data: Path | None, host: str | None, port: int | None, *, url: str | None = None) -> Iterator[Check]:
+    """Of the store at ``url``; None: of the data directory here, and the store on it."""
+    from logstore.cli.store_checks import check_store
 
     yield check_python()
     yield check_java()
     yield check_jars()
+    if url is None:
+        yield from _local_checks(data, host, port)
+    else:
+        yield from check_store(url)
+
+
+def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iterator[Check]:
+    from ingest_api.open_files import open_files_limit
+    from logstore.cli.store_checks import check_open_files, check_store
+    from logstore.errors import InvalidConfigError
+    from logstore.settings import load_settings
+
     try:
         settings = load_settings(data=data, host=host, port=port)
     except InvalidConfigError as error:
         yield Check("settings", Status.fail, error.message, "Correct conf/logstore.toml or the LOGSTORE_* variable.")
         return
     home = settings.data / "brokers" / str(settings.broker_id)
-    yield check_port(settings.host, settings.port, running_url(home))
+    running = running_url(home)
+    yield check_port(settings.host, settings.port, running)
     yield check_data(settings.data, home)
     yield check_journal(home)
     yield check_disk(settings.data, settings.journal_max_bytes)
+    if running is None:
+        yield check_open_files(open_files_limit(), settings.max_connections)
+    else:
+        yield from check_store(running)
 
 
 def check_python() -> Check:

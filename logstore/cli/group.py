@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from logstore.cli.command_group import confirm
-from logstore.cli.options import JsonOption, UrlOption, admin_of
+from logstore.cli.options import GroupArgument, JsonOption, UrlOption, admin_of, complete_topics, time_ms
 from logstore.cli.output import counted, print_json, print_table
+from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True, help="Look at, reset and delete the offsets of consumer groups.", rich_markup_mode=None
 )
-
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.")]
 
 
 @app.command(
@@ -50,18 +49,14 @@ Examples:
 def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False, url: UrlOption = None) -> None:
     """Show what a group has committed, and how far behind it is.
 
-    Per partition: committed (the next offset to read), start (log start offset: what is below is gone), high watermark
-    (readers see what is below), lag (what is between committed and high watermark).
+    Per partition of the topics that it has committed to: committed (the next offset to read; '-' where it has committed
+    nothing), start (log start offset: what is below is gone), high watermark (readers see what is below), lag (what is
+    between committed, or else start, and high watermark).
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
         lag = admin.group_lag(group)
-    # Both in one: a partition that was committed or deleted between the two answers comes with the next call.
-    rows = [
-        (found, commits[found.topic, found.partition])
-        for found in lag.partitions
-        if (found.topic, found.partition) in commits
-    ]
+    rows = [(found, commits.get((found.topic, found.partition))) for found in lag.partitions]
     if json:
         partitions = [
             {
@@ -71,9 +66,9 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                 "log_start_offset": found.log_start_offset,
                 "high_watermark": found.high_watermark,
                 "lag": found.lag,
-                "leader_epoch": commit.leader_epoch,
-                "metadata": commit.metadata,
-                "timestamp": commit.timestamp,
+                "leader_epoch": None if commit is None else commit.leader_epoch,
+                "metadata": None if commit is None else commit.metadata,
+                "timestamp": None if commit is None else commit.timestamp,
             }
             for found, commit in rows
         ]
@@ -87,13 +82,12 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
             (
                 found.topic,
                 found.partition,
-                found.committed_offset,
+                "-" if found.committed_offset is None else found.committed_offset,
                 found.log_start_offset,
                 found.high_watermark,
                 found.lag,
-                _time(commit.timestamp),
-                # It is anybody's text: it must not draw on a terminal.
-                commit.metadata if commit.metadata.isprintable() else repr(commit.metadata),
+                "-" if commit is None else _time(commit.timestamp),
+                "" if commit is None else _printable(commit.metadata),
             )
             for found, commit in rows
         ],
@@ -105,27 +99,31 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
 Examples:
   logstore group reset billing --topic orders --to-earliest --dry-run
   logstore group reset billing --topic orders --partition 0 --to-offset 1200
-  logstore group reset billing --topic orders --to-timestamp 1735689600000
+  logstore group reset billing --topic orders --to-offset -100          the last 100 of each partition again
+  logstore group reset billing --topic orders --to-timestamp 2026-11-21T08:00:00Z
+  logstore group reset billing --topic orders --to-timestamp -1h
 """
 )
 def reset(
     ctx: typer.Context,
     group: GroupArgument,
-    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.")],
+    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.", autocompletion=complete_topics)],
     partition: Annotated[
         list[int] | None,
         typer.Option("--partition", min=0, help="A partition; may be repeated. [default: all of the topic]"),
     ] = None,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start offset.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the high watermark.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="To this offset.")] = None,
-    to_timestamp: Annotated[
+    to_offset: Annotated[
         int | None,
+        typer.Option("--to-offset", metavar="N", help="To this offset; -N: N before the high watermark."),
+    ] = None,
+    to_timestamp: Annotated[
+        str | None,
         typer.Option(
             "--to-timestamp",
-            min=0,
-            metavar="MS",
-            help="To the first record of this time (ms since 1970) or later; without one, to the high watermark.",
+            metavar="TIME",
+            help=f"To the first record of this time or later, without one to the high watermark: {TIME_FORMS}.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,
@@ -145,13 +143,16 @@ def reset(
     }
     if sum(targets.values()) != 1:
         raise typer.BadParameter(f"give exactly one of {', '.join(targets)}")
+    timestamp = time_ms(to_timestamp, "--to-timestamp")
     with admin_of(ctx, url) as admin:
         before = _committed(admin, group, topic)
         after = {}
         there = admin.describe_topic(topic).partitions
         for found in sorted(set(partition or (each.partition for each in there))):
-            ends = admin.offsets(topic, found, timestamp_ms=to_timestamp)
-            if to_offset is not None:
+            ends = admin.offsets(topic, found, timestamp_ms=timestamp)
+            if to_offset is not None and to_offset < 0:
+                after[found] = max(ends.beginning_offset, ends.end_offset + to_offset)
+            elif to_offset is not None:
                 _check_offset(topic, found, to_offset, ends.beginning_offset, ends.end_offset)
                 after[found] = to_offset
             elif to_earliest:
@@ -221,6 +222,11 @@ def _check_offset(topic: str, partition: int, offset: int, start: int, end: int)
             log_start_offset=start,
             high_watermark=end,
         )
+
+
+def _printable(metadata: str) -> str:
+    """It is anybody's text: it must not draw on a terminal."""
+    return metadata if metadata.isprintable() else repr(metadata)
 
 
 def _time(milliseconds: int) -> str:

@@ -1,15 +1,54 @@
 """Options that several commands have, and what they mean together."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from logstore.cli import profiles
 from logstore.client.addresses import DEFAULT_URL, URL_VARIABLE, environment_url
 
 if TYPE_CHECKING:
     from logstore.client.admin import Admin
+
+# A person waits for the Tab key.
+_COMPLETION_MS = 1_000
+
+
+def complete_topics(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the topics of the store that the command would go to; none if it does not answer at once."""
+    return _complete(
+        ctx, incomplete, lambda admin: (topic.name for topic in admin.status().topics if not topic.is_internal)
+    )
+
+
+def complete_groups(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As ``complete_topics``, of groups."""
+    return _complete(ctx, incomplete, lambda admin: admin.groups())
+
+
+def complete_profiles(incomplete: str) -> list[str]:
+    from logstore.errors import LogStoreError
+
+    try:
+        return [name for name in sorted(profiles.load_profiles().by_name) if name.startswith(incomplete)]
+    except LogStoreError:
+        return []
+
+
+def _complete(ctx: typer.Context, incomplete: str, names: Callable[["Admin"], Iterable[str]]) -> list[str]:
+    from logstore.client.admin import Admin
+    from logstore.errors import LogStoreError
+
+    try:
+        url = store_url(ctx, ctx.params.get("url"))
+        with Admin(url, client_id=CLIENT_ID, request_timeout_ms=_COMPLETION_MS, default_api_timeout_ms=0) as admin:
+            return [name for name in names(admin) if name.startswith(incomplete)]
+    except LogStoreError:
+        return []
+
 
 UrlOption = Annotated[
     str | None,
@@ -21,7 +60,23 @@ UrlOption = Annotated[
         show_default=False,
     ),
 ]
+ProfileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        metavar="NAME",
+        help=f"Before the command: the store and the defaults of this profile. [env var: {profiles.VARIABLE}; default: "
+        "that of logstore profile use]",
+        show_default=False,
+        autocompletion=complete_profiles,
+    ),
+]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", autocompletion=complete_topics)]
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_groups)
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs, in the shapes of docs/cli.md.")]
+_BY_DEFAULT = "default"
 CLIENT_ID = "logstore-cli"
 ClientIdOption = Annotated[
     str, typer.Option("--client-id", metavar="NAME", help="Names this client in the store's metrics and logs.")
@@ -33,14 +88,41 @@ ConfigOption = Annotated[
 
 
 def store_url(ctx: typer.Context, given: str | None) -> str:
-    """``--url`` after the command, else before it, else the variable, else the default."""
-    return given_url(ctx, given) or DEFAULT_URL
+    """``--url`` after the command, else before it, else ``--profile``, else LOGSTORE_URL, else the profile that
+    LOGSTORE_PROFILE names or that is in use, else the default.
+    """
+    return named_store(ctx, given)[0]
 
 
 def given_url(ctx: typer.Context, given: str | None) -> str | None:
     """As ``store_url``; None if nobody named a store."""
-    before_the_command: str | None = ctx.find_root().params.get("url")
-    return given or before_the_command or environment_url()
+    url, source = named_store(ctx, given)
+    return None if source == _BY_DEFAULT else url
+
+
+def named_store(ctx: typer.Context, given: str | None) -> tuple[str, str]:
+    """``store_url``, and what named it. InvalidConfigError for a profile that there is not, or without a url."""
+    before_the_command = ctx.find_root().params
+    if url := given or before_the_command.get("url"):
+        return url, "--url"
+    if name := before_the_command.get("profile"):
+        return _url_of(name), f"--profile {name}"
+    if url := environment_url():
+        return url, URL_VARIABLE
+    if name := os.environ.get(profiles.VARIABLE):
+        return _url_of(name), f"{profiles.VARIABLE}={name}"
+    if name := profiles.load_profiles().in_use:
+        return _url_of(name), f"profile {name}, in use"
+    return DEFAULT_URL, _BY_DEFAULT
+
+
+def _url_of(profile: str) -> str:
+    from logstore.errors import InvalidConfigError
+
+    url = profiles.load_profiles().named(profile).get("url")
+    if url is None:
+        raise InvalidConfigError(f"profile '{profile}' has no url: logstore profile set {profile} url=URL")
+    return url
 
 
 @contextmanager
@@ -75,3 +157,16 @@ def parse_configs(given: Sequence[str] | None) -> dict[str, str]:
             raise typer.BadParameter(f"{key} is given twice", param_hint="--config")
         configs[key] = value
     return configs
+
+
+def time_ms(text: str | None, option: str) -> int | None:
+    """A time as ``logstore.quantities`` reads it; a usage error for anything else."""
+    from logstore.clock import SystemClock
+    from logstore.quantities import timestamp_ms
+
+    if text is None:
+        return None
+    try:
+        return timestamp_ms(text, SystemClock().now_ms())
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None

@@ -3,9 +3,12 @@
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    from logstore.client.metadata import TopicProblem
 
 _NUMBER = re.compile(r"-?[0-9][0-9,.]*( ([KMGT]i)?B)?")
 
@@ -27,7 +30,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     from rich.text import Text
 
     cells = [[_text(cell) for cell in row] for row in rows]
-    numeric = [all(_is_number(row[index]) for row in cells) and bool(cells) for index in range(len(columns))]
+    numeric = [_are_numbers([row[index] for row in cells]) for index in range(len(columns))]
     table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
@@ -38,6 +41,24 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+
+
+def print_problems(problems: Sequence["TopicProblem"]) -> None:
+    """An empty line, then what is wrong and what to do, a line each; nothing for none."""
+    for line in ["", *map(problem_text, problems)] if problems else ():
+        print(line)
+
+
+def problem_text(problem: "TopicProblem") -> str:
+    where = problem.topic if problem.partition is None else f"{problem.topic}-{problem.partition}"
+    return f"{where}: {problem_reason(problem)}. {problem.remedy}"
+
+
+def problem_reason(problem: "TopicProblem") -> str:
+    """With the state in front, unless the reason says it."""
+    state = problem.state.replace("_", " ")
+    reason = problem.reason.rstrip(".")
+    return reason if state in reason else f"{state}: {reason}"
 
 
 def counted(count: int, noun: str) -> str:
@@ -54,11 +75,30 @@ def bytes_text(size: float) -> str:
     return f"{size:,.1f} TiB"
 
 
+def duration_text(milliseconds: float) -> str:
+    """``12 s``, ``5 min``, ``3 h``, ``8 d``: in the unit of which there are two or more."""
+    seconds = milliseconds / 1000
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def age_text(timestamp_ms: int | None, now_ms: int) -> str:
+    """``12 s ago``; ``in 5 min`` for a time that is still to come; ``-`` for none."""
+    if timestamp_ms is None:
+        return "-"
+    age = now_ms - timestamp_ms
+    return f"in {duration_text(-age)}" if age < -1000 else f"{duration_text(age)} ago"
+
+
 def _text(cell: object) -> str:
     if isinstance(cell, bool):
         return "yes" if cell else "no"
     return f"{cell:,}" if isinstance(cell, int) else str(cell)
 
 
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None
+def _are_numbers(texts: list[str]) -> bool:
+    """Some are, and for the others there is none."""
+    found = [text for text in texts if text != "-"]
+    return bool(found) and all(map(_NUMBER.fullmatch, found))

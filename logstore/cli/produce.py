@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Literal
 import typer
 
 from logstore.cli.command_group import INTERRUPTED, fail
-from logstore.cli.options import CLIENT_ID, ClientIdOption, JsonOption, UrlOption, reachable_url
+from logstore.cli.options import CLIENT_ID, ClientIdOption, JsonOption, TopicArgument, UrlOption, reachable_url
 from logstore.cli.output import bytes_text, counted, print_json
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ _TABLES = (Format.csv, Format.parquet)
 
 def produce(
     ctx: typer.Context,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")],
+    topic: TopicArgument,
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Read this file; stdin without it, or with -.")
     ] = None,

@@ -3,24 +3,24 @@
 Each writer takes the batches of a consumer, in order. Memory is bounded by a batch, with Parquet by a row group.
 """
 
-import base64
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from logstore.cli.command_group import fail
+from logstore.cli.record_lines import LineEncoder, base64_lines, json_lines, key_value_lines, pretty_lines, value_lines
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.client.fetched import FetchedBatch, Record
+    from logstore.client.fetched import FetchedBatch
 
 
 class Format(StrEnum):
     value = "value"
     key_value = "key-value"
     json = "json"
+    pretty = "pretty"
     base64 = "base64"
     csv = "csv"
     parquet = "parquet"
@@ -51,18 +51,29 @@ class RecordWriter(ABC):
         self.close()
 
 
-def record_writer(format: Format, sink: BinaryIO) -> RecordWriter:
+_LINES: dict[Format, LineEncoder] = {
+    Format.value: value_lines,
+    Format.key_value: key_value_lines,
+    Format.json: json_lines,
+    Format.pretty: pretty_lines,
+    Format.base64: base64_lines,
+}
+
+
+def record_writer(format: Format | LineEncoder, sink: BinaryIO) -> RecordWriter:
     match format:
         case Format.csv:
             return _CsvWriter(sink)
         case Format.parquet:
             return _ParquetWriter(sink)
-        case _:
+        case Format():
             return _LineWriter(sink, _LINES[format])
+        case _:
+            return _LineWriter(sink, format)
 
 
 class _LineWriter(RecordWriter):
-    def __init__(self, sink: BinaryIO, lines: Callable[["FetchedBatch"], bytes]) -> None:
+    def __init__(self, sink: BinaryIO, lines: LineEncoder) -> None:
         super().__init__(sink)
         self._lines = lines
 
@@ -152,63 +163,16 @@ def _texts(fetched: "FetchedBatch", name: str) -> "pa.Array":
         return fetched.batch.column(name).cast(pa.string())
     except pa.ArrowInvalid:
         for record in fetched.records():
-            _utf8(record, name, getattr(record, name) or b"")
+            content = getattr(record, name) or b""
+            if not _is_utf8(content):
+                where = f"offset {record.offset} of partition {record.partition}"
+                fail(f"The {name} at {where} is not UTF-8 text: use --format base64 or parquet")
         raise
 
 
-def _values(fetched: "FetchedBatch") -> bytes:
-    values = fetched.batch.column("value").to_pylist()
-    return b"".join([(b"null" if value is None else value) + b"\n" for value in values])
-
-
-def _keys_and_values(fetched: "FetchedBatch") -> bytes:
-    columns = (fetched.batch.column(name).to_pylist() for name in ("key", "value"))
-    lines = [
-        b"%b\t%b\n" % (b"null" if key is None else key, b"null" if value is None else value)
-        for key, value in zip(*columns, strict=True)
-    ]
-    return b"".join(lines)
-
-
-def _objects(text_of: Callable[["Record", str, bytes], str]) -> Callable[["FetchedBatch"], bytes]:
-    def lines(fetched: "FetchedBatch") -> bytes:
-        import msgspec
-
-        objects = [
-            {
-                "topic": record.topic,
-                "partition": record.partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp_ms,
-                "key": None if record.key is None else text_of(record, "key", record.key),
-                "value": None if record.value is None else text_of(record, "value", record.value),
-                "headers": [
-                    {"key": key, "value": None if value is None else base64.b64encode(value).decode()}
-                    for key, value in record.headers
-                ],
-            }
-            for record in fetched.records()
-        ]
-        return msgspec.json.Encoder().encode_lines(objects)
-
-    return lines
-
-
-def _utf8(record: "Record", what: str, content: bytes) -> str:
+def _is_utf8(content: bytes) -> bool:
     try:
-        return content.decode()
+        content.decode()
     except UnicodeDecodeError:
-        where = f"offset {record.offset} of partition {record.partition}"
-        fail(f"The {what} at {where} is not UTF-8 text: use --format base64 or parquet")
-
-
-def _base64(_record: "Record", _what: str, content: bytes) -> str:
-    return base64.b64encode(content).decode()
-
-
-_LINES: dict[Format, Callable[["FetchedBatch"], bytes]] = {
-    Format.value: _values,
-    Format.key_value: _keys_and_values,
-    Format.json: _objects(_utf8),
-    Format.base64: _objects(_base64),
-}
+        return False
+    return True

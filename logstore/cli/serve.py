@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -11,6 +11,7 @@ Examples:
   logstore serve
   logstore serve --data /srv/log --port 9092
   logstore serve --config conf/logstore.toml --host 0.0.0.0
+  logstore serve --log-level debug
 """
 
 
@@ -30,6 +31,10 @@ def serve(
             help="Settings file (TOML). [default: conf/logstore.toml, if it is there]", show_default=False, exists=True
         ),
     ] = None,
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option("--log-level", help="Log events from this level on. [default: info]", show_default=False),
+    ] = None,
 ) -> None:
     """Run a store in this terminal until Ctrl-C.
 
@@ -44,5 +49,5 @@ def serve(
 
         if config is not None:
             os.environ["LOGSTORE_CONFIG"] = str(config)
-        settings = load_settings(data=data, port=port, host=host)
+        settings = load_settings(data=data, port=port, host=host, log_level=log_level)
         raise typer.Exit(run_server(settings))

@@ -1,29 +1,36 @@
 """``logstore topic ...``: administration of topics over HTTP."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from logstore.cli.command_group import confirm
-from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, parse_configs
-from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.cli.options import ConfigOption, JsonOption, UrlOption, admin_of, complete_topics, parse_configs
+from logstore.cli.output import bytes_text, counted, print_json, print_problems, print_table
+from logstore.cli.topic_listing import listing, print_listing
+
+if TYPE_CHECKING:
+    from logstore.client.metadata import ConfigEntry
 
 app = typer.Typer(no_args_is_help=True, help="Create, look at, change and delete topics.", rich_markup_mode=None)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.")]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The topic.", autocompletion=complete_topics)]
+#: Kafka's names of the layers, for people.
+_SOURCES = {"DYNAMIC_TOPIC_CONFIG": "topic", "STATIC_BROKER_CONFIG": "store", "DEFAULT_CONFIG": "default"}
 
 
 @app.command(
     epilog="""\b
 Examples:
   logstore topic create events
-  logstore topic create events --partitions 4 --config retention.ms=604800000
+  logstore topic create events --partitions 4 --config retention.ms=7d
   logstore topic create users -c cleanup.policy=compact -c min.cleanable.dirty.ratio=0.2
 """
 )
 def create(
     ctx: typer.Context,
-    name: NameArgument,
+    name: NewNameArgument,
     partitions: Annotated[
         int | None,
         typer.Option("--partitions", "-p", help="Number of partitions. [default: the store's num.partitions]"),
@@ -67,23 +74,15 @@ def list_topics(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List the topics."""
+    """List the topics: their partitions, records, bytes (in Delta and in the journal), how old the newest record is,
+    and what is wrong with them.
+    """
     with admin_of(ctx, url) as admin:
-        topics = admin.topics(include_internal=internal)
+        found = admin.status()
     if json:
-        print_json(
-            [
-                {
-                    "topic": topic.topic_name,
-                    "partitions": topic.partitions_count,
-                    "replication_factor": topic.replication_factor,
-                    "is_internal": topic.is_internal,
-                }
-                for topic in topics
-            ]
-        )
-    elif topics:
-        print_table(["topic", "partitions"], [(topic.topic_name, topic.partitions_count) for topic in topics])
+        print_json(listing(found, internal=internal))
+    elif found.problems or any(internal or not topic.is_internal for topic in found.topics):
+        print_listing(found, internal=internal)
     else:
         typer.echo("No topics yet. Create one with: logstore topic create NAME", err=True)
 
@@ -98,7 +97,9 @@ Examples:
 def describe(
     ctx: typer.Context,
     name: NameArgument,
-    all_configs: Annotated[bool, typer.Option("--all-configs", help="Configuration at its default, too.")] = False,
+    all_configs: Annotated[
+        bool, typer.Option("--all-configs", help="A table of every key: value, default, source.")
+    ] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
@@ -111,15 +112,22 @@ def describe(
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
         configs = admin.topic_configs(name)
+        problems = [found for found in admin.status().problems if found.topic == name]
     if json:
-        print_json({"topic": topic, "config_entries": configs})
+        print_json({"topic": topic, "config_entries": configs, "problems": problems})
         return
     records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
     print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, offsets span {counted(records, 'record')}")
     print(f"Delta table: {topic.location}")
-    shown = [entry for entry in configs if all_configs or not entry.is_default]
-    if shown:
-        print(f"Configuration: {', '.join(f'{entry.name}={entry.value}' for entry in shown)}")
+    changed = [entry for entry in configs if not entry.is_default]
+    if all_configs:
+        print()
+        print_table(
+            ["key", "value", "default", "source"],
+            [(entry.name, entry.value, _default(entry), _SOURCES.get(entry.source, entry.source)) for entry in configs],
+        )
+    elif changed:
+        print(f"Configuration: {', '.join(f'{entry.name}={entry.value}' for entry in changed)}")
     print()
     print_table(
         ["partition", "start", "end", "high watermark", "sealed", "segments", "bytes", "unsealed"],
@@ -137,6 +145,11 @@ def describe(
             for found in topic.partitions
         ],
     )
+    print_problems(problems)
+
+
+def _default(entry: "ConfigEntry") -> str:
+    return entry.synonyms[-1].value if entry.synonyms else "-"
 
 
 @app.command(

@@ -11,6 +11,7 @@ from logstore.client.metadata import (
     GroupOffset,
     PartitionOffsets,
     RollDescription,
+    StoreStatus,
     TopicDescription,
     TopicListing,
     TopicPartition,
@@ -108,6 +109,10 @@ class Admin:
             clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
             self._cluster_id = clusters.data[0].cluster_id
         return self._cluster_id
+
+    def status(self) -> StoreStatus:
+        """The store and all its topics in numbers, and what is wrong with them."""
+        return decode(self._transport.request("GET", "/status").content, StoreStatus)
 
     def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
         """Topics, by name; the store's own (``__consumer_offsets``) only with ``include_internal``."""

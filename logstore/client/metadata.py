@@ -78,13 +78,25 @@ class TopicListing:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    """A value that a layer gives to a key; ``source`` is Kafka's name of the layer."""
+
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it."""
+    """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it.
+
+    ``synonyms`` are all the layers that give it a value, the one that counts first and the default last.
+    """
 
     name: str
     value: str
     is_default: bool
     source: str
+    synonyms: tuple[ConfigSynonym, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,13 +141,13 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` offsets are between ``committed_offset`` and ``high_watermark``; below ``log_start_offset`` records are
-    gone.
+    """``lag`` offsets are up to ``high_watermark``: from ``committed_offset``, or from ``log_start_offset`` where the
+    group has committed nothing (None). Below ``log_start_offset`` records are gone.
     """
 
     topic: str
     partition: int
-    committed_offset: int
+    committed_offset: int | None
     log_start_offset: int
     high_watermark: int
     lag: int
@@ -143,12 +155,85 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How far a group is behind: in all, in the partition that is furthest behind, and in each."""
+    """How far a group is behind: in all, in the partition that is furthest behind, and in each of all partitions of the
+    topics that it has committed to.
+    """
 
     group: str
     total_lag: int
     max_lag: int
     partitions: tuple[PartitionLag, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStatus:
+    """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone.
+
+    ``newest_timestamp`` (ms) is that of what was appended last, None in an empty topic.
+    """
+
+    name: str
+    topic_id: str
+    is_internal: bool
+    partitions: int
+    replication_factor: int
+    records: int
+    size_bytes: int
+    unsealed_records: int
+    unsealed_bytes: int
+    newest_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicProblem:
+    """What is wrong with a topic, or with one ``partition``: ``state`` is "quarantined" (not served) or
+    "records_missing"; ``remedy`` is what to do.
+    """
+
+    topic: str
+    partition: int | None
+    state: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class JournalStatus:
+    """``max_bytes`` bounds ``needed_bytes``, which hold something un-sealed; ``retained_bytes`` is all that is kept."""
+
+    needed_bytes: int
+    retained_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class InFlightStatus:
+    """Bytes of requests and answers being worked on; ``max_bytes`` bounds each."""
+
+    request_bytes: int
+    answer_bytes: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStatus:
+    """A running store. ``now`` is its clock (ms), ``not_ready_reason`` why it refuses appends (None: it takes them);
+    ``open_files_max`` None is no limit. A quarantined topic is among ``problems`` alone.
+    """
+
+    version: str
+    cluster_id: str
+    broker_id: int
+    now: int
+    uptime_ms: int
+    not_ready_reason: str | None
+    topics: tuple[TopicStatus, ...]
+    problems: tuple[TopicProblem, ...]
+    journal: JournalStatus
+    in_flight: InFlightStatus
+    max_connections: int
+    connections_taken_max: int
+    open_files_max: int | None
 
 
 def decode(body: bytes, kind: type[T]) -> T:

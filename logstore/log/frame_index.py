@@ -50,6 +50,11 @@ class FrameIndex:
     def end_offset(self) -> int | None:
         return self._end[-1] if self._end else None
 
+    @property
+    def newest_timestamp_ms(self) -> int | None:
+        """The largest timestamp of the last frame."""
+        return self._max_timestamp[-1] if self._max_timestamp else None
+
     def lowest_above(self, offset: int) -> int | None:
         """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
         return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)

@@ -105,6 +105,22 @@ class PartitionLog:
         return sum(segment.size for segment in self.segments)
 
     @property
+    def record_count(self) -> int:
+        """Records that readers see. Where compaction took some out, those of the segment that the log start cuts in two
+        count whole.
+        """
+        kept = sum(segment.num_records for segment in self.segments if segment.max_offset >= self.log_start_offset)
+        offsets = self.high_watermark - self.log_start_offset
+        return min(offsets, kept + self.high_watermark - max(self.sealed_offset, self.log_start_offset))
+
+    @property
+    def newest_timestamp_ms(self) -> int | None:
+        """The largest timestamp of what was appended last: a frame of the tail, else a segment."""
+        if (newest := self.index.newest_timestamp_ms) is not None:
+            return newest
+        return self.segments[-1].max_timestamp_ms if self.segments else None
+
+    @property
     def unsealed_bytes(self) -> int:
         return self.index.num_bytes
 

@@ -192,7 +192,11 @@ def _committed_in_store(store: Admin, group: str) -> dict[tuple[str, int], _Comm
         lag = store.group_lag(group)
     except UnknownGroupError:
         return {}
-    return {(p.topic, p.partition): _Committed(p.committed_offset, p.high_watermark) for p in lag.partitions}
+    return {
+        (p.topic, p.partition): _Committed(p.committed_offset, p.high_watermark)
+        for p in lag.partitions
+        if p.committed_offset is not None
+    }
 
 
 def _committed_in_storage(

@@ -1,24 +1,34 @@
 """Which offsets a read covers, and where they are read from. Pure functions; no Spark, no store.
 
+Times are UTC unless they say their offset. What offset a time has is asked of the caller.
+
 Invariants: ranges are half open, ``[start, end)``; for every partition ``log_start_offset <= start <= end <= end of
 the log``; the history part and the tail part of a range meet at the sealed offset and do not overlap (rule R8).
 """
 
 import operator
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
+from logstore.clock import Clock, SystemClock
 from logstore.errors import InvalidRequestError, OffsetOutOfRangeError, UnknownPartitionError
+from logstore.quantities import datetime_ms, timestamp_ms
 
 #: As in Spark's Kafka source: -2 is the earliest offset and -1 the latest.
 EARLIEST, LATEST = -2, -1
-OffsetSpec = Literal["earliest", "latest"] | Mapping[int, "int | Literal['earliest', 'latest']"]
+#: "earliest", "latest" or a time (a datetime, a date, or text as ``logstore.quantities`` reads it) for every partition,
+#: or a mapping from each partition to one of them or to an offset.
+OffsetSpec = str | date | Mapping[int, "int | str | date"]
+#: Partition to time (ms): partition to the first offset of that time or later, None without one.
+OffsetsOfTimes = Callable[[Mapping[int, int]], Mapping[int, int | None]]
 
+_CLOCK = SystemClock()
 _NAMES = {"earliest": EARLIEST, "latest": LATEST}
 #: A query plans each Delta scan by itself, at some tens of milliseconds.
 HISTORY_SCANS_MAX = 8
@@ -31,6 +41,13 @@ class LogBounds:
     partition: int
     log_start_offset: int
     end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Timestamp:
+    """A time in ms in the place of an offset."""
+
+    milliseconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +68,27 @@ class FileRange:
     last_offset: int
 
 
-def resolve(topic: str, starting: OffsetSpec, ending: OffsetSpec, bounds: Sequence[LogBounds]) -> list[OffsetRange]:
+def _no_times(times: Mapping[int, int]) -> Mapping[int, int | None]:
+    raise AssertionError(times)
+
+
+def resolve(
+    topic: str,
+    starting: OffsetSpec,
+    ending: OffsetSpec,
+    bounds: Sequence[LogBounds],
+    offsets_of_times: OffsetsOfTimes = _no_times,
+    clock: Clock = _CLOCK,
+) -> list[OffsetRange]:
     """The range to read of every partition, in the order of ``bounds``.
+
+    A time is the first offset of that time or later, and the end of the log without one.
 
     Raises InvalidRequestError (not an offset; a partition left out; start above end), UnknownPartitionError and
     OffsetOutOfRangeError. As in Spark's Kafka source, a mapping names every partition.
     """
-    starts = _offsets("starting_offsets", topic, starting, bounds)
-    ends = _offsets("ending_offsets", topic, ending, bounds)
+    starts = _offsets("starting_offsets", topic, starting, bounds, offsets_of_times, clock)
+    ends = _offsets("ending_offsets", topic, ending, bounds, offsets_of_times, clock)
     ranges = [OffsetRange(b.partition, starts[b.partition], ends[b.partition]) for b in bounds]
     for r in ranges:
         if r.start > r.end:
@@ -68,10 +98,17 @@ def resolve(topic: str, starting: OffsetSpec, ending: OffsetSpec, bounds: Sequen
     return ranges
 
 
-def _offsets(argument: str, topic: str, spec: OffsetSpec, bounds: Sequence[LogBounds]) -> dict[int, int]:
-    wanted = check_offsets(argument, spec)
+def _offsets(
+    argument: str,
+    topic: str,
+    spec: OffsetSpec,
+    bounds: Sequence[LogBounds],
+    offsets_of_times: OffsetsOfTimes,
+    clock: Clock,
+) -> dict[int, int]:
+    wanted = check_offsets(argument, spec, clock)
     known = {b.partition for b in bounds}
-    if isinstance(wanted, int):
+    if not isinstance(wanted, dict):
         wanted = dict.fromkeys(known, wanted)
     if unknown := sorted(wanted.keys() - known):
         raise UnknownPartitionError(
@@ -82,33 +119,58 @@ def _offsets(argument: str, topic: str, spec: OffsetSpec, bounds: Sequence[LogBo
             f"{argument} leaves out partition {_listed(missing)} of topic {topic}; name every partition "
             '("earliest" and "latest" are allowed), or give one word for all'
         )
-    return {b.partition: _within(argument, topic, wanted[b.partition], b) for b in bounds}
+    times = {partition: time.milliseconds for partition, time in wanted.items() if isinstance(time, Timestamp)}
+    found = offsets_of_times(times) if times else {}
+    offsets: dict[int, int] = {}
+    for b in bounds:
+        offset = wanted[b.partition]
+        if isinstance(offset, Timestamp):
+            at = found[b.partition]
+            # The log may have moved since its bounds were taken.
+            offsets[b.partition] = b.end_offset if at is None else min(max(at, b.log_start_offset), b.end_offset)
+        else:
+            offsets[b.partition] = _within(argument, topic, offset, b)
+    return offsets
 
 
-def check_offsets(argument: str, spec: OffsetSpec) -> int | dict[int, int]:
-    """``spec`` as numbers: one for every partition, or one per partition; EARLIEST and LATEST for the words.
+def check_offsets(
+    argument: str, spec: OffsetSpec, clock: Clock = _CLOCK
+) -> int | Timestamp | dict[int, int | Timestamp]:
+    """``spec`` as numbers and times: one for every partition, or one per partition; EARLIEST and LATEST for the words.
 
     Raises InvalidRequestError for anything that is not an offset specification.
     """
-    if isinstance(spec, str):
-        return _number(argument, spec)
+    if isinstance(spec, (str, date)):
+        return _number(argument, spec, clock)
     if not isinstance(spec, Mapping):
         raise InvalidRequestError(
-            f'{argument}={spec!r}: give "earliest", "latest", or a mapping such as {{0: 10, 1: "earliest"}}'
+            f'{argument}={spec!r}: give "earliest", "latest", a time, or a mapping such as {{0: 10, 1: "earliest"}}'
         )
-    numbers = {}
+    numbers: dict[int, int | Timestamp] = {}
     for partition, offset in spec.items():
         if isinstance(partition, bool) or not hasattr(partition, "__index__") or operator.index(partition) < 0:
             raise InvalidRequestError(f"{argument}: {partition!r} is not a partition number")
-        numbers[operator.index(partition)] = _number(f"{argument}, partition {partition}", offset)
+        numbers[operator.index(partition)] = _number(f"{argument}, partition {partition}", offset, clock)
     return numbers
 
 
-def _number(where: str, offset: object) -> int:
+def _number(where: str, offset: object, clock: Clock) -> int | Timestamp:
     if isinstance(offset, str) and offset in _NAMES:
         return _NAMES[offset]
+    wrong = InvalidRequestError(
+        f'{where}: {offset!r} is not an offset; give a number >= 0, "earliest", "latest", '
+        'a datetime, or a time as text ("2026-11-21T08:00:00Z", "2026-11-21", "yesterday", "-1h")'
+    )
+    try:
+        if isinstance(offset, date):
+            return Timestamp(datetime_ms(offset))
+        # Digits could mean an offset as well as a time.
+        if isinstance(offset, str) and not offset.isdecimal():
+            return Timestamp(timestamp_ms(offset, clock.now_ms()))
+    except ValueError:
+        raise wrong from None
     if isinstance(offset, bool) or not hasattr(offset, "__index__") or (number := operator.index(offset)) < EARLIEST:
-        raise InvalidRequestError(f'{where}: {offset!r} is not an offset; give a number >= 0, "earliest" or "latest"')
+        raise wrong
     return number
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Of several topics: a word for all, or an ``OffsetSpec`` for each by its name.
+#: Of several topics: a word or a time for all, or an ``OffsetSpec`` for each by its name.
 TopicOffsets = OffsetSpec | Mapping[str, OffsetSpec]
 
 
@@ -31,9 +31,11 @@ def read_offsets(
     array<struct<key: string, value: binary>>``. "latest" is fixed when this is called; offsets may be missing where
     records were compacted. Filters on offset, timestamp and partition skip files of the history.
 
-    ``starting_offsets`` and ``ending_offsets`` are "earliest", "latest", or a mapping that names every partition:
-    ``{0: 10, 1: "earliest", 2: "latest"}`` (as in Spark's Kafka source also -2 and -1); of a list of topics, a mapping
-    that names each: ``{"orders": {0: 10}, "users": "earliest"}``. ``bootstrap`` is the store:
+    ``starting_offsets`` and ``ending_offsets`` are "earliest", "latest", a time, or a mapping that names every
+    partition: ``{0: 10, 1: "earliest", 2: "yesterday"}`` (as in Spark's Kafka source also -2 and -1); of a list of
+    topics, a mapping that names each: ``{"orders": {0: 10}, "users": "earliest"}``. A time is a datetime, or text such
+    as "2026-11-21T08:00:00Z", "2026-11-21", "-1h"; UTC without a zone. It stands for the first offset of that time or
+    later, and for the end of the log without one. ``bootstrap`` is the store:
     ``http(s)://host:port`` or ``host:port``, several separated by commas; by default what LOGSTORE_URL names.
     ``storage`` instead of it is the data root (``--data``): sealed history only, with no store running.
 
@@ -50,7 +52,9 @@ def read_offsets(
     else:
         with connect(spark, bootstrap) as store:
             views = [view_through_store(store, name) for name in starts]
-    frames = [v.records(spark, resolve(v.topic, starts[v.topic], ends[v.topic], v.bounds)) for v in views]
+    frames = [
+        v.records(spark, resolve(v.topic, starts[v.topic], ends[v.topic], v.bounds, v.offsets_of_times)) for v in views
+    ]
     return reduce(lambda a, b: a.union(b), frames)
 
 
@@ -66,7 +70,7 @@ def _by_topic(argument: str, topic: str | Sequence[str], offsets: TopicOffsets) 
         specs = dict(offsets)
         if specs.keys() != set(names):
             raise InvalidRequestError(
-                f'{argument} of several topics is "earliest", "latest", or a mapping that names each of them: '
+                f'{argument} of several topics is "earliest", "latest", a time, or a mapping that names each of them: '
                 f'{{"{names[0]}": {{0: 10, 1: "earliest"}}, ...}}'
             )
     for spec in specs.values():

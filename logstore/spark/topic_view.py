@@ -8,7 +8,7 @@ made.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -23,6 +23,7 @@ from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.spark import history_check, tail_reader
 from logstore.spark.offset_ranges import FileRange, LogBounds, OffsetRange, plan_history, split_at_sealed
+from logstore.spark.time_index import first_offset_at
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -64,6 +65,14 @@ class TopicView:
             reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], tail_reader.TAIL_COLUMNS)
         )
         return records.select(F.lit(self.topic).alias("topic"), *_COLUMNS)
+
+    def offsets_of_times(self, times_ms: Mapping[int, int]) -> dict[int, int | None]:
+        """By partition the first offset of a time (ms) or later, None without one."""
+        if self.urls:
+            with Admin(",".join(self.urls)) as store:
+                return {p: store.offsets(self.topic, p, timestamp_ms=at).offset for p, at in times_ms.items()}
+        starts = {bounds.partition: bounds.log_start_offset for bounds in self.bounds}
+        return {p: first_offset_at(self.path, self.snapshot.segments(p), starts[p], at) for p, at in times_ms.items()}
 
     def _history(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> list["DataFrame"]:
         files = (

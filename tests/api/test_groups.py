@@ -71,13 +71,16 @@ async def test_what_a_group_commits_it_gets_back(filled):
 
 async def test_lag_is_what_is_left_to_read(filled):
     await commit(filled, "g", offset("t", 0, 5), offset("t", 1, 1), offset("u", 1, 3))
-    await filled.post("/topics/t/partitions/1/delete-records", json={"before_offset": 2})
+    for partition in ("t/partitions/1", "u/partitions/0"):
+        await filled.post(f"/topics/{partition}/delete-records", json={"before_offset": 2})
     answer = await filled.get("/groups/g/lag")
     GroupLag.model_validate_json(answer.content, strict=True)
     fields = ("topic", "partition", "committed_offset", "log_start_offset", "high_watermark", "lag")
-    rows = [("t", 0, 5, 0, 5, 0), ("t", 1, 1, 2, 5, 4), ("u", 1, 3, 0, 5, 2)]
+    # Nothing is committed for u-0: all that is there is left to read.
+    rows = [("t", 0, 5, 0, 5, 0), ("t", 1, 1, 2, 5, 4), ("u", 0, None, 2, 5, 3), ("u", 1, 3, 0, 5, 2)]
     partitions = [dict(zip(fields, row, strict=True)) for row in rows]
-    assert answer.json() == {"group": "g", "total_lag": 6, "max_lag": 4, "partitions": partitions}
+    assert answer.json() == {"group": "g", "total_lag": 9, "max_lag": 4, "partitions": partitions}
+    assert {row["partition"] for row in (await filled.get("/groups/g/offsets?topic=u")).json()["offsets"]} == {1}
 
 
 async def test_a_deleted_group_is_gone_alone(filled):

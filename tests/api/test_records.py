@@ -215,6 +215,34 @@ async def test_offsets_and_the_offset_of_a_time(api):
     assert negative.json()["offset"] == 0
 
 
+async def test_the_time_of_an_offset_as_people_write_it(api, monkeypatch):
+    day = 86_400_000
+    now = 20_000 * day + day // 2  # 2024-10-04T12:00:00Z
+    monkeypatch.setattr(api.broker.clock, "now_ms", lambda: now)
+    await api.create_topic("t")
+    times = [now - 2 * day, now - day, now - 3_600_000, now]
+    records = [{"value": n, "timestamp": timestamp} for n, timestamp in enumerate(times)]
+    await api.post("/topics/t", json={"records": records})
+    for text, expected in [
+        ("2024-10-04T12:00:00Z", 3),
+        ("2024-10-03T12:00", 1),
+        ("2024-10-03", 1),
+        ("2024-10-04T13:00:00+02:00", 2),
+        ("2024-10-04T11:00:00.001+00:00", 3),
+        ("yesterday", 1),
+        ("today", 2),
+        ("now", 3),
+        ("-1h", 2),
+        ("-2d", 0),
+        ("-1d12h", 1),
+    ]:
+        # A "+" that was not escaped is a space.
+        for query in ({"timestamp": text}, f"timestamp={text}"):
+            answer = await api.get("/topics/t/partitions/0/offsets", params=query)
+            assert answer.json()["offset"] == expected, (query, answer.text)
+    assert "yesterday" in assert_error(await api.get("/topics/t/partitions/0/offsets?timestamp=soon"), 422, 422)
+
+
 async def test_delete_records_moves_the_log_start(api):
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2, 3])

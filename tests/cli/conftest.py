@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +21,13 @@ Run = Callable[..., Result]
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Profiles of whoever runs the tests do not count."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.delenv("LOGSTORE_PROFILE", raising=False)
 
 
 @pytest.fixture

@@ -5,7 +5,10 @@ import pytest
 from typer.testing import CliRunner
 
 from logstore.cli.app import app
-from logstore.cli.doctor import Status, check_java, check_port
+from logstore.cli.checks import Status
+from logstore.cli.doctor import check_java, check_port
+from logstore.cli.store_checks import checks_of
+from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
 
 
 def checks(*arguments: object, code: int = 0) -> dict[str, dict[str, str]]:
@@ -28,6 +31,53 @@ def test_a_store_that_runs_is_no_failure(server):
     found = checks("--data", server.data, "--port", port)
     assert found[f"port {port}"]["found"] == f"in use by this store, at {server.url}"
     assert f"a store runs on it at {server.url}" in found["data directory"]["found"]
+    assert found["store"]["found"].startswith(f"{server.url} is ready, version ")
+
+
+def test_the_store_that_is_named_is_asked(server, run_json, topic, monkeypatch):
+    found = checks("--url", server.url)
+    assert found["store"]["found"].startswith(f"{server.url} is ready, version ")
+    assert "topic" in found["topics"]["found"]
+    assert "not yet in Delta" in found["journal of the store"]["found"]
+    assert found["open files"]["status"] in ("ok", "warn")
+    assert "data directory" not in found
+    assert {check["name"] for check in run_json("doctor")} == set(found)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        url = f"127.0.0.1:{nobody.getsockname()[1]}"
+    unreachable = checks("--url", url, code=1)["store"]
+    assert unreachable["status"] == "fail"
+    assert url in unreachable["found"]
+
+
+def test_what_is_wrong_with_a_store_is_said():
+    problem = TopicProblem("orders", 1, "quarantined", "two files overlap", "logstore topic delete orders")
+    store = StoreStatus(
+        "0.0",
+        "cluster",
+        0,
+        0,
+        0,
+        "the disk is full",
+        (),
+        (problem,),
+        JournalStatus(9, 10, 10),
+        InFlightStatus(0, 0, 1),
+        10_000,
+        768,
+        1024,
+    )
+    found = {check.name: check for check in checks_of(store, "here")}
+    assert {name: check.status.value for name, check in found.items()} == {
+        "store": "fail",
+        "version": "warn",
+        "topic orders-1": "fail",
+        "journal of the store": "warn",
+        "open files": "warn",
+    }
+    assert found["store"].found == "here is not ready: the disk is full"
+    assert found["topic orders-1"].found == "quarantined: two files overlap"
+    assert found["topic orders-1"].advice == "logstore topic delete orders"
+    assert found["open files"].advice == "Raise it with ulimit -n 13334, or lower max.connections."
 
 
 def test_a_port_that_somebody_else_has_fails(tmp_path):

@@ -58,6 +58,11 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
         (["--to-offset", 2], [2, 2]),
         (["--to-timestamp", 0], [1, 0]),
         (["--to-timestamp", 99_999_999_999_999], [4, 2]),
+        (["--to-timestamp", "yesterday"], [1, 0]),
+        (["--to-timestamp", "-1h"], [1, 0]),
+        (["--to-timestamp", "2200-01-01T00:00:00Z"], [4, 2]),
+        (["--to-offset", -1], [3, 1]),
+        (["--to-offset", -10], [1, 0]),
         (["--to-latest", "--partition", 1], [1, 2]),
         (["--to-offset", 3, "--partition", 0, "--partition", 0], [3, 0]),
     ],
@@ -85,15 +90,19 @@ def test_a_time_goes_to_the_first_record_of_it(run_json, run, server, topic, gro
     assert run_json(*asked)["offsets"][0]["offset"] == 5
 
 
-def test_tables_for_people(run, filled, group):
+def test_tables_for_people(run, run_json, filled, group):
     asked = ["group", "reset", group, "--topic", filled, "--partition", 0, "--to-offset", 3]
     assert run(*asked, "--dry-run").stdout.splitlines()[0] == f"Would reset group {group} in topic {filled}"
     lines = run(*asked).stdout.splitlines()
     assert lines[0] == f"Reset group {group} in topic {filled}"
     assert [line.split() for line in lines[2:]] == [["partition", "before", "after"], ["0", "none", "3"]]
     lines = run("group", "describe", group).stdout.splitlines()
-    assert lines[0] == f"Group {group}: 1 partition, 1 record behind"
-    assert lines[-1].split()[:6] == [filled, "0", "3", "0", "4", "1"]
+    assert lines[0] == f"Group {group}: 2 partitions, 3 records behind"
+    assert lines[-2].split()[:6] == [filled, "0", "3", "0", "4", "1"]
+    # Nothing is committed there: all of it is left to read.
+    assert lines[-1].split() == [filled, "1", "-", "0", "2", "2", "-"]
+    last = run_json("group", "describe", group)["partitions"][-1]
+    assert (last["committed_offset"], last["lag"], last["timestamp"], last["metadata"]) == (None, 2, None, None)
 
 
 def test_metadata_of_others_does_not_draw_on_the_terminal(run, run_json, server, filled, group):
@@ -140,7 +149,7 @@ def test_refusals_are_one_line_and_change_nothing(run, run_json, filled, group):
         ["--topic", "t"],
         ["--topic", "t", "--to-latest", "--to-earliest"],
         ["--topic", "t", "--to-offset", 1, "--to-timestamp", 1],
-        ["--topic", "t", "--to-offset", -1],
+        ["--topic", "t", "--to-timestamp", "soon"],
         ["--topic", "t", "--to-offset", "x"],
         ["--topic", "t", "--to-timestamp", -1],
         ["--topic", "t", "--partition", -1, "--to-latest"],

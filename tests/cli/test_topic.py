@@ -1,5 +1,11 @@
+import time
+
+from logstore.cli.topic_listing import listing, print_listing
+from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
+
+
 def test_a_topic_from_creation_to_deletion(run, run_json):
-    created = run_json("topic", "create", "life", "--partitions", 2, "-c", "retention.ms=1000")
+    created = run_json("topic", "create", "life", "--partitions", 2, "-c", "retention.ms=7d")
     assert created.pop("location").endswith("/topics/life")
     assert created == {"topic": "life", "partitions": 2, "created": True}
 
@@ -10,8 +16,18 @@ def test_a_topic_from_creation_to_deletion(run, run_json):
         ("segment.ms", "5000", False),
     }
     listed = {entry["topic"]: entry for entry in run_json("topic", "list")}
-    assert listed["life"] == {"topic": "life", "partitions": 3, "replication_factor": 1, "is_internal": False}
-    assert "life" in run("topic", "list").stdout
+    assert listed["life"] == {
+        "topic": "life",
+        "partitions": 3,
+        "replication_factor": 1,
+        "is_internal": False,
+        "records": 0,
+        "size_bytes": 0,
+        "unsealed_bytes": 0,
+        "newest_timestamp": None,
+        "problems": [],
+    }
+    assert ["life", "3", "0", "0", "B", "-"] in [line.split() for line in run("topic", "list").stdout.splitlines()]
 
     assert run_json("topic", "delete", "life", "--yes") == {"topic": "life", "deleted": True}
     assert "life" not in {entry["topic"] for entry in run_json("topic", "list")}
@@ -54,7 +70,47 @@ def test_describe_shows_configuration_that_is_set(run, topic):
     assert "Configuration" not in run("topic", "describe", topic).stdout
     run("topic", "alter", topic, "--config", "cleanup.policy=compact,delete")
     assert "Configuration: cleanup.policy=compact,delete\n" in run("topic", "describe", topic).stdout
-    assert "max.message.bytes=" in run("topic", "describe", topic, "--all-configs").stdout
+    run("topic", "alter", topic, "--config", "retention.ms=12h")
+    rows = [line.split() for line in run("topic", "describe", topic, "--all-configs").stdout.splitlines()]
+    assert ["key", "value", "default", "source"] in rows
+    assert ["retention.ms", "43200000", "-1", "topic"] in rows
+    assert ["cleanup.policy", "compact,delete", "delete", "topic"] in rows
+    assert ["max.message.bytes", "1048576", "1048576", "default"] in rows
+
+
+def test_the_list_tells_records_bytes_and_age(run, run_json, server, topic):
+    import httpx
+
+    hours_ago = int(time.time() * 1000) - 5 * 3_600_000
+    records = [{"value": n, "timestamp": hours_ago} for n in range(3)]
+    httpx.post(f"{server.url}/topics/{topic}/partitions/1", json={"records": records}).raise_for_status()
+    (found,) = [entry for entry in run_json("topic", "list") if entry["topic"] == topic]
+    assert (found["records"], found["newest_timestamp"]) == (3, hours_ago)
+    assert found["unsealed_bytes"] > 0
+    (line,) = [line.split() for line in run("topic", "list").stdout.splitlines() if line.startswith(topic)]
+    assert (line[1], line[2], line[-3:]) == ("2", "3", ["5", "h", "ago"])
+
+
+def test_the_list_names_what_is_not_served_and_why(capsys):
+    problems = tuple(
+        TopicProblem(name, partition, state, f"because of {name}.", "do this")
+        for name, partition, state in (("bad", None, "quarantined"), ("part", 1, "records_missing"))
+    )
+    part = TopicStatus("part", "id", False, 2, 1, 7, 0, 0, 0, 0)
+    journal, in_flight = JournalStatus(0, 0, 1), InFlightStatus(0, 0, 1)
+    status = StoreStatus("1", "c", 0, 1_000, 0, None, (part,), problems, journal, in_flight, 1, 1, None)
+    assert [(entry["topic"], len(entry["problems"])) for entry in listing(status, internal=False)] == [
+        ("part", 1),
+        ("bad", 1),
+    ]
+    print_listing(status, internal=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split() == ["bad", "-", "-", "-", "-", "quarantined"]
+    assert lines[2].split() == ["part", "2", "7", "0", "B", "1", "s", "ago", "records", "missing"]
+    assert lines[-2:] == [
+        "bad: quarantined: because of bad. do this",
+        "part-1: records missing: because of part. do this",
+    ]
 
 
 def test_refusals_are_one_line(run, topic):

@@ -73,6 +73,23 @@ def test_filters_on_offset_timestamp_and_partition_open_only_the_files_that_can_
     assert files_opened(frame.where("partition IN (0, 3) AND offset > 1150").select("value")) == 2
 
 
+def test_a_range_may_be_one_of_times(spark, topic):
+    t = topic(2)
+    t.roll(0, 0, 250)
+    t.roll(1, 0, 50)
+    second = [dt.datetime.fromtimestamp(EPOCH_MS / 1000 + n, dt.UTC) for n in range(300)]
+    frame = read_offsets(spark, t.name, second[40], second[120].isoformat(), storage=t.data)
+    assert offsets(frame, 0) == list(range(40, 120))
+    assert offsets(frame, 1) == list(range(40, 50))
+    assert files_opened(frame) == 3
+    t.table.advance_log_start({0: 130}, {0: 0})
+    frame = read_offsets(spark, t.name, {0: second[40], 1: 0}, {0: "latest", 1: second[1]}, storage=t.data)
+    assert (offsets(frame, 0), offsets(frame, 1)) == (list(range(130, 250)), [0])
+    assert offsets(read_offsets(spark, t.name, "-1h", storage=t.data), 0) == []
+    with pytest.raises(InvalidRequestError, match="'soon' is not an offset"):
+        read_offsets(spark, t.name, "soon", storage=t.data)
+
+
 def test_a_read_of_different_ranges_opens_only_their_files(spark, topic):
     """A disjunction over partition and offset would open every range's files in every partition."""
     t = topic(3)

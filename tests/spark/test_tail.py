@@ -1,5 +1,6 @@
 """History and live tail of a real store, read by Spark: every record once, whatever the store does meanwhile."""
 
+import datetime as dt
 import random
 import threading
 
@@ -65,6 +66,10 @@ def test_history_and_tail_join_and_stay_joined_when_the_store_rolls_and_restarts
     )
     assert rows_of(part) == expected(0, 50, 70) + expected(2, 5, 6)
     assert files_opened(part) == 1
+    # By their times, the same (offset n has EPOCH_MS + n).
+    times = [dt.datetime.fromtimestamp((EPOCH_MS + n) / 1000, dt.UTC) for n in (15, 65)]
+    part = read_offsets(spark, topic, *times, bootstrap=store.url)
+    assert rows_of(part) == expected(0, 15, 65) + expected(1, 15, 30) + expected(2, 15, 20)
     # The border between history and tail stays where it was, although the tail is history now.
     store.roll(topic)
     store.produce(topic, 1, 30, 40)

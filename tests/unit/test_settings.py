@@ -62,6 +62,21 @@ def test_names_in_the_file_may_be_quoted_or_not_and_topic_defaults_stand_in_a_ta
     }
 
 
+def test_times_and_sizes_may_say_their_units(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    write_config(
+        elsewhere, 'connections.max.idle.ms = "90s"\njournal.max.bytes = "1GiB"\n[topic]\nretention.ms = "7d"\n'
+    )
+    monkeypatch.setenv("LOGSTORE_MAX_REQUEST_SIZE", "8MiB")
+    settings = load_settings()
+    assert (settings.connections_max_idle_ms, settings.journal_max_bytes) == (90_000, 1024**3)
+    assert settings.max_request_size == 8 * 1024**2
+    assert settings.topic_defaults == {"retention.ms": "604800000"}
+    with pytest.raises(InvalidConfigError, match=r"journal\.max\.bytes cannot be 'plenty': it takes .* 64MiB"):
+        load_settings(journal_max_bytes="plenty")
+    with pytest.raises(InvalidConfigError, match=r"port cannot be '7d'"):
+        load_settings(port="7d")
+
+
 def test_topic_defaults_of_variables_join_those_of_the_file(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
     write_config(elsewhere, "[topic]\nretention.ms = 1\nsegment.ms = 2\n")
     monkeypatch.setenv("LOGSTORE_TOPIC_SEGMENT_MS", "3")

@@ -63,6 +63,12 @@ def test_an_empty_value_is_a_key_that_is_not_set():
         ("segment.ms", "\u0661"),
         ("retention.ms", "-2"),
         ("retention.ms", "7 days"),
+        ("retention.ms", "-7d"),
+        ("retention.ms", "64MiB"),
+        ("segment.ms", "0s"),
+        ("segment.bytes", "7d"),
+        ("segment.bytes", "2GiB"),
+        ("idempotency.keys.max", "7d"),
         ("cleanup.policy", "delete,"),
         ("cleanup.policy", "Delete"),
         ("min.cleanable.dirty.ratio", "1.01"),
@@ -105,6 +111,21 @@ def test_values_have_one_normal_text():
     assert validate_overrides(
         {"cleanup.policy": " delete , compact", "min.cleanable.dirty.ratio": "-0", "segment.ms": "+007 "}
     ) == {"cleanup.policy": "compact,delete", "min.cleanable.dirty.ratio": "0.0", "segment.ms": "7"}
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "normal"),
+    [
+        ("retention.ms", "7d", "604800000"),
+        ("retention.ms", " 12h ", "43200000"),
+        ("segment.ms", "1m30s", "90000"),
+        ("retention.bytes", "1GiB", "1073741824"),
+        ("segment.bytes", "64MiB", "67108864"),
+    ],
+)
+def test_durations_and_sizes_are_stored_as_ms_and_bytes(key: str, text: str, normal: str):
+    assert validate_overrides({key: text}) == {key: normal}
+    assert TopicConfig.parse({}, defaults={key: text}) == TopicConfig.parse({key: normal})
 
 
 @pytest.mark.parametrize(

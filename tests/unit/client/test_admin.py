@@ -116,6 +116,8 @@ def test_a_group_from_its_first_commit_to_its_deletion(admin: Admin, store: str,
     assert [(p.committed_offset, p.log_start_offset, p.high_watermark, p.lag) for p in lag.partitions] == [
         (2, 0, 3, 1),
         (1, 0, 3, 2),
+        (None, 0, 0, 0),
+        (None, 0, 0, 0),
     ]
     admin.delete_group(group)
     for gone in (admin.delete_group, admin.group_lag, admin.group_offsets):

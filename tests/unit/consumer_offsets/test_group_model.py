@@ -166,7 +166,11 @@ class GroupModel(RuleBasedStateMachine):
             rows = self.coordinator.committed(group)
             assert [((r.topic, r.partition), (r.offset, r.metadata)) for r in rows] == sorted(found.items())
             lags = self.coordinator.lag(group)
-            assert [lag.lag for lag in lags] == [self.ends[r.topic][r.partition] - r.offset for r in rows]
+            assert [(lag.topic, lag.partition, lag.lag) for lag in lags] == [
+                (topic, partition, end - found.get((topic, partition), (0, ""))[0])
+                for topic in sorted({topic for topic, _ in found})
+                for partition, end in enumerate(self.ends[topic])
+            ]
 
     def teardown(self) -> None:
         if hasattr(self, "coordinator"):

@@ -1,6 +1,7 @@
 """Which offsets a read covers, checked against a plain model: a set of (partition, offset)."""
 
 import re
+from datetime import UTC, date, datetime
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from logstore.spark.offset_ranges import (
     resolve,
     split_at_sealed,
 )
+from tests.support.manual_clock import ManualClock
 
 BOUNDS = [LogBounds(0, 5, 20), LogBounds(1, 0, 7), LogBounds(2, 3, 3)]
 
@@ -65,6 +67,9 @@ def test_outside_the_log_the_error_names_what_is_valid(offset, argument):
         ("newest", InvalidRequestError, "'newest' is not an offset"),
         ({0: "newest", 1: 0, 2: 3}, InvalidRequestError, "partition 0: 'newest'"),
         ({0: -3, 1: 0, 2: 3}, InvalidRequestError, "-3 is not an offset"),
+        ("1735689600000", InvalidRequestError, "'1735689600000' is not an offset"),
+        ({0: "10", 1: 0, 2: 3}, InvalidRequestError, "'10' is not an offset"),
+        ("-1", InvalidRequestError, "'-1' is not an offset"),
         ({0: 5.0, 1: 0, 2: 3}, InvalidRequestError, "5.0 is not an offset"),
         ({0: True, 1: 0, 2: 3}, InvalidRequestError, "True is not an offset"),
         ({"0": 5, 1: 0, 2: 3}, InvalidRequestError, "'0' is not a partition"),
@@ -75,6 +80,35 @@ def test_outside_the_log_the_error_names_what_is_valid(offset, argument):
 def test_what_is_no_offset_is_refused_by_name(offsets, error, message):
     with pytest.raises(error, match=re.escape(message)):
         resolve("t", offsets, "latest", BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("time", "milliseconds"),
+    [
+        ("2024-10-03T12:00:00Z", 1_727_956_800_000),
+        ("2024-10-03", 1_727_913_600_000),
+        (date(2024, 10, 3), 1_727_913_600_000),
+        (datetime(2024, 10, 3, 12), 1_727_956_800_000),  # noqa: DTZ001 - without a zone it is UTC
+        (datetime(2024, 10, 3, 12, tzinfo=UTC), 1_727_956_800_000),
+        ("-1h", ManualClock().now_ms() - 3_600_000),
+    ],
+)
+def test_a_time_is_the_first_offset_of_it_or_later_inside_the_log(time, milliseconds):
+    asked = []
+
+    def offsets_of_times(times):
+        asked.append(times)
+        return {0: 9, 1: None, 2: 99} | ({0: 2} if len(asked) > 1 else {})
+
+    ends = {0: "latest", 1: time, 2: time}
+    assert resolve("t", time, ends, BOUNDS, offsets_of_times, ManualClock()) == [
+        OffsetRange(0, 9, 20),
+        OffsetRange(1, 7, 7),
+        OffsetRange(2, 3, 3),
+    ]
+    assert asked == [dict.fromkeys((0, 1, 2), milliseconds), dict.fromkeys((1, 2), milliseconds)]
+    # Retention was faster: what is below the log start is gone.
+    assert resolve("t", {0: time}, "latest", BOUNDS[:1], offsets_of_times, ManualClock()) == [OffsetRange(0, 5, 20)]
 
 
 def offsets_of(ranges):

@@ -1,0 +1,34 @@
+"""How many files the process may have open, and what a store needs of them.
+
+Sockets get three quarters at most: a journal that cannot open a file stops the store.
+"""
+
+import resource
+
+# Files of the journal, what readers and rolls have open for a moment, and what Python and its libraries hold. A topic
+# holds none while nobody reads it, so that their number does not count.
+_OTHERS = 256
+
+
+def open_files_limit() -> int | None:
+    """The soft limit of this process (``ulimit -n``); None: there is none."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if files == resource.RLIM_INFINITY else files
+
+
+def connections_within(max_connections: int, limit: int | None) -> int:
+    """How many connections are taken: ``max.connections``, or three quarters of ``limit``."""
+    return max_connections if limit is None else min(max_connections, limit * 3 // 4)
+
+
+def open_files_shortage(limit: int | None, max_connections: int) -> str | None:
+    """Why ``limit`` is low for a store, and what to do; None if it is not."""
+    if limit is None:
+        return None
+    needed = max(-(-max_connections * 4 // 3), max_connections + _OTHERS)
+    if limit >= needed:
+        return None
+    return (
+        f"{limit} files may be open: that is {connections_within(max_connections, limit)} connections, and "
+        f"max.connections is {max_connections}. Raise it with ulimit -n {needed}, or lower max.connections."
+    )

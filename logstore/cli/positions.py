@@ -1,0 +1,107 @@
+"""Where ``consume`` begins and stops: offsets, offsets from the end, times, and the last records of a topic."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from logstore.cli.command_group import fail
+
+if TYPE_CHECKING:
+    from logstore.client.consumer import Consumer
+    from logstore.client.metadata import TopicPartition
+
+# While the newest records are looked for: the store has answered just now.
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One way to say where in a partition: an ``offset`` (negative: so many before the end) or a time, in ms."""
+
+    offset: int | None = None
+    timestamp_ms: int | None = None
+
+    @property
+    def given(self) -> bool:
+        return self.offset is not None or self.timestamp_ms is not None
+
+    def find(self, consumer: "Consumer", option: str) -> dict["TopicPartition", int]:
+        """The offset in each partition that is assigned; a usage error for one offset in several."""
+        partitions = sorted(consumer.assignment())
+        ends = consumer.end_offsets(partitions)
+        if self.timestamp_ms is not None:
+            found = consumer.offsets_for_times(dict.fromkeys(partitions, self.timestamp_ms))
+            return {at: ends[at] if first is None else first.offset for at, first in found.items()}
+        assert self.offset is not None
+        starts = consumer.beginning_offsets(partitions)
+        if self.offset < 0:
+            return {at: max(starts[at], ends[at] + self.offset) for at in partitions}
+        if len(partitions) > 1:
+            raise typer.BadParameter(
+                f"topic {partitions[0].topic} has {len(partitions)} partitions: name one with --partition",
+                param_hint=option,
+            )
+        (only,) = partitions
+        if not starts[only] <= self.offset <= ends[only]:
+            fail(
+                f"Offset {self.offset} is outside partition {only.partition} of topic {only.topic}: "
+                f"it has {starts[only]} to {ends[only]}"
+            )
+        return {only: self.offset}
+
+
+def seek(consumer: "Consumer", offsets: Mapping["TopicPartition", int]) -> None:
+    for partition, offset in offsets.items():
+        consumer.seek(partition, offset)
+
+
+def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int]) -> dict["TopicPartition", int]:
+    """Where the last ``count`` records before ``ends`` begin, of all these partitions together.
+
+    By their timestamps, and in each partition by their offsets. What compaction took out counts.
+    """
+    starts = consumer.beginning_offsets(ends)
+    first = {at: max(starts[at], end - count) for at, end in ends.items()}
+    if len(ends) == 1 or sum(ends[at] - first[at] for at in ends) <= count:
+        return first
+    import numpy as np
+
+    partitions = sorted(ends)
+    offsets, times, owners = [], [], []
+    for number, partition in enumerate(partitions):
+        found_offsets, found_times = _timestamps(consumer, partition, first[partition], ends[partition])
+        offsets.append(found_offsets)
+        # A record is among the last ones only with all that follow it: it counts as the oldest of these.
+        times.append(np.minimum.accumulate(found_times[::-1])[::-1])
+        owners.append(np.full(len(found_offsets), number))
+    owner = np.concatenate(owners)
+    # Of equal times the later offset comes last, so that what is cut off is the beginning of a partition.
+    order = np.lexsort((np.concatenate(offsets), np.concatenate(times)))
+    taken = np.bincount(owner[order[-count:]], minlength=len(partitions)).tolist()
+    return {
+        partition: int(offsets[number][-taken[number]]) if taken[number] else ends[partition]
+        for number, partition in enumerate(partitions)
+    }
+
+
+def _timestamps(consumer: "Consumer", partition: "TopicPartition", start: int, end: int) -> tuple[Any, Any]:
+    """Offsets and timestamps (ms) of [start, end)."""
+    import numpy as np
+    import pyarrow as pa
+
+    assigned = consumer.assignment()
+    consumer.assign([partition])
+    consumer.seek(partition, start)
+    columns: list[list[Any]] = []
+    while consumer.position(partition) < end:
+        fetched = consumer.poll_arrow(timeout_s=_POLL_SECONDS)
+        if fetched is not None:
+            batch = fetched.before(end).batch
+            columns.append([batch.column("offset").to_numpy(), batch.column("timestamp").cast(pa.int64()).to_numpy()])
+    consumer.assign(assigned)
+    if not columns:
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    offsets, times = map(np.concatenate, zip(*columns, strict=True))
+    return offsets, times

@@ -1,0 +1,162 @@
+"""Records as text: lines of values, JSON objects, and whatever a template in kcat's habit says.
+
+Each encoder takes a batch and gives the bytes of its records, each with its line end.
+"""
+
+import base64
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from logstore.client.fetched import FetchedBatch, Record
+
+LineEncoder = Callable[["FetchedBatch"], bytes]
+
+_PART = re.compile(r"%(.?)|\\(x[0-9A-Fa-f]{2}|.?)|[^%\\]+", re.DOTALL)
+_ESCAPES = {"n": b"\n", "t": b"\t", "r": b"\r", "0": b"\0", "\\": b"\\"}
+_JSON_BEGINS = tuple(b"%c" % character for character in b'{["-0123456789tfn')
+
+
+def value_lines(fetched: "FetchedBatch") -> bytes:
+    """The values; ``null`` for a tombstone."""
+    values = fetched.batch.column("value").to_pylist()
+    return b"".join([(b"null" if value is None else value) + b"\n" for value in values])
+
+
+def key_value_lines(fetched: "FetchedBatch") -> bytes:
+    """Key, TAB, value."""
+    columns = (fetched.batch.column(name).to_pylist() for name in ("key", "value"))
+    lines = [
+        b"%b\t%b\n" % (b"null" if key is None else key, b"null" if value is None else value)
+        for key, value in zip(*columns, strict=True)
+    ]
+    return b"".join(lines)
+
+
+def json_lines(fetched: "FetchedBatch") -> bytes:
+    """An object a line; key and value as JSON where they are JSON, see ``_object``."""
+    encode = msgspec.json.Encoder().encode_lines
+    return encode([_object(record) for record in fetched.records()])
+
+
+def pretty_lines(fetched: "FetchedBatch") -> bytes:
+    """The same objects, each over several lines."""
+    encode = msgspec.json.Encoder().encode
+    return b"".join(msgspec.json.format(encode(_object(record)), indent=2) + b"\n" for record in fetched.records())
+
+
+def base64_lines(fetched: "FetchedBatch") -> bytes:
+    """An object a line, key and value as base64 whatever they are."""
+    return msgspec.json.Encoder().encode_lines(
+        [
+            {**_place(record), "key": _base64(record.key), "value": _base64(record.value), "headers": _headers(record)}
+            for record in fetched.records()
+        ]
+    )
+
+
+def template_lines(template: str) -> LineEncoder:
+    r"""As kcat's ``-f``: ``%t`` topic, ``%p`` partition, ``%o`` offset, ``%T`` timestamp (ms), ``%k`` key,
+    ``%K`` its bytes (-1: null), ``%s`` value, ``%S`` its bytes, ``%h`` headers as ``name=value,...``, ``%%``; and
+    ``\n \t \r \0 \xHH \\``.
+
+    Null is nothing. A line end follows unless the template ends with an escape. ValueError for any other letter.
+    """
+    parts: list[bytes | Callable[[Record], bytes]] = []
+    ends_itself = False
+    for found in _PART.finditer(template):
+        ends_itself = found[2] is not None
+        parts.append(_part(found))
+    if not ends_itself:
+        parts.append(b"\n")
+
+    def line(record: "Record") -> bytes:
+        return b"".join([part if isinstance(part, bytes) else part(record) for part in parts])
+
+    return lambda fetched: b"".join(map(line, fetched.records()))
+
+
+def _part(found: re.Match[str]) -> "bytes | Callable[[Record], bytes]":
+    field, escape = found[1], found[2]
+    if escape is not None:
+        if len(escape) == 3:
+            return bytes.fromhex(escape[1:])
+        if escape not in _ESCAPES:
+            raise ValueError(rf"{found[0]} is no escape: there are \n \t \r \0 \xHH \\")
+        return _ESCAPES[escape]
+    if field is None or field == "%":
+        return (field or found[0]).encode()
+    if field not in _FIELDS:
+        raise ValueError(f"{found[0]} is no field: there are {' '.join(f'%{name}' for name in _FIELDS)} %%")
+    return _FIELDS[field]
+
+
+def _header_text(record: "Record") -> bytes:
+    return b",".join([b"%b=%b" % (name.encode(), b"NULL" if v is None else v) for name, v in record.headers])
+
+
+def _length(content: bytes | None) -> bytes:
+    return b"%d" % (-1 if content is None else len(content))
+
+
+_FIELDS: "dict[str, Callable[[Record], bytes]]" = {
+    "t": lambda record: record.topic.encode(),
+    "p": lambda record: b"%d" % record.partition,
+    "o": lambda record: b"%d" % record.offset,
+    "T": lambda record: b"%d" % record.timestamp_ms,
+    "k": lambda record: record.key or b"",
+    "K": lambda record: _length(record.key),
+    "s": lambda record: record.value or b"",
+    "S": lambda record: _length(record.value),
+    "h": _header_text,
+}
+
+
+def _object(record: "Record") -> dict[str, Any]:
+    """``key_format`` and ``value_format`` are there where it is no JSON: ``string`` for text, ``binary`` for base64."""
+    found = _place(record)
+    for name, content in (("key", record.key), ("value", record.value)):
+        found[name], stored_as = _readable(content)
+        if stored_as is not None:
+            found[f"{name}_format"] = stored_as
+    found["headers"] = _headers(record)
+    return found
+
+
+def _place(record: "Record") -> dict[str, Any]:
+    return {
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp_ms,
+    }
+
+
+def _headers(record: "Record") -> list[dict[str, Any]]:
+    return [{"key": key, "value": _base64(value)} for key, value in record.headers]
+
+
+def _readable(content: bytes | None) -> tuple[Any, str | None]:
+    """What stands for ``content`` in JSON, and how if that is not JSON itself."""
+    if content is None:
+        return None, None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return _base64(content), "binary"
+    # Most texts that are no JSON show it by their first character.
+    if content.lstrip()[:1] in _JSON_BEGINS:
+        try:
+            # As it was written, 1.0 stays 1.0; but on one line.
+            one_line = msgspec.json.format(content, indent=-1)
+            return msgspec.Raw(one_line if b"\n" in content or b"\r" in content else content), None
+        except (msgspec.MsgspecError, RecursionError):
+            pass
+    return text, "string"
+
+
+def _base64(content: bytes | None) -> str | None:
+    return None if content is None else base64.b64encode(content).decode()

@@ -1,0 +1,59 @@
+"""Topics in a list: those that a store serves, in numbers, and those that it does not, with the reason."""
+
+from typing import TYPE_CHECKING, Any
+
+from logstore.cli.output import age_text, bytes_text, print_problems, print_table
+
+if TYPE_CHECKING:
+    from logstore.client.metadata import StoreStatus
+
+
+def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:
+    """For programs. A topic that is quarantined as a whole has its name and its problems alone."""
+    served = [
+        {
+            "topic": topic.name,
+            "partitions": topic.partitions,
+            "replication_factor": topic.replication_factor,
+            "is_internal": topic.is_internal,
+            "records": topic.records,
+            "size_bytes": topic.size_bytes,
+            "unsealed_bytes": topic.unsealed_bytes,
+            "newest_timestamp": topic.newest_timestamp,
+            "problems": [found for found in status.problems if found.topic == topic.name],
+        }
+        for topic in status.topics
+        if internal or not topic.is_internal
+    ]
+    return served + [
+        {"topic": name, "problems": [found for found in status.problems if found.topic == name]}
+        for name in _unserved(status)
+    ]
+
+
+def print_listing(status: "StoreStatus", *, internal: bool) -> None:
+    """For people: a table, and below it what is wrong and what to do."""
+    states: dict[str, set[str]] = {}
+    for problem in status.problems:
+        states.setdefault(problem.topic, set()).add(problem.state.replace("_", " "))
+    rows: list[tuple[str | int, ...]] = [
+        (
+            topic.name,
+            topic.partitions,
+            topic.records,
+            bytes_text(topic.size_bytes + topic.unsealed_bytes),
+            age_text(topic.newest_timestamp, status.now),
+            ", ".join(sorted(states.get(topic.name, ()))),
+        )
+        for topic in status.topics
+        if internal or not topic.is_internal
+    ]
+    rows += [(name, "-", "-", "-", "-", ", ".join(sorted(states[name]))) for name in _unserved(status)]
+    columns = ["topic", "partitions", "records", "bytes", "newest", "problem"]
+    shown = len(columns) if states else len(columns) - 1
+    print_table(columns[:shown], [row[:shown] for row in sorted(rows, key=lambda row: str(row[0]))])
+    print_problems(status.problems)
+
+
+def _unserved(status: "StoreStatus") -> list[str]:
+    return sorted({found.topic for found in status.problems} - {topic.name for topic in status.topics})
