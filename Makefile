@@ -13,7 +13,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
-	@$(RUN) logstore.demo
+	@$(RUN) docs.demo
 
 test: lint ## Lint, types and tests
 	@$(RUN) pytest --numprocesses 3
@@ -42,7 +42,7 @@ bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* P
 	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code
-	@$(RUN) logstore.configuration_page docs/configuration.md
+	@$(RUN) conf.configuration_page docs/configuration.md
 
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
