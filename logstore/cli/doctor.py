@@ -57,7 +57,7 @@ def doctor(
     host: Annotated[str | None, typer.Option(help="Address. [default: as for serve]", show_default=False)] = None,
     json: JsonOption = False,
 ) -> None:
-    """Check this machine: Python, Java, Spark's jars, the port, the disk and the data directory.
+    """Check this machine: Python, Java, Spark's jars; of a server the port, the disk and the data directory, too.
 
     'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
     """
@@ -74,12 +74,15 @@ def doctor(
 
 
 def run_checks(data: Path | None, host: str | None, port: int | None) -> Iterator[Check]:
-    from logstore.errors import InvalidConfigError
-    from logstore.settings import load_settings
-
     yield check_python()
     yield check_java()
     yield check_jars()
+    if not importlib.util.find_spec("fastapi"):
+        yield Check("server", Status.warn, "not installed", "To run a store here: pip install 'logstore[server]'")
+        return
+    from logstore.errors import InvalidConfigError
+    from logstore.settings import load_settings
+
     try:
         settings = load_settings(data=data, host=host, port=port)
     except InvalidConfigError as error:
