@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-airflow torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-airflow test-wheel torture run lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test: lint ## Lint, types and tests
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
+
+test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a store from it
+	@$(RUN) pytest -m wheel tests/install
 
 torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); without a seed it takes one
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
