@@ -7,19 +7,22 @@ RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-airflow torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-airflow test-wheel torture run lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
-	@$(RUN) logstore.demo
+	@$(RUN) docs.demo
 
 test: lint ## Lint, types and tests
 	@$(RUN) pytest --numprocesses 3
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
+
+test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a store from it
+	@$(RUN) pytest -m wheel tests/install
 
 torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); without a seed it takes one
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
@@ -42,11 +45,14 @@ bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* P
 	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code
-	@$(RUN) logstore.configuration_page docs/configuration.md
+	@$(RUN) conf.configuration_page docs/configuration.md
 
 lock: ## Resolve the pinned requirements anew (needs uv)
 	@uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet --output-file requirements.lock
+	@uv pip compile pyproject.toml --extra server --constraints requirements.lock --universal --python-version 3.11 \
+		--generate-hashes --no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
+		--output-file conf/server.lock
 	@uv pip compile airflow_dags/requirements.in --universal --python-version 3.11 --generate-hashes \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --quiet \
 		--output-file airflow_dags/requirements.lock

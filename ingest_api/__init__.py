@@ -1,6 +1,7 @@
 """The HTTP edge of the log store: a FastAPI application over one broker, and the process that serves it.
 
-Nothing below imports this package or a web framework. ``create_app`` gives the application, ``serve`` runs it.
+Nothing below imports this package or a web framework. ``create_app`` gives the application, ``serve`` runs it; they are
+what ``logstore serve`` starts. Installed with ``logstore``; needs its extra ``server``.
 """
 
 from ingest_api.app import create_app

@@ -19,10 +19,15 @@ FAILED = 1
 #: Bad input, as typer's own.
 USAGE = 2
 INTERRUPTED = 130
+# One of their modules that is missing is a fault of the installation, which no extra heals.
+_OUR_PACKAGES = ("logstore", "ingest_api", "consumer_offsets", "compaction_jobs")
 
 
 class CommandGroup(TyperGroup):
-    """The outermost group."""
+    """The outermost group: of commands that need the extra ``extra``, or no extra at all."""
+
+    extra = "server"
+    extra_in_words = "the server"
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -35,6 +40,10 @@ class CommandGroup(TyperGroup):
             raise typer.Exit(0) from None
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in _OUR_PACKAGES:
+                raise
+            fail(f"this command needs {self.extra_in_words}: pip install 'logstore[{self.extra}]'")
         except UnknownHostError as error:
             fail(error.message)
         except StoreUnreachableError as error:

@@ -9,9 +9,15 @@ import typer
 from logstore.cli.command_group import USAGE, CommandGroup, fail
 from logstore.cli.options import JsonOption, UrlOption, given_url
 
+
+class _JobGroup(CommandGroup):
+    extra = "spark"
+    extra_in_words = "Spark"
+
+
 # A whole application of its own under spark-submit.
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=_JobGroup,
     add_completion=False,
     no_args_is_help=True,
     help="Retention, compaction and vacuum: Spark applications on a data directory.",

@@ -4,10 +4,10 @@ import io
 
 from rich.console import Console
 
-from logstore.demo import posting, story
-from logstore.demo.flights import last_flights, read_flights
-from logstore.demo.progress import Steps
-from logstore.demo.reading import read_delta
+from docs.demo import posting, story
+from docs.demo.flights import last_flights, read_flights
+from docs.demo.progress import Steps
+from docs.demo.reading import read_delta
 from tests.support.server_process import ServerProcess
 
 FLIGHTS_COUNT = 8_000

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from logstore import configuration_page
+from conf import configuration_page
 
 REPOSITORY = Path(__file__).parents[2]
 

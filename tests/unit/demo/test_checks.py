@@ -3,7 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
-from logstore.demo.checks import Checks, Contents
+from docs.demo.checks import Checks, Contents
 
 EXPECTED = {0: range(1), 1: range(5, 7)}
 

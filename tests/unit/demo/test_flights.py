@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from logstore.demo import flights
+from docs.demo import flights
 from logstore.records.decode import decode_json
 from logstore.records.partitioner import choose_partitions
 

@@ -2,7 +2,7 @@ import io
 
 from rich.console import Console
 
-from logstore.demo.progress import Steps
+from docs.demo.progress import Steps
 
 
 def test_without_a_terminal_there_are_plain_lines_at_each_quarter():

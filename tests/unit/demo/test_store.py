@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from docs.demo.flights import DemoError
+from docs.demo.posting import PARTITIONS, make_topic
+from docs.demo.store import store_of
 from logstore.client.admin import Admin
-from logstore.demo.flights import DemoError
-from logstore.demo.posting import PARTITIONS, make_topic
-from logstore.demo.store import store_of
 from tests.support.server_process import ServerProcess
 
 TOPIC = "flights"

@@ -1,6 +1,6 @@
 """Writes ``docs/configuration.md`` from the tables of keys, so that the page says what the code does.
 
-``python -m logstore.configuration_page docs/configuration.md`` (``make docs``).
+``python -m conf.configuration_page docs/configuration.md`` (``make docs``).
 """
 
 import sys

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logstore.client.admin import Admin
-from logstore.demo import jobs
-from logstore.demo.checks import Checks, Contents
-from logstore.demo.flights import (
+from docs.demo import jobs
+from docs.demo.checks import Checks, Contents
+from docs.demo.flights import (
     FLIGHTS_COUNT,
     PLANES_COUNT,
     batches,
@@ -18,10 +17,10 @@ from logstore.demo.flights import (
     read_flights,
     with_tail_number,
 )
-from logstore.demo.posting import CLIENT_ID, PARTITIONS, make_topic, post
-from logstore.demo.progress import Steps
-from logstore.demo.reading import read_delta, read_over_http, read_records
-from logstore.demo.spark_reading import (
+from docs.demo.posting import CLIENT_ID, PARTITIONS, make_topic, post
+from docs.demo.progress import Steps
+from docs.demo.reading import read_delta, read_over_http, read_records
+from docs.demo.spark_reading import (
     CarrierDelay,
     count_range,
     fetch_jars,
@@ -31,6 +30,7 @@ from logstore.demo.spark_reading import (
     read_with_spark,
     spark_session,
 )
+from logstore.client.admin import Admin
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,8 +8,8 @@ from compaction_jobs.applications import SparkApplication
 from compaction_jobs.context import JobContext
 from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.report import Progress, Totals
+from docs.demo.flights import DemoError
 from logstore.clock import SystemClock
-from logstore.demo.flights import DemoError
 from logstore.settings import load_settings
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from docs.demo.flights import DemoError
 from logstore.client.local_store import running_store
-from logstore.demo.flights import DemoError
 
 _START_SECONDS = 60
 _STOP_SECONDS = 60

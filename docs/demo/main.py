@@ -9,11 +9,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from logstore.demo.flights import read_airlines
-from logstore.demo.progress import Steps
-from logstore.demo.spark_reading import CarrierDelay
-from logstore.demo.store import store_of
-from logstore.demo.story import (
+from docs.demo.flights import read_airlines
+from docs.demo.progress import Steps
+from docs.demo.spark_reading import CarrierDelay
+from docs.demo.store import store_of
+from docs.demo.story import (
     FLIGHTS,
     LAST_FLIGHT,
     Demo,
@@ -31,7 +31,7 @@ LOGS = Path(".cache/demo")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 if every count agrees, 1 if one does not or a step failed, 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="python -m logstore.demo", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m docs.demo", description=__doc__)
     parser.add_argument("--data", type=Path, default=Path("data"), help="data directory of the store (default: data)")
     data: Path = parser.parse_args(arguments).data
     console = Console()

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from logstore.demo.checks import Contents
-from logstore.demo.progress import Advance
+from docs.demo.checks import Contents
+from docs.demo.progress import Advance
 from logstore.spark import group_read, jars, read_offsets
 from logstore.spark.session import LOG_VARIABLE, session
 from logstore.spark.spark_conf import user_settings

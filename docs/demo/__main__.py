@@ -1,9 +1,9 @@
-"""``python -m logstore.demo``."""
+"""``python -m docs.demo``."""
 
 import logging
 import sys
 
-from logstore.demo.main import main
+from docs.demo.main import main
 
 # Ctrl-C while Spark works: py4j logs a traceback before the exception comes to us.
 logging.getLogger().addHandler(logging.NullHandler())

@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
+from docs.demo.flights import Batch, DemoError
+from docs.demo.progress import Advance
 from logstore.client.admin import Admin
 from logstore.client.metadata import TopicDescription
 from logstore.client.transport import Transport, topic_path
-from logstore.demo.flights import Batch, DemoError
-from logstore.demo.progress import Advance
 from logstore.errors import LogStoreError, UnknownTopicError
 
 PARTITIONS = 4

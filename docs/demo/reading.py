@@ -5,9 +5,9 @@ from typing import Any
 import deltalake
 import numpy as np
 
+from docs.demo.checks import Contents
+from docs.demo.posting import CLIENT_ID
 from logstore.client.consumer import Consumer
-from logstore.demo.checks import Contents
-from logstore.demo.posting import CLIENT_ID
 
 
 def read_delta(location: str) -> tuple[Contents, bool]:

@@ -1,0 +1,119 @@
+"""Dockerfile, compose file and unit: that they fit the store and each other, and that their commands run a store."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from ingest_api.server import GRACEFUL_SHUTDOWN_SECONDS
+from logstore.settings import Settings, load_settings
+from tests.support import deployment
+from tests.support.server_process import ROOT, free_port
+
+BUILD, RUNTIME = deployment.stages()
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+
+
+def tool(name: str) -> str:
+    found = shutil.which(name, path=TOOLS)
+    if found is None:
+        pytest.skip(f"{name} is not installed")
+    return found
+
+
+def seconds(text: str) -> int:
+    number, unit = re.fullmatch(r"(\d+)(s|m|min)", text).groups()
+    return int(number) * (1 if unit == "s" else 60)
+
+
+@pytest.mark.parametrize("file", ["Dockerfile", "logstore.service"])
+def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path: Path):
+    port = str(free_port())
+    places = {
+        "/opt/logstore": str(Path(sys.executable).parents[1]),
+        "0.0.0.0": "127.0.0.1",
+        deployment.PORT: port,
+        "/var/lib/logstore": str(tmp_path / "data"),
+    }
+    if file == "Dockerfile":
+        command = deployment.placed(deployment.container_command(), places | {"/data": str(tmp_path / "data")})
+        environment = {}
+    else:
+        command, environment = deployment.placed(deployment.unit_command(), places), {"LOGSTORE_PORT": port}
+    check = deployment.placed(deployment.health_check(), places)
+    assert subprocess.run(check, stderr=subprocess.DEVNULL, timeout=60, check=False).returncode == 1
+    with deployment.started(command, tmp_path, environment) as url:
+        assert url == f"http://127.0.0.1:{port}"
+        assert subprocess.run(check, timeout=60, check=False).returncode == 0
+    assert (tmp_path / "data/cluster.json").exists()
+
+
+def test_the_build_copies_what_it_needs_and_the_context_lets_it_through():
+    allowed = {line[1:] for line in Path(f"{deployment.DOCKERFILE}.dockerignore").read_text().split() if line[0] == "!"}
+    copied = {source for text in BUILD.all("COPY") for source in text.split()[:-1]}
+    assert copied == allowed
+    assert copied >= set(PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
+    assert copied >= {PROJECT["project"]["readme"], *PROJECT["project"]["license-files"], "pyproject.toml"}
+    assert all((ROOT / source).exists() for source in copied)
+
+
+def test_a_container_runs_as_nobody_special_with_its_data_in_the_volume():
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", RUNTIME.one("USER"))
+    command = deployment.container_command()
+    assert command[command.index("--data") + 1] == RUNTIME.one("VOLUME") == RUNTIME.one("WORKDIR")
+    assert command[command.index("--port") + 1] == RUNTIME.one("EXPOSE") == deployment.PORT
+    assert BUILD.one("FROM").partition(" AS ")[0] == RUNTIME.one("FROM"), "the environment is of that Python"
+    assert RUNTIME.all("COPY") == ["--from=build /opt/logstore /opt/logstore"]
+
+
+def test_the_compose_file_fits_the_dockerfile(monkeypatch: pytest.MonkeyPatch):
+    yaml = pytest.importorskip("yaml")
+    compose = yaml.safe_load(deployment.COMPOSE_FILE.read_text())
+    (service,) = compose["services"].values()
+    context = (deployment.COMPOSE_FILE.parent / service["build"]["context"]).resolve()
+    assert (context, context / service["build"]["dockerfile"]) == (ROOT, deployment.DOCKERFILE)
+    assert service["ports"] == [f"127.0.0.1:{deployment.PORT}:{deployment.PORT}"]
+    (volume,) = service["volumes"]
+    assert volume.split(":") == [*compose["volumes"], RUNTIME.one("VOLUME")]
+    assert seconds(service["stop_grace_period"]) >= GRACEFUL_SHUTDOWN_SECONDS + 60
+    assert service["ulimits"]["nofile"] * 3 // 4 >= Settings().max_connections
+    for name, value in service["environment"].items():
+        monkeypatch.setenv(name, value)
+        assert str(getattr(load_settings(), name.removeprefix("LOGSTORE_").lower())) == value
+
+
+def test_the_unit_fits_the_store():
+    unit = {key: values[-1] for key, values in deployment.unit().items()}
+    command = deployment.unit_command()
+    state = f"/var/lib/{unit['StateDirectory']}"
+    assert command[command.index("--data") + 1] == state == unit["WorkingDirectory"]
+    assert seconds(unit["TimeoutStopSec"]) >= GRACEFUL_SHUTDOWN_SECONDS + 60
+    assert int(unit["LimitNOFILE"]) * 3 // 4 >= Settings().max_connections
+    assert unit["User"] != "root"
+    # A roll's thread lowers its priority when it starts, and with it all that is rolled would fail.
+    assert not [value for value in deployment.unit()["SystemCallFilter"] if "@resources" in value]
+
+
+def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path):
+    analyze = tool("systemd-analyze")
+    copy = tmp_path / deployment.UNIT.name
+    copy.write_text(deployment.UNIT.read_text().replace("/opt/logstore/bin/logstore", sys.executable))
+    ran = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    # 10.0 is a service without any protection.
+    command = [analyze, "security", "--offline=true", "--threshold=20", copy]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stdout[-500:]
+
+
+def test_hadolint_finds_nothing_wrong_with_the_dockerfile():
+    ran = subprocess.run(
+        [tool("hadolint"), "--no-color", deployment.DOCKERFILE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stdout) == (0, "")

@@ -1,0 +1,102 @@
+"""The files of ``conf`` with which the store runs elsewhere, read as Docker and systemd read them.
+
+A test runs their commands with paths of its own for ``/opt/logstore`` (an environment) and ``/data``.
+"""
+
+import json
+import os
+import select
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.server_process import ROOT
+
+DOCKERFILE = ROOT / "conf/Dockerfile"
+COMPOSE_FILE = ROOT / "conf/compose.yaml"
+UNIT = ROOT / "conf/logstore.service"
+PORT = "8082"
+_START_SECONDS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """From a FROM to the next: its instructions, ``(name, arguments)``, in their order."""
+
+    instructions: list[tuple[str, str]]
+
+    def all(self, name: str) -> list[str]:
+        return [arguments for found, arguments in self.instructions if found == name]
+
+    def one(self, name: str) -> str:
+        (arguments,) = self.all(name)
+        return arguments
+
+
+def stages() -> list[Stage]:
+    lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
+    found: list[Stage] = []
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        name, _, arguments = line.strip().partition(" ")
+        if name == "FROM":
+            found.append(Stage([]))
+        if name:
+            found[-1].instructions.append((name, arguments.strip()))
+    return found
+
+
+def container_command() -> list[str]:
+    """The exec forms of ENTRYPOINT and CMD: no shell that would keep SIGTERM from the store."""
+    return [*json.loads(stages()[-1].one("ENTRYPOINT")), *json.loads(stages()[-1].one("CMD"))]
+
+
+def health_check() -> list[str]:
+    command: list[str] = json.loads(stages()[-1].one("HEALTHCHECK").partition("CMD ")[2])
+    return command
+
+
+def unit() -> dict[str, list[str]]:
+    """The values of each key, whatever its section."""
+    found: dict[str, list[str]] = {}
+    for line in UNIT.read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not line.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def unit_command() -> list[str]:
+    return shlex.split(unit()["ExecStart"][0])
+
+
+def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
+    """The command with each place of ``places`` put where it is here."""
+    found = list(command)
+    for there, here in places.items():
+        found = [argument.replace(there, here) for argument in found]
+    return found
+
+
+@contextmanager
+def started(command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> Iterator[str]:
+    """The URL at which the store of ``command`` listens. At the end SIGTERM must end it, with 0."""
+    with (directory / "store.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=directory, env={**os.environ, **environment}, stdout=subprocess.PIPE, stderr=log, text=True
+        )
+    assert process.stdout is not None
+    try:
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        line = process.stdout.readline() if ready else ""
+        assert line.startswith("listening on "), (directory / "store.log").read_text()
+        yield line.removeprefix("listening on ").strip()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
