@@ -1,7 +1,8 @@
 """What a segment says of itself: the key-value metadata of its Parquet footer.
 
-With it a file can be committed again with nothing else at hand (rule R7), and losing a journal loses no producer
-state. All values are text; lists are JSON. The keys are part of the format, see ``docs/table-format.md``.
+With it a file can be committed again with nothing else at hand (rule R7), and what it tells of producers and
+idempotency keys outlives the journal, as long as there is a file. All values are text; lists are JSON. The keys are
+part of the format, see ``docs/table-format.md``.
 """
 
 import json

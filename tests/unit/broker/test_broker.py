@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker
 from logstore.delta.committer import Committer
@@ -535,8 +536,6 @@ def test_configuration_changes_while_running_and_stays(tmp_path: Path) -> None:
 
 def test_a_bad_property_set_past_us_leaves_the_topic_as_it_was(tmp_path: Path) -> None:
     async def scenario() -> None:
-        from deltalake import DeltaTable
-
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             table = DeltaTable(topic.table.path)
@@ -829,6 +828,32 @@ def test_a_property_set_past_the_store_does_not_take_the_others_away(tmp_path: P
             config = broker.topic("t").config
             assert config.compacted
             assert (config.max_message_bytes, config.retention_ms) == (1000, -1)
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("row", [0, 3, 4])
+def test_a_row_that_somebody_deletes_with_delta_rs_is_gone_and_all_else_is_served(tmp_path: Path, row: int) -> None:
+    """As docs/table-format.md says."""
+
+    async def scenario() -> None:
+        left = [(offset, b"%d" % offset) for offset in range(10) if offset != row]
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker)
+            for first in (0, 5):
+                await produce(broker, topic, [b"%d" % offset for offset in range(first, first + 5)])
+                await broker.roll(topic)
+            DeltaTable(tmp_path / "topics" / "t").delete(f'"offset" = {row}')
+            await broker.refresh(topic)
+            assert await read_all(broker, topic) == left
+            await produce(broker, topic, [b"10"])
+            await broker.roll(topic)
+        async with running_broker(tmp_path) as broker:
+            topic = broker.topic("t")
+            assert await read_all(broker, topic) == [*left, (10, b"10")]
+            assert broker.problems() == []
+            await produce(broker, topic, [b"11"])
+            assert (await broker.roll(topic)).sealed == {0: 12}
 
     run(scenario())
 

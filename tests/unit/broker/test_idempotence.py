@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker, Topic
 from logstore.errors import (
@@ -95,6 +96,25 @@ def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
                 assert bumped == (seen[0].producer_id, 1)
         assert len({producer_id for producer_id, _ in seen}) == 9
         assert all(epoch == 0 for _, epoch in seen)
+
+    run(scenario())
+
+
+def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> None:
+    """As docs/journal-format.md says: then a retry is stored again, and no producer is held up."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            await new_topic(broker)
+            producer = broker.init_producer()
+            await send(broker, producer, 0, [b"a", b"b"])
+            await put(broker, "k", [b"c"])
+        lose_journal(tmp_path)
+        DeltaTable(tmp_path / "topics" / "t").delete()
+        async with running_broker(tmp_path) as broker:
+            assert await stored(broker) == [[]]
+            assert await send(broker, producer, 2, [b"d"]) == 3
+            assert await put(broker, "k", [b"c"]) == [(0, 4, 1)]
 
     run(scenario())
 
