@@ -244,6 +244,7 @@ class Broker:
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
         await self._journal.start(self._snapshot_frames)
         self._filesystem.reached("recovery.half")
+        await asyncio.to_thread(self._schedule.mark_all)
         for topic in self._topics.values():
             try:
                 await self._roller.refresh(topic, at_start=True)

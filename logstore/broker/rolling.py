@@ -56,7 +56,12 @@ class RollSchedule:
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
+    def mark_all(self) -> None:
+        """Blocking, before tables are read at the start: what has not changed by then need not be read again."""
+        self._seen = {topic: mark for topic in self._topics.values() if (mark := topic.table.log_mark()) is not None}
+
     def start(self) -> None:
+        self._seen = {topic: mark for topic, mark in self._seen.items() if _is_sound(topic)}
         for topic in self._topics.values():
             self.touch(topic)
         loops = (self._roll_loop(), self._refresh_loop(), self._unpin_loop())
@@ -140,8 +145,8 @@ class RollSchedule:
                     log.error("topic.refresh_failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
                     continue
                 self.touch(topic)
-                if mark is not None and all(p.quarantined is None and not p.missing for p in topic.partitions):
-                    self._seen[topic] = mark  # else what mends it may be no commit
+                if mark is not None and _is_sound(topic):
+                    self._seen[topic] = mark
 
     def _changed(self, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
         """Topics whose logs may have changed since they were read, and how the logs look now."""
@@ -170,3 +175,8 @@ class RollSchedule:
                 return
             await asyncio.sleep(0)
             log.info("journal.relocated", frames=len(moved))
+
+
+def _is_sound(topic: Topic) -> bool:
+    """If not, it is looked at all the time: what mends it may be no commit."""
+    return all(p.quarantined is None and not p.missing for p in topic.partitions)

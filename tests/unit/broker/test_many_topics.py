@@ -99,6 +99,12 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
             overwrite_entry(overwritten.table, overwritten.version)
             await until(lambda: overwritten.version == 2)
             assert deltalake.DeltaTable(overwritten.table.path).to_pyarrow_table().num_rows == 2
+            make_old(broker)
+        looks.names.clear()
+        async with running_broker(tmp_path):
+            at_start = len(looks.names)
+            await asyncio.sleep(0.1)
+            assert len(looks.names) - at_start <= 11
 
     run(scenario())
 
