@@ -12,7 +12,9 @@ from typing import Any, Final
 #: Over in a moment; the first ones may also strike in the middle of one that lasts.
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
-KINDS: Final = (*ABRUPT, *LASTING)
+#: By somebody beside the store.
+MEDDLING: Final = ("copy", "lock", "restore", "append", "property")
+KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 
 HOUR_MS: Final = 3_600_000
 _IN_THE_MIDDLE: Final = ("kill", "power_cut", "pause", "overwrite")
@@ -64,6 +66,9 @@ def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> I
 
 def _fault(chance: random.Random, kind: str, pace: float, inside: Fault | None = None) -> Fault:
     seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind == "pause" else 0.0
+    if kind in MEDDLING:
+        # Besides the time that the store takes to notice.
+        seconds = pace * chance.uniform(0.2, 1.5)
     # A restart takes about a second.
     quiet = pace * chance.uniform(0.5, 1.5) + seconds / 3
     return Fault(kind, round(seconds, 2), round(quiet, 2), _settings(chance, kind), inside)
@@ -93,5 +98,30 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"spare": chance.randint(0, 3)}
         case "overwrite":
             return {"which": chance.random()}
+        case "copy":
+            names = chance.choice(["{}.bak", "a.{}"])
+            return {"which": chance.random(), "how": chance.choice(["copy", "link"]), "name": names}
+        case "lock":
+            return {
+                "locks": chance.choice(["both", "both", "data"]),
+                "end": chance.choice(["kill", "terminate"]),
+                "then": chance.choice(["kill", "terminate"]),
+            }
+        case "restore":
+            how = chance.choice(["restore", "restore", "overwrite"])
+            return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": _restart(chance)}
+        case "append":
+            # A row over ours, one that the next roll meets, and one far beyond.
+            beyond = chance.choice([-1, 0, 1_000])
+            at = {"which": chance.random(), "partition": chance.random(), "beyond": beyond}
+            return {**at, "restart": _restart(chance)}
+        case "property":
+            value = chance.choice(["abc", "1000", ""])
+            return {"which": chance.random(), "value": value, "restart": _restart(chance)}
         case _:
             return {}
+
+
+def _restart(chance: random.Random) -> str | None:
+    """Whether and how the store is started again meanwhile."""
+    return chance.choice([None, "kill", "terminate"])
