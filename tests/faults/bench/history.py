@@ -138,7 +138,7 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
 
 
 class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
-    """Versions from ``version`` on of a table hold what others did to it; told again with ``until`` when that is over."""
+    """Versions from ``version`` on of a table hold what others did to it; told again with ``until`` in the end."""
 
     topic: str
     version: int

@@ -77,7 +77,7 @@ class Meddler(Nemesis):
         try:
             second = self._server.beside()
         except NotStartedError as error:
-            if both or "Another process is serving" not in str(error):
+            if both or not any("Another process is serving" in line for line in error.lines):
                 raise StoreBrokenError(f"a second store without locks: {error}") from error
             self._require_refused_by_the_older()
         else:
