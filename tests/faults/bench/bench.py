@@ -138,7 +138,7 @@ class Bench:
         jobs = JobLoop(self._data, self.history, load.jobs, pause_s=load.job_pause_s) if load.jobs else None
         observer = DeltaObserver(self._data, self.history) if load.observed else None
         neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer) if neighbour]
-        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs)
+        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs, patience_s=load.patience_s)
         workload = Workload(
             server.url,
             recorder,

@@ -25,6 +25,7 @@ from tests.support.server_process import FaultyServerProcess, NotStartedError
 #: error_code: refused until it is mended; records are missing; the offset is not in the log.
 _QUARANTINED, _MISSING, _OUT_OF_RANGE = 50303, 50004, 41601
 _POLL_S = 0.1
+_TIMEOUT_S = 30.0
 Log = tuple[TopicSpec, int]
 
 
@@ -36,8 +37,10 @@ class Meddler(Nemesis):
         topics: Sequence[TopicSpec],
         neighbours: list[Neighbour],
         jobs: Neighbour | None,
+        *,
+        patience_s: float = READY_S,
     ) -> None:
-        super().__init__(server, recorder, topics, neighbours, jobs)
+        super().__init__(server, recorder, topics, neighbours, jobs, patience_s=patience_s)
         self._logs: list[Log] = [(topic, p) for topic in self._loaded for p in range(topic.partitions)]
         self._client = Client(server.url, "meddler", recorder)
 
@@ -59,7 +62,7 @@ class Meddler(Nemesis):
             subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
         try:
             self._restart("kill")
-            answer = httpx.get(f"{self._server.url}/topics/{name}/partitions/0/offsets", timeout=READY_S)
+            answer = httpx.get(f"{self._server.url}/topics/{name}/partitions/0/offsets", timeout=_TIMEOUT_S)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or answer.json()["error_code"] != _QUARANTINED:
                 self.broken.append(f"{name}, a copy of a topic's directory, is answered for: {answer.text[:300]}")
             self._require_acknowledged(self._logs, f"beside a copy of {topic.name}")
@@ -107,7 +110,7 @@ class Meddler(Nemesis):
         """RESTORE, or an overwrite: sealed records are gone until the same files are committed again."""
         topic = self._chosen(fault, [topic for topic in self._loaded if not topic.compacted])
         table = self._table(topic)
-        if not self._wait_until(lambda: foreign_commits.newest(table) > 1, READY_S):
+        if not self._wait_until(lambda: foreign_commits.newest(table) > 1, self._patience_s):
             raise StoreBrokenError(f"{topic.name} is never rolled")
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
@@ -129,14 +132,14 @@ class Meddler(Nemesis):
             self._foreign(topic, since)
         self._require_served(topic, range(topic.partitions))
 
-    def _require_missing(self, topic: TopicSpec, removal: Removal, *, seconds: float = READY_S) -> None:
+    def _require_missing(self, topic: TopicSpec, removal: Removal, *, seconds: float | None = None) -> None:
         """Reads of what was taken away are refused, unless retention has gone beyond it."""
         where = f"{topic.name}-{removal.partition} at {removal.offset}"
 
         def told() -> bool:
             return self._refusal(topic, removal.partition, removal.offset) in {_MISSING, _OUT_OF_RANGE}
 
-        if not self._wait_until(told, seconds):
+        if not self._wait_until(told, self._patience_s if seconds is None else seconds):
             self.broken.append(f"records that version {removal.version} took away are not missed: {where}")
 
     def _append(self, fault: Fault) -> None:
@@ -149,7 +152,7 @@ class Meddler(Nemesis):
             return TopicTable.open(table).snapshot().partitions[partition].sealed
 
         # A row over ours has to be in a file that is there.
-        if not self._wait_until(lambda: sealed() > 0, READY_S):
+        if not self._wait_until(lambda: sealed() > 0, self._patience_s):
             raise StoreBrokenError(f"{topic.name}-{partition} is never rolled")
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
@@ -196,12 +199,15 @@ class Meddler(Nemesis):
     def _require_quarantined(self, topic: TopicSpec, partitions: Collection[int]) -> None:
         """These are refused, and all other logs acknowledge."""
         for partition in partitions:
-            if not self._wait_until(lambda p=partition: self._refusal(topic, p, 0) == _QUARANTINED, READY_S):
-                self.broken.append(f"{topic.name}-{partition} is not in quarantine")
-            elif self._produce(self._client, topic, partition):
-                self.broken.append(f"{topic.name}-{partition} is in quarantine, and acknowledges")
+            self._require_refused(topic, partition)
         others = [log for log in self._logs if log[0] is not topic or log[1] not in partitions]
         self._require_acknowledged(others, f"while {topic.name} is in quarantine")
+
+    def _require_refused(self, topic: TopicSpec, partition: int) -> None:
+        if not self._wait_until(lambda: self._refusal(topic, partition, 0) == _QUARANTINED, self._patience_s):
+            self.broken.append(f"{topic.name}-{partition} is not in quarantine")
+        elif self._produce(self._client, topic, partition):
+            self.broken.append(f"{topic.name}-{partition} is in quarantine, and acknowledges")
 
     def _require_acknowledged(self, logs: Sequence[Log], when: str, client: Client | None = None) -> None:
         for topic, partition in logs:
@@ -211,14 +217,18 @@ class Meddler(Nemesis):
     def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
         """Mended, they take records and are read from their start on; and the table has a commit of ours on top."""
         for partition in partitions:
-            if not self._wait_until(lambda p=partition: self._produce(self._client, topic, p), READY_S):
-                raise StoreBrokenError(f"{topic.name}-{partition} takes no records though it was mended")
-            start = self._client.get(f"/topics/{topic.name}/partitions/{partition}/offsets")["beginning_offset"]
-            if not self._wait_until(lambda p=partition, s=start: self._refusal(topic, p, s) != _MISSING, READY_S):
-                raise StoreBrokenError(f"records of {topic.name}-{partition} are missing, though they are there again")
+            self._require_whole(topic, partition)
         mended = foreign_commits.newest(self._table(topic))
-        if not self._wait_until(lambda: self._roll(topic.name) >= mended, READY_S):
+        if not self._wait_until(lambda: self._roll(topic.name) >= mended, self._patience_s):
             raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
+
+    def _require_whole(self, topic: TopicSpec, partition: int) -> None:
+        where = f"{topic.name}-{partition}"
+        if not self._wait_until(lambda: self._produce(self._client, topic, partition), self._patience_s):
+            raise StoreBrokenError(f"{where} takes no records, though it was mended")
+        start = self._client.get(f"/topics/{topic.name}/partitions/{partition}/offsets")["beginning_offset"]
+        if not self._wait_until(lambda: self._refusal(topic, partition, start) != _MISSING, self._patience_s):
+            raise StoreBrokenError(f"{where} misses records that are there again")
 
     def _refusal(self, topic: TopicSpec, partition: int, offset: int) -> int:
         """The error_code that a reader is answered at an offset; 0 if it is given something."""

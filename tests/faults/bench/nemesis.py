@@ -51,6 +51,8 @@ class Nemesis:
         topics: Sequence[TopicSpec],
         neighbours: list[Neighbour],
         jobs: Neighbour | None,
+        *,
+        patience_s: float = READY_S,
     ) -> None:
         self.faults: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
@@ -61,6 +63,7 @@ class Nemesis:
         self._by_hand = [topic for topic in topics if topic.by_hand]
         self._neighbours = neighbours
         self._jobs = jobs
+        self._patience_s = patience_s
         self._log_read = 0
         self._numbers = itertools.count()
 
