@@ -91,7 +91,8 @@ def _bytes(table: DeltaTable) -> dict[str, int]:
 
 
 def partitions_of(table_path: Path) -> int:
-    return int(DeltaTable(table_path).metadata().configuration["logstore.partitions"])
+    """As the table was made: others may make it say something else."""
+    return int(DeltaTable(table_path, version=0).metadata().configuration["logstore.partitions"])
 
 
 class TableObserver:
@@ -106,7 +107,6 @@ class TableObserver:
         self._seen: dict[int, tuple[int, int, int]] = {}
         self._hashes: dict[int, str] = {}
         self._ends: dict[int, int] = {}
-        self._known_partitions: int | None = None
 
     def look(self) -> bool:
         """Whether there is something new."""
@@ -117,7 +117,7 @@ class TableObserver:
         reader = READERS[version % len(READERS)]
         before = self._stamps(version)
         try:
-            partitions = self._partitions()
+            partitions = partitions_of(self.path)
             since = None
             if version % _WHOLE_EVERY:
                 since = {partition: self._ends.get(partition, 0) for partition in range(partitions)}
@@ -136,12 +136,6 @@ class TableObserver:
         self._ends = {int(p): max(end, self._ends.get(int(p), 0)) for p, end in told["sealed"].items()}
         self._next_version, self._failures = version + 1, 0
         return True
-
-    def _partitions(self) -> int:
-        """What the table said first: others may make it say something else."""
-        if self._known_partitions is None:
-            self._known_partitions = partitions_of(self.path)
-        return self._known_partitions
 
     def _stamps(self, version: int) -> list[tuple[str, int, int]]:
         """What changes when a log entry up to ``version`` is overwritten."""
@@ -186,7 +180,7 @@ def main() -> None:
         news, ending = True, False
         while news or not ending:
             ending = bool(select.select([sys.stdin], [], [], _PAUSE_S)[0])
-            # A name with a dot is a copy that somebody made.
+            # A name with a dot is a copy, or a topic that is in no history.
             for path in (p for p in (given.data / "topics").glob("[!_]*") if "." not in p.name):
                 if path.name not in observers and (path / "_delta_log").is_dir():
                     observers[path.name] = TableObserver(path, recorder)

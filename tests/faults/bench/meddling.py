@@ -17,6 +17,7 @@ from logstore.delta.topic_table import TopicTable
 from tests.faults.bench import foreign_commits
 from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
+from tests.faults.bench.made_again import MadeAgain
 from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec
@@ -69,6 +70,18 @@ class Meddler(Nemesis):
             time.sleep(fault.seconds)
         finally:
             _remove(copy)
+
+    def _recreate(self, fault: Fault) -> None:
+        """A topic is deleted and made again under consumers that have read the one before."""
+        name = f"made.again.{next(self._numbers)}"
+        self._told(fault, topic=name)
+        with MadeAgain(self._server.url, name) as topic:
+            topic.make_again()
+            if fault.settings["restart"]:
+                self._restart(fault.settings["restart"])
+            time.sleep(fault.seconds)
+            topic.check()
+        self.broken += topic.broken
 
     def _lock(self, fault: Fault) -> None:
         """The locks are removed, and a second store is started on the directory: never do both acknowledge."""

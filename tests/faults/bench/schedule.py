@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "lock", "restore", "append", "property")
+MEDDLING: Final = ("copy", "recreate", "lock", "restore", "append", "property")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 
 HOUR_MS: Final = 3_600_000
@@ -98,30 +98,31 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"spare": chance.randint(0, 3)}
         case "overwrite":
             return {"which": chance.random()}
-        case "copy":
-            names = chance.choice(["{}.bak", "a.{}"])
-            return {"which": chance.random(), "how": chance.choice(["copy", "link"]), "name": names}
-        case "lock":
-            return {
-                "locks": chance.choice(["both", "both", "data"]),
-                "end": chance.choice(["kill", "terminate"]),
-                "then": chance.choice(["kill", "terminate"]),
-            }
-        case "restore":
-            how = chance.choice(["restore", "restore", "overwrite"])
-            return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": _restart(chance)}
-        case "append":
-            # A row over ours, one that the next roll meets, and one far beyond.
-            beyond = chance.choice([-1, 0, 1_000])
-            at = {"which": chance.random(), "partition": chance.random(), "beyond": beyond}
-            return {**at, "restart": _restart(chance)}
-        case "property":
-            value = chance.choice(["abc", "1000", ""])
-            return {"which": chance.random(), "value": value, "restart": _restart(chance)}
+        case _ if kind in MEDDLING:
+            return _meddling(chance, kind)
         case _:
             return {}
 
 
-def _restart(chance: random.Random) -> str | None:
-    """Whether and how the store is started again meanwhile."""
-    return chance.choice([None, "kill", "terminate"])
+def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
+    # Whether and how the store is started again meanwhile.
+    restart = chance.choice([None, "kill", "terminate"])
+    match kind:
+        case "copy":
+            names = chance.choice(["{}.bak", "a.{}"])
+            return {"which": chance.random(), "how": chance.choice(["copy", "link"]), "name": names}
+        case "recreate":
+            return {"restart": restart}
+        case "lock":
+            end, then = (chance.choice(["kill", "terminate"]) for _ in range(2))
+            return {"locks": chance.choice(["both", "both", "data"]), "end": end, "then": then}
+        case "restore":
+            how = chance.choice(["restore", "restore", "overwrite"])
+            return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}
+        case "append":
+            # A row over ours, one that the next roll meets, and one far beyond.
+            beyond = chance.choice([-1, 0, 1_000])
+            at = {"which": chance.random(), "partition": chance.random(), "beyond": beyond}
+            return {**at, "restart": restart}
+        case _:
+            return {"which": chance.random(), "value": chance.choice(["abc", "1000", ""]), "restart": restart}
