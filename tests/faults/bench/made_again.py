@@ -29,14 +29,15 @@ class _Reader:
 
 
 class MadeAgain:
-    """``with MadeAgain(url, name) as topic``: it is there and read to its end; then ``make_again``, and ``check``."""
+    """``with MadeAgain(url, name) as topic``: it is there and read to its end; then ``make_again``, and
+    ``contradictions``; LogStoreError of the producer.
+    """
 
     def __init__(self, url: str, name: str) -> None:
         self._log = TopicPartition(name, 0)
         self._admin = Admin(url)
         self._producer = Producer(url)
         self._readers = [self._reader(url, how) for how in ("reading", "paused")]
-        self.broken: list[str] = []
 
     def __enter__(self) -> Self:
         self._create()
@@ -62,29 +63,27 @@ class MadeAgain:
         self._create()
         self._produce("new", _NEW)
 
-    def check(self) -> None:
-        """Contradictions are in ``broken``."""
+    def contradictions(self) -> Iterator[str]:
         for reader in self._readers:
-            before = self._committed(reader.group)
-            if before:
-                self.broken.append(f"{reader.group} has committed {before} in a topic of which it has read nothing")
+            if before := self._committed(reader.group):
+                yield f"{reader.group} has committed {before} in a topic of which it has read nothing"
             if reader.paused:
                 # Refused, or it says that there is nothing to commit: the position is the old topic's.
                 with contextlib.suppress(LogStoreError):
                     reader.consumer.commit()
                 if old := self._committed(reader.group):
-                    self.broken.append(f"{reader.group} commits its old position, {old}, to the new topic")
+                    yield f"{reader.group} commits its old position, {old}, to the new topic"
                 reader.consumer.resume([self._log])
             self._read(reader, _NEW)
             if reader.read != list(_values("new", _NEW)):
-                self.broken.append(f"{reader.group} reads {_shown(reader.read)} where a new topic has {_NEW} records")
+                yield f"{reader.group} reads {_shown(reader.read)} where a new topic has {_NEW} records"
                 continue
             for _ in self._tries():
                 with contextlib.suppress(LogStoreError):
                     reader.consumer.commit()
                     break
             if (now := self._committed(reader.group)) != _NEW:
-                self.broken.append(f"{reader.group} has read {_NEW} records of the new topic, and has committed {now}")
+                yield f"{reader.group} has read {_NEW} records of the new topic, and has committed {now}"
 
     def _reader(self, url: str, how: str) -> _Reader:
         group = f"{self._log.topic}-{how}"

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 
 from logstore.delta.topic_table import TopicTable
+from logstore.errors import LogStoreError
 from tests.faults.bench import foreign_commits
 from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
@@ -75,13 +76,15 @@ class Meddler(Nemesis):
         """A topic is deleted and made again under consumers that have read the one before."""
         name = f"made.again.{next(self._numbers)}"
         self._told(fault, topic=name)
-        with MadeAgain(self._server.url, name) as topic:
-            topic.make_again()
-            if fault.settings["restart"]:
-                self._restart(fault.settings["restart"])
-            time.sleep(fault.seconds)
-            topic.check()
-        self.broken += topic.broken
+        try:
+            with MadeAgain(self._server.url, name) as topic:
+                topic.make_again()
+                if fault.settings["restart"]:
+                    self._restart(fault.settings["restart"])
+                time.sleep(fault.seconds)
+                self.broken += topic.contradictions()
+        except LogStoreError as error:
+            self.broken.append(f"{name}, deleted and made again: {error!r}")
 
     def _lock(self, fault: Fault) -> None:
         """The locks are removed, and a second store is started on the directory: never do both acknowledge."""

@@ -40,6 +40,7 @@ POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1
 FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
 
 COPY: Final = Fault("copy", 0.2, 0, {"which": 0, "how": "copy", "name": "{}.bak", **_UNDER_LOAD})
+RECREATE: Final = Fault("recreate", 0.2, 0, {"restart": None})
 TWO_STORES: Final = Fault("lock", 0.2, 0, {"locks": "both", "end": "kill", "then": "kill", **_UNDER_LOAD})
 RESTORE: Final = Fault("restore", 0.3, 0, {"which": 0, "how": "restore", "back": 1, "restart": None})
 STRANGE_PROPERTY: Final = Fault("property", 0.2, 0, {"which": 0, "value": "abc", "restart": "kill", **_UNDER_LOAD})
@@ -240,6 +241,23 @@ def take_a_copy_for_the_topic() -> None:
     topic_catalog._same_id = lambda _: {}
 
 
+def take_one_topic_for_another() -> None:
+    """Whichever topic has the name is the one that a request means."""
+    import consumer_offsets.group_coordinator
+    import ingest_api.routers.fetch
+    import ingest_api.routers.produce
+    import ingest_api.topic_ids
+
+    modules: tuple[Any, ...] = (
+        consumer_offsets.group_coordinator,
+        ingest_api.routers.fetch,
+        ingest_api.routers.produce,
+        ingest_api.topic_ids,
+    )
+    for module in modules:
+        module.require_topic_id = lambda *_: None
+
+
 def ignore_lost_locks() -> None:
     """The locks are taken at the start and never looked at again."""
     from logstore.lock_file import LockFile
@@ -301,6 +319,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     # Now and then the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
     take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing"),
+    take_one_topic_for_another: Exposure((RECREATE,), "made.again.*(where a new topic has|OutOfOrder)", rolled=False),
     ignore_lost_locks: Exposure((TWO_STORES,), f"{_LOST}|a store that lost its lock acknowledges", rolled=False),
     pass_over_missing_records: Exposure((RESTORE,), "C2 existing record skipped"),
     start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
