@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +45,7 @@ from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.history import (
     MissingSegmentsError,
+    RemovedRange,
     history_gaps,
     missing_ranges,
     new_gaps,
@@ -315,35 +316,54 @@ class Roller:
         restored = await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start))
         if restored.any:
             snapshot = await self._in_thread(topic.table.snapshot)
-        before = None if at_start else topic.snapshot
+        sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
+        gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
+        removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
+        # From here on in one step: no reader follows the table without knowing what is missing in it.
         topic.follow(snapshot)
         for partition, why in restored.failed.items():
             topic.partitions[partition].quarantine(why, "It is served again when the store finds them")
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
-        await self._look_for_missing(topic, before)
+        self._note_missing(topic, gaps, removed)
 
-    async def _look_for_missing(self, topic: Topic, before: TopicSnapshot | None) -> None:
-        """Note what somebody took out of the history since ``before`` (None: since ever), or put back."""
-        served = [p.partition for p in topic.partitions if p.quarantined is None]
-        gaps = {partition: found for partition in served if (found := history_gaps(topic.snapshot, partition))}
-        if gaps == topic.gaps:
-            return
-        # A gap that was there before keeps its cause; who made the others stands in the entries since.
-        path, seen = topic.table.path, -1 if before is None else before.version
-        removed = await self._in_thread(lambda: removed_ranges(removals_since(path, seen), before, path))
-        for partition in served:
-            partition_log, found = topic.partitions[partition], gaps.get(partition, [])
+    async def _removed(
+        self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
+    ) -> dict[int, list[RemovedRange]]:
+        """Who took out of the table what ``gaps`` may come from: since ``before``, or for a first look since ever."""
+        looked_at = topic.gaps
+        if all(found == looked_at.get(partition, []) for partition, found in gaps.items()):
+            return {}
+        first = before is None or any(found and p not in looked_at for p, found in gaps.items())
+        path, seen = topic.table.path, -1 if first or before is None else before.version
+        return await self._in_thread(lambda: removed_ranges(removals_since(path, seen), before, path))
+
+    def _note_missing(
+        self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
+    ) -> None:
+        """What somebody took out of the history, or put back, of partitions that are served.
+
+        One that was not is looked at as if for the first time: what it lacks may be older than the last look.
+        """
+        served = [p for p in topic.partitions if p.quarantined is None and p.partition in gaps]
+        for partition_log in served:
+            partition, found = partition_log.partition, gaps[partition_log.partition]
+            looked_at = topic.gaps.get(partition)
             missing = missing_ranges(
-                new_gaps(found, topic.gaps.get(partition, [])),
+                # A gap that was there before keeps its cause.
+                new_gaps(found, looked_at or []),
                 removed.get(partition, []),
-                # At the start it may be a DELETE of long ago, which the log has forgotten.
-                unexplained=None if before is None else f"a commit that is not in the log of version {topic.version}",
+                # It may be a DELETE of long ago, which the log has forgotten.
+                unexplained=None
+                if looked_at is None
+                else f"a commit that is not in the log of version {topic.version}",
             )
-            known = [gap for gap in partition_log.missing if any(a <= gap.start and gap.end <= b for a, b in found)]
+            before = partition_log.missing
+            kept = before if looked_at is not None else ()
+            known = [gap for gap in kept if any(a <= gap.start and gap.end <= b for a, b in found)]
             partition_log.missing = tuple(sorted({*known, *missing}, key=lambda gap: gap.start))
             for gap in partition_log.missing:
-                if gap not in known:
+                if gap not in before:
                     log.error(
                         "history.records_missing",
                         topic=topic.name,
@@ -352,7 +372,7 @@ class Roller:
                         end=gap.end,
                         cause=gap.cause,
                     )
-        topic.gaps = gaps
+        topic.gaps = {p.partition: gaps[p.partition] for p in served}
 
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
         """A commit of ours whose outcome was unknown turns out to have happened."""

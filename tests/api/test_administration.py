@@ -177,8 +177,28 @@ async def test_bad_configuration_creates_no_topic(api, configs):
     assert (await api.get("/topics")).json() == []
 
 
+ILLEGAL_NAMES = ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "__consumer_offsets", "A.B", "a_b", "*", "a\x00", "a\n"]
+DELTAS_NAMES = ["_delta_log", "_change_data", "_symlink_format_manifest", "_DELTA_LOG"]
+
+
 @pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "a b", "ä", "x" * 250, "__consumer_offsets", "A.B", "a_b", "*", "a\x00", "a\n"]
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "a/b",
+        "a b",
+        "ä",
+        "x" * 250,
+        "__consumer_offsets",
+        "A.B",
+        "a_b",
+        "*",
+        "a\x00",
+        "a\n",
+        *DELTAS_NAMES,
+    ],
 )
 async def test_bad_and_colliding_names_create_no_topic(api, name):
     await api.create_topic("a.b")

@@ -1247,6 +1247,42 @@ def test_others_may_overwrite_entries() -> None:
     assert check([event for event in events if event.get("kind") != "overwrite"])
 
 
+def test_what_others_do_to_a_table_is_theirs_until_it_is_undone() -> None:
+    """A version without our files, and one with a row of somebody who knows nothing of offsets."""
+
+    def meddle(store: ModelStore) -> None:
+        version = store.topics[PLAIN].version + 1
+        for strange in ([], [[0, 10**6, 7, None, None, "foreign"]]):
+            store.roll(PLAIN)
+            store.look(PLAIN)
+            store.events[-1]["rows"] = strange
+        store.tell("nemesis", "foreign", topic=PLAIN, version=version)
+        store.roll(PLAIN)
+        store.tell("nemesis", "foreign", topic=PLAIN, version=version, until=store.topics[PLAIN].version)
+        store.look(PLAIN)
+
+    events = story(meddle)
+    assert check(events) == []
+    late = [{**event, "version": event["version"] + 2} if event["op"] == "foreign" else event for event in events]
+    assert {"A5: invented record", "D2: rows are missing", "D2: rows beyond sealed"} <= set(found(late))
+
+
+def test_the_older_of_two_stores_may_not_know_what_the_younger_acknowledged() -> None:
+    def meanwhile(store: ModelStore) -> None:
+        end = store.topics[PLAIN].logs[0].end
+        store.tell("nemesis", "fault", kind="lock")
+        store.do(store.produce(PLAIN, 2, process="second"))
+        store.roll(PLAIN)
+        store.look(PLAIN)
+        store.do(store.fetch(PLAIN, end))
+        store.events[-1].update(records=[], next_offset=end, high_watermark=end)
+        store.tell("nemesis", "start")
+
+    events = story(meanwhile)
+    assert check(events) == []
+    assert "B4: end below an acknowledged record" in found([e for e in events if e.get("kind") != "lock"])
+
+
 def test_a_commit_in_doubt_need_not_be_there() -> None:
     def doubt(store: ModelStore) -> None:
         store.do(store.commit("g", PLAIN, {0: 7}), "info", acts=False)

@@ -127,6 +127,7 @@ REFUSED = {
     "Arrow cut short": post(arrow_body("never stored")[:-20], kind=ARROW),
     "unknown type": post(GOOD, kind=b"text/plain"),
     "unknown topic": post(GOOD, path=b"/topics/none"),
+    "a name of Delta's": post(GOOD, path=b"/topics/_delta_log"),
     "unknown partition": post(GOOD, path=b"/topics/t/partitions/77"),
     "unknown path": post(GOOD, path=b"/nowhere"),
     "bad query": post(GOOD, path=b"/topics/t?acks=2"),

@@ -133,6 +133,10 @@ class FaultyServerProcess(ServerProcess):
         self._environment = {**self._own, "LOGSTORE_CONTROL": str(self._socket), "LOGSTORE_FAULTS": faults}
         super().start()
 
+    def beside(self) -> "FaultyServerProcess":
+        """A second one on the same directory, at another address. NotStartedError."""
+        return FaultyServerProcess(self.data, environment=self._own)
+
     def __exit__(self, *_: object) -> None:
         super().__exit__()
         self._sockets.cleanup()

@@ -15,7 +15,7 @@ SETTLED_S = 5
 #: J2: within this time after all faults are over each log takes a produce and gives a fetch.
 PROGRESS_S = 30
 #: Those of docs/http-api.md but the one that says that the store has a bug, and no answer at all.
-_DOCUMENTED = frozenset({50002, 50003, 50301, 50302, 50401})
+_DOCUMENTED = frozenset({50002, 50003, 50004, 50301, 50302, 50303, 50401})
 
 
 def check_answers(evidence: Evidence) -> Iterator[Anomaly]:

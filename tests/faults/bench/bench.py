@@ -21,8 +21,9 @@ from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
 from tests.faults.bench.history import AnyEvent, Commit, Committed, Delta, Fetch, Job, Produce, Recorder, read_history
+from tests.faults.bench.meddling import Meddler
 from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour
-from tests.faults.bench.nemesis import READY_S, Nemesis, StoreBrokenError
+from tests.faults.bench.nemesis import READY_S, StoreBrokenError
 from tests.faults.bench.schedule import HOUR_MS, Fault
 from tests.faults.bench.workload import Client, TopicSpec, Workload
 from tests.support.server_process import FaultyServerProcess, free_port
@@ -137,7 +138,7 @@ class Bench:
         jobs = JobLoop(self._data, self.history, load.jobs, pause_s=load.job_pause_s) if load.jobs else None
         observer = DeltaObserver(self._data, self.history) if load.observed else None
         neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer) if neighbour]
-        nemesis = Nemesis(server, recorder, load.topics, neighbours, jobs)
+        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs, patience_s=load.patience_s)
         workload = Workload(
             server.url,
             recorder,
@@ -176,6 +177,7 @@ class Bench:
         finally:
             for neighbour in neighbours:
                 Neighbour.kill(neighbour)
+            nemesis.close()
             self.report.acknowledged = workload.acknowledged.total()
             self.report.faults, self.report.injected = nemesis.faults, nemesis.injected
             self.report.anomalies += nemesis.broken

@@ -91,7 +91,8 @@ def _bytes(table: DeltaTable) -> dict[str, int]:
 
 
 def partitions_of(table_path: Path) -> int:
-    return int(DeltaTable(table_path).metadata().configuration["logstore.partitions"])
+    """As the table was made: others may make it say something else."""
+    return int(DeltaTable(table_path, version=0).metadata().configuration["logstore.partitions"])
 
 
 class TableObserver:
@@ -179,7 +180,8 @@ def main() -> None:
         news, ending = True, False
         while news or not ending:
             ending = bool(select.select([sys.stdin], [], [], _PAUSE_S)[0])
-            for path in (given.data / "topics").glob("[!_]*"):
+            # A name with a dot is a copy, or a topic that is in no history.
+            for path in (p for p in (given.data / "topics").glob("[!_]*") if "." not in p.name):
                 if path.name not in observers and (path / "_delta_log").is_dir():
                     observers[path.name] = TableObserver(path, recorder)
             news = sum(observer.look() for observer in observers.values()) > 0

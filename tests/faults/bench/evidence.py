@@ -24,6 +24,7 @@ from tests.faults.bench.history import (
     Final,
     FinalCommits,
     FinalDelta,
+    Foreign,
     Heal,
     Job,
     Look,
@@ -292,7 +293,8 @@ class Evidence:
         self.starts = [start.t for start in self.singles(Start)]
         self.faults = self.singles(Fault)
         self.heals = self.singles(Heal)
-        self.looks = sorted((*self.singles(Delta), *self.singles(FinalDelta)), key=lambda look: look.t)
+        self.looks = self._find_looks()
+        self.two_stores = self._find_two_stores()
         self.clock_slack_ms = _DRIFT_MS + sum(abs(fault.offset_ms) for fault in self.faults)
         self._find_topics()
         for call in self.calls(Produce):
@@ -328,7 +330,7 @@ class Evidence:
     # ---- putting together -------------------------------------------------------------------------------------------
 
     def _pair(self, events: list[AnyEvent]) -> None:
-        single = (Topic, Entry, Fault, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job)
+        single = (Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job)
         asked: dict[str, AnyEvent] = {}
         for event in events:
             if event.phase == "invoke":
@@ -345,6 +347,28 @@ class Evidence:
                 self._by_type[type(event)].append(Call(invoked or event, event))
         for invoked in asked.values():
             self._by_type[type(invoked)].append(Call(invoked, None))
+
+    def _find_looks(self) -> list[Look]:
+        """At versions that are the store's own, by time: what others did to a table is theirs until it is undone."""
+        foreign: dict[tuple[str, int], int] = {}
+        for event in self.singles(Foreign):
+            foreign[event.topic, event.version] = FOREVER if event.until is None else event.until
+        looks: list[Look] = [*self.singles(Delta), *self.singles(FinalDelta)]
+        own = [
+            look
+            for look in looks
+            if not any(t == look.topic and since <= look.version < until for (t, since), until in foreign.items())
+        ]
+        return sorted(own, key=lambda look: look.t)
+
+    def _find_two_stores(self) -> list[tuple[int, int]]:
+        """When a second store may have run beside the one that readers ask, until that one was started anew."""
+        begins = [fault.t for fault in self.faults if fault.kind == "lock"]
+        return [(t, next((start for start in self.starts if start > t), FOREVER)) for t in begins]
+
+    def known_to_all(self, t: int) -> int:
+        """From when on every reader is told of what somebody was told at ``t``."""
+        return next((end for begin, end in self.two_stores if begin <= t < end), t)
 
     def _find_topics(self) -> None:
         for topic in self.singles(Topic):

@@ -137,6 +137,14 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
     offset_ms: int = 0
 
 
+class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
+    """Versions from ``version`` on of a table hold what others did to it; told again with ``until`` in the end."""
+
+    topic: str
+    version: int
+    until: int | None = None
+
+
 class Heal(Event, tag="heal", frozen=True, kw_only=True):
     pass
 
@@ -172,6 +180,7 @@ AnyEvent = (
     | Entry
     | Job
     | Fault
+    | Foreign
     | Heal
     | Start
     | Final

@@ -39,6 +39,13 @@ OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
 FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
 
+COPY: Final = Fault("copy", 0.2, 0, {"which": 0, "how": "copy", "name": "{}.bak", **_UNDER_LOAD})
+RECREATE: Final = Fault("recreate", 0.2, 0, {"restart": None})
+TWO_STORES: Final = Fault("lock", 0.2, 0, {"locks": "both", "end": "kill", "then": "kill", **_UNDER_LOAD})
+RESTORE: Final = Fault("restore", 0.3, 0, {"which": 0, "how": "restore", "back": 1, "restart": None})
+STRANGE_PROPERTY: Final = Fault("property", 0.2, 0, {"which": 0, "value": "abc", "restart": "kill", **_UNDER_LOAD})
+FOREIGN_ROW: Final = Fault("append", 0.2, 0, {"which": 0, "partition": 0, "beyond": -1, "restart": None})
+
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
@@ -222,6 +229,71 @@ def skip_seal_check() -> None:
     topic_table.is_rolled = unchecked
 
 
+# ---- others ---------------------------------------------------------------------------------------------------------
+
+
+def take_a_copy_for_the_topic() -> None:
+    """A directory is the topic of its name, whatever its table says."""
+    from logstore.broker import topic_catalog
+    from logstore.delta.topic_table import TopicTable
+
+    topic_catalog.TopicCatalog._open = lambda self, path: TopicTable.recover(path, filesystem=self._filesystem)  # type: ignore[method-assign]
+    topic_catalog._same_id = lambda _: {}
+
+
+def take_one_topic_for_another() -> None:
+    """Whichever topic has the name is the one that a request means."""
+    import consumer_offsets.group_coordinator
+    import ingest_api.routers.fetch
+    import ingest_api.routers.produce
+    import ingest_api.topic_ids
+
+    modules: tuple[Any, ...] = (
+        consumer_offsets.group_coordinator,
+        ingest_api.routers.fetch,
+        ingest_api.routers.produce,
+        ingest_api.topic_ids,
+    )
+    for module in modules:
+        module.require_topic_id = lambda *_: None
+
+
+def ignore_lost_locks() -> None:
+    """The locks are taken at the start and never looked at again."""
+    from logstore.lock_file import LockFile
+
+    LockFile.held = True  # type: ignore[assignment, method-assign]
+
+
+def pass_over_missing_records() -> None:
+    """A range that is not in the table is a gap like those of compaction."""
+    from logstore.log.partition_log import PartitionLog
+
+    PartitionLog.readable_end = lambda self, _: self.last_stable_offset  # type: ignore[method-assign]
+
+
+def start_whole_or_not_at_all() -> None:
+    """A topic that cannot be served keeps all others from being served."""
+    from logstore.broker.topic_catalog import TopicCatalog
+
+    load = TopicCatalog.load
+
+    def strict(self: TopicCatalog) -> Any:
+        tables, quarantined = load(self)
+        for error in quarantined.values():
+            raise error
+        return tables, quarantined
+
+    TopicCatalog.load = strict  # type: ignore[method-assign]
+
+
+def serve_foreign_rows() -> None:
+    """Whatever file is in the table is one of ours."""
+    from logstore.delta.snapshot import TopicSnapshot
+
+    TopicSnapshot.check = lambda *_: None  # type: ignore[method-assign]
+
+
 _LOST: Final = "(A1 acknowledged record is (lost|replaced)|B1 two acknowledged records at an offset)"
 EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ack_before_fsync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
@@ -246,6 +318,12 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
     # Now and then the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
+    take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing"),
+    take_one_topic_for_another: Exposure((RECREATE,), "made.again.*(where a new topic has|OutOfOrder)", rolled=False),
+    ignore_lost_locks: Exposure((TWO_STORES,), f"{_LOST}|a store that lost its lock acknowledges", rolled=False),
+    pass_over_missing_records: Exposure((RESTORE,), "C2 existing record skipped"),
+    start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
+    serve_foreign_rows: Exposure((FOREIGN_ROW,), ".* is not in quarantine"),
 }
 
 

@@ -8,7 +8,6 @@ fsync, recovery without a restart) is looked at here; contradictions are in ``br
 
 import contextlib
 import itertools
-import json
 import resource
 import signal
 import time
@@ -19,6 +18,7 @@ from typing import Protocol
 
 import httpx
 
+from tests.faults.bench.foreign_commits import entry_path, newest, overwrite_entry
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.records import Record
 from tests.faults.bench.schedule import Fault
@@ -51,16 +51,19 @@ class Nemesis:
         topics: Sequence[TopicSpec],
         neighbours: list[Neighbour],
         jobs: Neighbour | None,
+        *,
+        patience_s: float = READY_S,
     ) -> None:
         self.faults: Counter[str] = Counter()
         self.injected: Counter[str] = Counter()
         self.broken: list[str] = []
         self._server = server
         self._recorder = recorder
-        self._topics = [topic.name for topic in topics if not topic.by_hand]
+        self._loaded = [topic for topic in topics if not topic.by_hand]
         self._by_hand = [topic for topic in topics if topic.by_hand]
         self._neighbours = neighbours
         self._jobs = jobs
+        self._patience_s = patience_s
         self._log_read = 0
         self._numbers = itertools.count()
 
@@ -146,10 +149,10 @@ class Nemesis:
 
     def _entries(self) -> dict[tuple[str, int], bytes]:
         found = {}
-        for topic in (*self._topics, *(topic.name for topic in self._by_hand)):
-            for path in (self._server.data / "topics" / topic / "_delta_log").glob("*.json"):
+        for topic in (*self._loaded, *self._by_hand):
+            for path in (self._server.data / "topics" / topic.name / "_delta_log").glob("*.json"):
                 if path.stem.isdigit():
-                    found[topic, int(path.stem)] = path.read_bytes()
+                    found[topic.name, int(path.stem)] = path.read_bytes()
         return found
 
     def _changed(self, before: dict[tuple[str, int], bytes]) -> list[tuple[tuple[str, int], str]]:
@@ -219,18 +222,14 @@ class Nemesis:
 
     def _overwrite(self, fault: Fault) -> None:
         """What delta-spark does when it has looked before a commit of ours and renames after it."""
-        topic = self._topics[int(fault.settings["which"] * len(self._topics))]
-        log = self._server.data / "topics" / topic / "_delta_log"
-
-        def newest() -> int:
-            return max(int(path.stem) for path in log.glob("*.json") if path.stem.isdigit())
-
+        topic = self._loaded[int(fault.settings["which"] * len(self._loaded))].name
+        table = self._server.data / "topics" / topic
         # The first one makes the table, and no Delta writer takes another's table away.
-        if not self._wait_until(lambda: newest() > 0, READY_S):
+        if not self._wait_until(lambda: newest(table) > 0, READY_S):
             raise StoreBrokenError(f"{topic} is never rolled")
-        version = newest()
+        version = newest(table)
         self._told(fault, topic=topic, version=version)
-        overwrite_entry(log / f"{version:020}.json")
+        overwrite_entry(entry_path(table, version))
 
     def _overwrite_quietly(self, fault: Fault) -> None:
         """As ``overwrite``, of a topic that rolls on request only, and then the next roll."""
@@ -240,7 +239,7 @@ class Nemesis:
         version = self._roll(topic.name)
         self._produce(client, topic)
         self._told(fault, kind="overwrite", topic=topic.name, version=version, quiet=True)
-        overwrite_entry(self._server.data / "topics" / topic.name / "_delta_log" / f"{version:020}.json")
+        overwrite_entry(entry_path(self._server.data / "topics" / topic.name, version))
         if not self._wait_until(lambda: self._roll(topic.name) > version, READY_S):
             self.broken.append(f"no roll of {topic.name} succeeds after an entry of its table was overwritten")
         client.close()
@@ -264,10 +263,12 @@ class Nemesis:
             client.fetch(topic.name, 0, start, form="json", max_bytes=1 << 20, max_wait_ms=0)
         client.close()
 
-    def _produce(self, client: Client, topic: TopicSpec) -> None:
+    def _produce(self, client: Client, topic: TopicSpec, partition: int = 0) -> bool:
+        """A few records of its own; whether they were acknowledged."""
         prefix = f"{topic.name}-{next(self._numbers)}"
-        records = [Record(f"{prefix}-{n}", None, f"v-{prefix}-{n}", None) for n in range(3)]
-        client.produce(topic, 0, records, acks="all", form="json")
+        key = "by-hand" if topic.compacted else None
+        records = [Record(f"{prefix}-{n}", key, f"v-{prefix}-{n}", None) for n in range(3)]
+        return client.produce(topic, partition, records, acks="all", form="json")[0].ok
 
     def _roll(self, topic: str) -> int:
         """The version that a roll on request led to; -1 if it was refused."""
@@ -335,11 +336,3 @@ class Nemesis:
 
     def _tell(self, kind: str, **fields: object) -> None:
         self._recorder.tell("nemesis", "fault", kind=kind, **fields)
-
-
-def overwrite_entry(entry: Path) -> None:
-    """Version N is now another's: a commit that changes nothing, renamed over ours."""
-    info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
-    foreign = entry.with_name(".foreign.tmp")
-    foreign.write_text(json.dumps(info) + "\n")
-    foreign.rename(entry)

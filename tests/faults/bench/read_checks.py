@@ -7,7 +7,7 @@ may be told.
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, ranges
@@ -69,6 +69,9 @@ def _shown(evidence: Evidence) -> dict[LogName, list[_Shown]]:
     for look in evidence.looks:
         for partition, sealed in look.sealed.items():
             shown[look.topic, partition].append(_Shown(look.t, Floor(end=sealed)))
+    if evidence.two_stores:
+        for known in shown.values():
+            known[:] = [replace(k, t=evidence.known_to_all(k.t)) for k in known]
     return shown
 
 

@@ -12,7 +12,9 @@ from typing import Any, Final
 #: Over in a moment; the first ones may also strike in the middle of one that lasts.
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
-KINDS: Final = (*ABRUPT, *LASTING)
+#: By somebody beside the store.
+MEDDLING: Final = ("copy", "recreate", "lock", "restore", "append", "property")
+KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 
 HOUR_MS: Final = 3_600_000
 _IN_THE_MIDDLE: Final = ("kill", "power_cut", "pause", "overwrite")
@@ -64,6 +66,9 @@ def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> I
 
 def _fault(chance: random.Random, kind: str, pace: float, inside: Fault | None = None) -> Fault:
     seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind == "pause" else 0.0
+    if kind in MEDDLING:
+        # Besides the time that the store takes to notice.
+        seconds = pace * chance.uniform(0.2, 1.5)
     # A restart takes about a second.
     quiet = pace * chance.uniform(0.5, 1.5) + seconds / 3
     return Fault(kind, round(seconds, 2), round(quiet, 2), _settings(chance, kind), inside)
@@ -93,5 +98,31 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"spare": chance.randint(0, 3)}
         case "overwrite":
             return {"which": chance.random()}
+        case _ if kind in MEDDLING:
+            return _meddling(chance, kind)
         case _:
             return {}
+
+
+def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
+    # Whether and how the store is started again meanwhile.
+    restart = chance.choice([None, "kill", "terminate"])
+    match kind:
+        case "copy":
+            names = chance.choice(["{}.bak", "a.{}"])
+            return {"which": chance.random(), "how": chance.choice(["copy", "link"]), "name": names}
+        case "recreate":
+            return {"restart": restart}
+        case "lock":
+            end, then = (chance.choice(["kill", "terminate"]) for _ in range(2))
+            return {"locks": chance.choice(["both", "both", "data"]), "end": end, "then": then}
+        case "restore":
+            how = chance.choice(["restore", "restore", "overwrite"])
+            return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}
+        case "append":
+            # A row over ours, one that the next roll meets, and one far beyond.
+            beyond = chance.choice([-1, 0, 1_000])
+            at = {"which": chance.random(), "partition": chance.random(), "beyond": beyond}
+            return {**at, "restart": restart}
+        case _:
+            return {"which": chance.random(), "value": chance.choice(["abc", "1000", ""]), "restart": restart}

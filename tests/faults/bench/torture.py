@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 
 from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load, Report
@@ -49,6 +50,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--duration", type=float, default=600, help=f"seconds, about; {_LEAST_S} at least")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of the bench, and nothing else")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of faults, in rounds of the bench")
+    parser.add_argument("--faults", type=int, default=None, help="at most so many in a round")
     parser.add_argument("--mutant", choices=[mutant.__name__ for mutant in EXPOSED_BY], help="one run of it instead")
     given = parser.parse_args()
     if given.duration < _LEAST_S:
@@ -63,13 +66,14 @@ def main() -> int:
     done = 0
     while done < given.rounds if given.rounds else time.monotonic() - began < _BENCH_SHARE * given.duration:
         left = _BENCH_SHARE * given.duration - (time.monotonic() - began)
-        failed += not run_round(seed, _ROUND_S if given.rounds else min(_ROUND_S, left))
+        seconds = _ROUND_S if given.rounds else min(_ROUND_S, left)
+        failed += not run_round(seed, seconds, given.kinds, most=given.faults)
         done += 1
         seed = seeds.randrange(2**31)
     if not given.rounds:
-        seconds = str(round(_FAIL_POINTS_SHARE * given.duration))
+        share = str(round(_FAIL_POINTS_SHARE * given.duration))
         long = given.duration >= _LONG_FORMS_FROM_S
-        points = ("tests.faults.fail_points", "--seed", str(seed), "--duration", seconds, *(["--jobs"] if long else []))
+        points = ("tests.faults.fail_points", "--seed", str(seed), "--duration", share, *(["--jobs"] if long else []))
         failed += not run(sys.executable, "-m", *points)
         done += 1
         if long:
@@ -101,12 +105,18 @@ def load_of(exposure: Exposure) -> Load:
     )
 
 
-def run_round(seed: int, seconds: float) -> bool:
+def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> bool:
     """One store from its beginning to its end; whether there was nothing to find."""
-    # What others overwrite excuses much: every other seed does without.
-    kinds = KINDS if seed % 2 else [kind for kind in KINDS if kind != "overwrite"]
     again = f"--rounds 1 --seed {seed}"
-    return _run(seed, again, lambda bench: bench.run(faults(seed, kinds), seconds=seconds), _LOAD)
+    if len(kinds) < len(KINDS):
+        again += f" --kinds {' '.join(kinds)}"
+    elif seed % 2 == 0:
+        # What others overwrite excuses much: every other seed does without.
+        kinds = [kind for kind in KINDS if kind != "overwrite"]
+    if most is not None:
+        again += f" --faults {most}"
+    schedule = islice(faults(seed, kinds), most)
+    return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), _LOAD)
 
 
 def run_mutant(seed: int, name: str) -> bool:

@@ -4,7 +4,9 @@ import asyncio
 import os
 import re
 import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -13,6 +15,8 @@ from deltalake import DeltaTable, write_deltalake
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
+from logstore.log import roller
+from logstore.log.history import removed_ranges
 from logstore.log.topic import Topic
 from logstore.records.schema import TABLE_SCHEMA
 from tests.support.data_directory import copy_of_one_moment
@@ -331,6 +335,50 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
         after = await broker.fetch(topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
         assert after.records["value"].to_pylist()[0] == b"e"
         await produce(broker, topic, [b"more"])
+
+    run(scenario())
+
+
+def test_nobody_reads_by_a_table_of_which_it_is_not_known_yet_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, read = threading.Event(), threading.Event()
+
+    def slowly(*args: Any) -> Any:
+        looking.set()
+        assert read.wait(10)
+        return removed_ranges(*args)
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            monkeypatch.setattr(roller, "removed_ranges", slowly)
+            take_away(topic.table.path, "RESTORE")
+            refreshing = asyncio.create_task(broker._roller.refresh(topic))
+            assert await asyncio.to_thread(looking.wait, 10)
+            fetched = await broker.fetch(topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            assert fetched.records["offset"].to_pylist()[0] == 2
+            read.set()
+            await refreshing
+            with pytest.raises(MissingRecordsError):
+                await broker.fetch(topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+
+    run(scenario())
+
+
+def test_rows_that_were_deleted_do_not_count_as_missing_after_a_quarantine(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            take_away(topic.table.path, "DELETE")
+            await broker._roller.refresh(topic)
+            foreign_append(topic.table.path, [1])
+            await broker._roller.refresh(topic)
+            assert broker.problems()
+            topic.table.drop_foreign_files()
+            await broker._roller.refresh(topic)
+            assert broker.problems() == []
+            assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"e"]
 
     run(scenario())
 

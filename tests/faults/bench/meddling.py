@@ -1,0 +1,281 @@
+"""Faults by somebody beside the store: who copies a topic's directory, removes locks, or commits to a topic's table.
+
+What the store must do meanwhile and the checker cannot see, is looked at here: it says what it refuses, for the reason
+that is documented, and every other log goes on. When a fault is over the store has rolled the topic once more, so that
+no later fault takes the way back away.
+"""
+
+import shutil
+import subprocess
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import httpx
+
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import LogStoreError
+from tests.faults.bench import foreign_commits
+from tests.faults.bench.foreign_commits import Removal
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.made_again import MadeAgain
+from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError
+from tests.faults.bench.schedule import Fault
+from tests.faults.bench.workload import Client, TopicSpec
+from tests.support.server_process import FaultyServerProcess, NotStartedError
+
+#: error_code: refused until it is mended; records are missing; the offset is not in the log.
+_QUARANTINED, _MISSING, _OUT_OF_RANGE = 50303, 50004, 41601
+_POLL_S = 0.1
+_TIMEOUT_S = 30.0
+Log = tuple[TopicSpec, int]
+
+
+class Meddler(Nemesis):
+    def __init__(
+        self,
+        server: FaultyServerProcess,
+        recorder: Recorder,
+        topics: Sequence[TopicSpec],
+        neighbours: list[Neighbour],
+        jobs: Neighbour | None,
+        *,
+        patience_s: float = READY_S,
+    ) -> None:
+        super().__init__(server, recorder, topics, neighbours, jobs, patience_s=patience_s)
+        self._logs: list[Log] = [(topic, p) for topic in self._loaded for p in range(topic.partitions)]
+        self._client = Client(server.url, "meddler", recorder)
+
+    def close(self) -> None:
+        self._client.close()
+
+    # ---- directories and locks --------------------------------------------------------------------------------------
+
+    def _copy(self, fault: Fault) -> None:
+        """``cp -r`` or ``ln -s`` beside the original while it is written to; then a start finds both."""
+        topic = self._chosen(fault)
+        name = fault.settings["name"].format(f"{topic.name}.{next(self._numbers)}")
+        original, copy = self._table(topic), self._server.data / "topics" / name
+        self._told(fault, topic=topic.name)
+        if fault.settings["how"] == "link":
+            copy.symlink_to(original.name)
+        else:
+            # What goes away meanwhile is not copied.
+            subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
+        try:
+            self._restart("kill")
+            answer = httpx.get(f"{self._server.url}/topics/{name}/partitions/0/offsets", timeout=_TIMEOUT_S)
+            if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or answer.json()["error_code"] != _QUARANTINED:
+                self.broken.append(f"{name}, a copy of a topic's directory, is answered for: {answer.text[:300]}")
+            self._require_acknowledged(self._logs, f"beside a copy of {topic.name}")
+            time.sleep(fault.seconds)
+        finally:
+            _remove(copy)
+
+    def _recreate(self, fault: Fault) -> None:
+        """A topic is deleted and made again under consumers that have read the one before."""
+        name = f"made.again.{next(self._numbers)}"
+        self._told(fault, topic=name)
+        try:
+            with MadeAgain(self._server.url, name) as topic:
+                topic.make_again()
+                if fault.settings["restart"]:
+                    self._restart(fault.settings["restart"])
+                time.sleep(fault.seconds)
+                self.broken += topic.contradictions()
+        except LogStoreError as error:
+            self.broken.append(f"{name}, deleted and made again: {error!r}")
+
+    def _lock(self, fault: Fault) -> None:
+        """The locks are removed, and a second store is started on the directory: never do both acknowledge."""
+        both = fault.settings["locks"] == "both"
+        self._told(fault)
+        (self._server.data / "lock").unlink()
+        for lock in self._server.data.glob("brokers/*/journal/*/lock") if both else ():
+            lock.unlink()
+        try:
+            second = self._server.beside()
+        except NotStartedError as error:
+            if both or not any("Another process is serving" in line for line in error.lines):
+                raise StoreBrokenError(f"a second store without locks: {error}") from error
+            self._require_refused_by_the_older()
+        else:
+            with second:
+                client = Client(second.url, "second", self._recorder)
+                if not both:
+                    self.broken.append("a second store started, though the first one holds the lock of the journal")
+                self._require_refused_by_the_older()
+                self._require_acknowledged(self._logs, "of the younger of two stores", client)
+                time.sleep(fault.seconds)
+                self._end(self._server, fault.settings["end"])
+                self._require_acknowledged(self._logs, "of the store that is left of two", client)
+                client.close()
+                self._end(second, fault.settings["then"])
+        if self._server.process.poll() is None:
+            self._end(self._server, fault.settings["end"])
+        self.start()
+
+    def _require_refused_by_the_older(self) -> None:
+        topic, partition = self._logs[0]
+        if self._produce(self._client, topic, partition):
+            self.broken.append("a store that lost its lock acknowledges while another one serves the directory")
+
+    # ---- tables -----------------------------------------------------------------------------------------------------
+
+    def _restore(self, fault: Fault) -> None:
+        """RESTORE, or an overwrite: sealed records are gone until the same files are committed again."""
+        topic = self._chosen(fault, [topic for topic in self._loaded if not topic.compacted])
+        table = self._table(topic)
+        if not self._wait_until(lambda: foreign_commits.newest(table) > 1, self._patience_s):
+            raise StoreBrokenError(f"{topic.name} is never rolled")
+        self._told(fault, topic=topic.name)
+        since = self._foreign(topic)
+        if fault.settings["how"] == "overwrite":
+            removal = foreign_commits.empty(table)
+        else:
+            removal = foreign_commits.restore(table, fault.settings["back"])
+        try:
+            if removal is None:
+                return
+            self._require_missing(topic, removal)
+            if fault.settings["restart"]:
+                self._restart(fault.settings["restart"])
+                self._require_missing(topic, removal, seconds=0)
+            self._require_acknowledged(self._logs, f"while records of {topic.name} are missing")
+            time.sleep(fault.seconds)
+            foreign_commits.put_back(table, removal)
+        finally:
+            self._foreign(topic, since)
+        self._require_served(topic, range(topic.partitions))
+
+    def _require_missing(self, topic: TopicSpec, removal: Removal, *, seconds: float | None = None) -> None:
+        """Reads of what was taken away are refused, unless retention has gone beyond it."""
+        where = f"{topic.name}-{removal.partition} at {removal.offset}"
+
+        def told() -> bool:
+            return self._refusal(topic, removal.partition, removal.offset) in {_MISSING, _OUT_OF_RANGE}
+
+        if not self._wait_until(told, self._patience_s if seconds is None else seconds):
+            self.broken.append(f"records that version {removal.version} took away are not missed: {where}")
+
+    def _append(self, fault: Fault) -> None:
+        """Rows of a writer that knows nothing of offsets keep one partition from being served, and nobody else."""
+        topic = self._chosen(fault)
+        partition = int(fault.settings["partition"] * topic.partitions)
+        table = self._table(topic)
+
+        def sealed() -> int:
+            return TopicTable.open(table).snapshot().partitions[partition].sealed
+
+        # A row over ours has to be in a file that is there.
+        if not self._wait_until(lambda: sealed() > 0, self._patience_s):
+            raise StoreBrokenError(f"{topic.name}-{partition} is never rolled")
+        self._told(fault, topic=topic.name)
+        since = self._foreign(topic)
+        try:
+            foreign_commits.append(table, partition, sealed() + fault.settings["beyond"])
+            if fault.settings["restart"]:
+                self._restart(fault.settings["restart"])
+            self._require_quarantined(topic, [partition])
+            time.sleep(fault.seconds)
+            TopicTable.open(table).drop_foreign_files()
+        finally:
+            self._foreign(topic, since)
+        self._require_served(topic, [partition])
+
+    def _property(self, fault: Fault) -> None:
+        """A table property that cannot be read keeps its topic from being served, and nobody else."""
+        topic = self._chosen(fault)
+        partitions = range(topic.partitions)
+        self._told(fault, topic=topic.name)
+        since = self._foreign(topic)
+        foreign_commits.set_property(self._table(topic), "logstore.partitions", fault.settings["value"])
+        restart = fault.settings["restart"]
+        if restart:
+            self._restart(restart)
+        self._require_quarantined(topic, partitions)
+        time.sleep(fault.seconds)
+        foreign_commits.set_property(self._table(topic), "logstore.partitions", str(topic.partitions))
+        self._foreign(topic, since)
+        if restart:
+            self._restart(restart)
+        self._require_served(topic, partitions)
+
+    def _foreign(self, topic: TopicSpec, since: int | None = None) -> int:
+        """From now on, or up to now ``since`` a version, the table is not the store's alone; the first version."""
+        newest = foreign_commits.newest(self._table(topic))
+        if since is None:
+            self._recorder.tell("nemesis", "foreign", topic=topic.name, version=newest + 1)
+            return newest + 1
+        self._recorder.tell("nemesis", "foreign", topic=topic.name, version=since, until=newest)
+        return since
+
+    # ---- what must hold meanwhile -----------------------------------------------------------------------------------
+
+    def _require_quarantined(self, topic: TopicSpec, partitions: Collection[int]) -> None:
+        """These are refused, and all other logs acknowledge."""
+        for partition in partitions:
+            self._require_refused(topic, partition)
+        others = [log for log in self._logs if log[0] is not topic or log[1] not in partitions]
+        self._require_acknowledged(others, f"while {topic.name} is in quarantine")
+
+    def _require_refused(self, topic: TopicSpec, partition: int) -> None:
+        if not self._wait_until(lambda: self._refusal(topic, partition, 0) == _QUARANTINED, self._patience_s):
+            self.broken.append(f"{topic.name}-{partition} is not in quarantine")
+        elif self._produce(self._client, topic, partition):
+            self.broken.append(f"{topic.name}-{partition} is in quarantine, and acknowledges")
+
+    def _require_acknowledged(self, logs: Sequence[Log], when: str, client: Client | None = None) -> None:
+        for topic, partition in logs:
+            if not self._produce(client or self._client, topic, partition):
+                self.broken.append(f"{topic.name}-{partition} does not acknowledge {when}")
+
+    def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
+        """Mended, they take records and are read from their start on; and the table has a commit of ours on top."""
+        for partition in partitions:
+            self._require_whole(topic, partition)
+        mended = foreign_commits.newest(self._table(topic))
+        if not self._wait_until(lambda: self._roll(topic.name) >= mended, self._patience_s):
+            raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
+
+    def _require_whole(self, topic: TopicSpec, partition: int) -> None:
+        where = f"{topic.name}-{partition}"
+        if not self._wait_until(lambda: self._produce(self._client, topic, partition), self._patience_s):
+            raise StoreBrokenError(f"{where} takes no records, though it was mended")
+        start = self._client.get(f"/topics/{topic.name}/partitions/{partition}/offsets")["beginning_offset"]
+        if not self._wait_until(lambda: self._refusal(topic, partition, start) != _MISSING, self._patience_s):
+            raise StoreBrokenError(f"{where} misses records that are there again")
+
+    def _refusal(self, topic: TopicSpec, partition: int, offset: int) -> int:
+        """The error_code that a reader is answered at an offset; 0 if it is given something."""
+        answer, told = self._client.fetch(topic.name, partition, offset, form="arrow", max_bytes=10_000, max_wait_ms=0)
+        time.sleep(0 if answer.ok else _POLL_S)
+        return 0 if answer.ok else int(told.get("error_code", -1))
+
+    # ---- how --------------------------------------------------------------------------------------------------------
+
+    def _chosen(self, fault: Fault, among: Sequence[TopicSpec] | None = None) -> TopicSpec:
+        topics = self._loaded if among is None else among
+        return topics[int(fault.settings["which"] * len(topics))]
+
+    def _table(self, topic: TopicSpec) -> Path:
+        return self._server.data / "topics" / topic.name
+
+    def _restart(self, how: str) -> None:
+        self._tell(how)
+        self._count_injected()
+        self._end(self._server, how)
+        self.start()
+
+    def _end(self, server: FaultyServerProcess, how: str) -> None:
+        if how == "kill":
+            server.kill()
+        elif code := server.stop():
+            self.broken.append(f"SIGTERM ended a server with {code}")
+
+
+def _remove(copy: Path) -> None:
+    if copy.is_symlink():
+        copy.unlink()
+    else:
+        shutil.rmtree(copy, ignore_errors=True)
