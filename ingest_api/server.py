@@ -24,11 +24,11 @@ import uvloop
 from fastapi import FastAPI
 
 from ingest_api.app import create_app
-from ingest_api.open_files import connections_within, open_files_limit, open_files_shortage
 from ingest_api.protocol import ConnectionLimits, http_protocol
 from logstore.errors import LogStoreError
 from logstore.filesystem import local_filesystem
 from logstore.observability import configure_logging
+from logstore.open_files import connections_within, open_files_limit, open_files_shortage
 from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)

@@ -8,11 +8,11 @@ from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import json_response
-from ingest_api.open_files import connections_within, open_files_limit
 from ingest_api.parameters import read_query
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
 from logstore.broker.broker import Broker, Topic
+from logstore.open_files import connections_within, open_files_limit
 
 router = APIRouter(tags=["health"])
 

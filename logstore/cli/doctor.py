@@ -83,9 +83,9 @@ def _local_checks(data: Path | None, host: str | None, port: int | None) -> Iter
     if not importlib.util.find_spec("fastapi"):
         yield Check("server", Status.warn, "not installed", "To run a store here: pip install 'logstore[server]'")
         return
-    from ingest_api.open_files import open_files_limit
     from logstore.cli.store_checks import check_open_files, check_store
     from logstore.errors import InvalidConfigError
+    from logstore.open_files import open_files_limit
     from logstore.settings import load_settings
 
     try:

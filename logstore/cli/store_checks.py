@@ -39,7 +39,7 @@ def checks_of(found: "StoreStatus", url: str) -> Iterator[Check]:
 
 
 def check_open_files(limit: int | None, max_connections: int) -> Check:
-    from ingest_api.open_files import open_files_shortage
+    from logstore.open_files import open_files_shortage
 
     name = "open files"
     if (shortage := open_files_shortage(limit, max_connections)) is not None:

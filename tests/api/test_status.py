@@ -1,12 +1,12 @@
 import pytest
 from jsonschema import Draft202012Validator
 
-from ingest_api.open_files import connections_within, open_files_shortage
 from ingest_api.schemas import StoreStatus
 from logstore import __version__
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.client.metadata import StoreStatus as ClientStatus
 from logstore.client.metadata import decode
+from logstore.open_files import connections_within, open_files_shortage
 from tests.api.api_client import ApiClient
 
 pytestmark = pytest.mark.anyio

@@ -46,7 +46,10 @@ def test_the_client_and_its_commands_need_no_extra(server: ServerProcess, topic:
     (tmp_path / "records.csv").write_text("key,value\nk,from csv\n")
     commands = [
         (["--help"], ""),
-        *(([command, "--help"], "") for command in ("serve", "topic", "produce", "consume", "group", "job", "doctor")),
+        *(
+            ([command, "--help"], "")
+            for command in ("serve", "topic", "produce", "consume", "group", "job", "doctor", "status")
+        ),
         (["topic", "create", f"{topic}-2"], ""),
         (["produce", topic, "--key-field", "user"], '{"user": "ada"}\n'),
         (["produce", topic, "records.csv", "--key-raw", "--key-field", "key", "--compression", "zstd"], ""),
@@ -57,6 +60,9 @@ def test_the_client_and_its_commands_need_no_extra(server: ServerProcess, topic:
         ),
         (["group", "describe", f"{topic}-csv"], ""),
         (["topic", "describe", topic], ""),
+        (["status"], ""),
+        (["doctor", "--url", server.url], ""),
+        (["profile", "list"], ""),
         (["topic", "delete", f"{topic}-2", "--yes"], ""),
     ]
     for (arguments, _), (code, _, err) in zip(
@@ -81,7 +87,9 @@ def test_a_command_that_needs_an_extra_says_so_in_one_line(tmp_path: Path):
 
 
 def test_doctor_tells_a_client_what_it_lacks(tmp_path: Path):
-    ((code, out, err),) = run_without_extras("http://127.0.0.1:1", [(["doctor", "--json"], "")], tmp_path)
+    ((code, out, err),) = run_without_extras(
+        "http://127.0.0.1:1", [(["doctor", "--data", ".", "--json"], "")], tmp_path
+    )
     assert (code, err) == (0, "")
     checks = {check["name"]: check for check in json.loads(out)}
     assert (checks["server"]["status"], checks["server"]["found"]) == ("warn", "not installed")
