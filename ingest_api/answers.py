@@ -11,8 +11,8 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingest_api.backpressure import Reservation
 from ingest_api.content_types import JSON
+from logstore.broker.admission import Reservation
 from logstore.broker.broker import ProduceResult
 from logstore.filesystem import Buffer
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from ingest_api.backpressure import Reservation
 from ingest_api.content_types import JSON_REQUEST_TYPES, request_coding, request_media_type
 from ingest_api.errors import ClientDisconnectedError, SlowRequestError
 from ingest_api.state import api_state
+from logstore.broker.admission import Reservation
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, MIB
 from logstore.records.inflate import Inflater

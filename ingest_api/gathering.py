@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from logstore.broker.broker import Broker, Topic, not_acknowledged
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.producing import not_acknowledged
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
 

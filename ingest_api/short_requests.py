@@ -19,7 +19,6 @@ from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, offsets_of
-from ingest_api.backpressure import Reservation
 from ingest_api.gathering import GATHERED_BYTES_MAX, Places
 from ingest_api.idempotence import IDENTITY_HEADERS
 from ingest_api.request_context import (
@@ -34,6 +33,7 @@ from ingest_api.request_context import (
 from ingest_api.routers.produce import HEADERS_READ, read_head
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
+from logstore.broker.admission import Reservation
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 

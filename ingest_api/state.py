@@ -9,7 +9,6 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupCoordinator
-from ingest_api.backpressure import InFlightBytes
 from ingest_api.gathering import GatheredProduce
 from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
@@ -36,9 +35,7 @@ class ApiState:
         self.gathered = GatheredProduce(broker)
         self.stopping = asyncio.Event()
         self.began = broker.clock.monotonic()
-        limit = settings.queued_max_request_bytes
-        self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
-        self.answers = InFlightBytes(limit, what="answers", setting="queued.max.request.bytes")
+        self.requests, self.answers = broker.admission.requests, broker.admission.answers
         # Threads of our own: a burst of large bodies must not keep the broker waiting for a thread to read with.
         self._codecs = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="codec")
 

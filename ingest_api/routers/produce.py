@@ -15,7 +15,6 @@ from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import BytesResponse, offsets_of, produced_offsets, produced_ranges
-from ingest_api.backpressure import Reservation
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
     ARROW_STREAM,
@@ -32,6 +31,7 @@ from ingest_api.idempotence import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, TIMEOUT_MS, parse_query, partition_in_path, required
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
+from logstore.broker.admission import Reservation
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import UnknownTopicError

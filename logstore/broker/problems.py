@@ -1,7 +1,12 @@
 """Problems of topics and partitions, as `topic list`, `doctor`, the metrics and `/health/ready` tell of them."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from logstore.broker.recovery import Unserved
+from logstore.errors import QuarantinedError
+from logstore.log.topic import Topic
 
 
 class ProblemState(enum.StrEnum):
@@ -20,3 +25,29 @@ class TopicProblem:
     state: ProblemState
     reason: str
     remedy: str
+
+
+def find_problems(
+    topics: Mapping[str, Topic], unopened: Mapping[str, QuarantinedError], unserved: Unserved
+) -> list[TopicProblem]:
+    """Of the ``topics`` that are served, of those by name that cannot be, and of what the journal holds of others."""
+    quarantined = ProblemState.QUARANTINED
+    found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
+    known = {topic.topic_id for topic in topics.values()}
+    for topic_id, count in unserved.unsealed_records.items():
+        reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
+        remedy = (
+            "Mend the topic that is quarantined, or bring its directory back, and restart the store. To give the "
+            f"records up, make an empty directory deleted/{topic_id} in the data directory"
+        )
+        if topic_id not in known:
+            found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
+    for topic in topics.values():
+        for p in topic.partitions:
+            if (error := p.quarantined) is not None:
+                found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
+            for gap in p.missing:
+                reason, remedy = p.explain_missing(gap)
+                missing = ProblemState.RECORDS_MISSING
+                found.append(TopicProblem(topic.name, p.partition, missing, reason, remedy))
+    return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))

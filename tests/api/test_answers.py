@@ -2,7 +2,7 @@ import asyncio
 from typing import Any
 
 from ingest_api.answers import RecordsResponse
-from ingest_api.backpressure import InFlightBytes
+from logstore.broker.admission import InFlightBytes
 
 
 def test_large_pieces_are_sent_as_they_are_and_reserved_until_they_are_taken() -> None:

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from ingest_api.backpressure import InFlightBytes
+from logstore.broker.admission import InFlightBytes
 from logstore.errors import ThrottledError
 from tests.api.api_client import assert_error, running_api
 

@@ -204,8 +204,8 @@ async def two_segments_and_a_tail(broker: Broker) -> Topic:
 
 
 def as_after_a_restart(broker: Broker) -> None:
-    broker._reader._begun.clear()
-    broker._reader._row_groups.clear()
+    broker._fetching._reader._begun.clear()
+    broker._fetching._reader._row_groups.clear()
 
 
 async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:

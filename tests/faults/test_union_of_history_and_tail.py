@@ -151,7 +151,7 @@ def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
                     await produce(broker, rolled, [value])
                 await broker.roll(rolled)
             assert broker._journal.files[0] == first
-            broker._reader._begun.clear()
+            broker._fetching._reader._begun.clear()
             assert await read_all(broker, refused) == list(enumerate(values))
 
     run(scenario())

@@ -72,12 +72,12 @@ def ack_before_fsync() -> None:
 
 def hw_is_leo() -> None:
     """Producers' acknowledgements are true, but readers are shown what is written and not yet durable."""
-    from logstore.broker.broker import Broker
+    from logstore.broker.producing import Producing
 
     syncs = _defer_syncs()
-    produce = Broker.produce
+    produce = Producing.produce
 
-    async def produce_and_wait(self: Broker, *args: Any, **kwargs: Any) -> Any:
+    async def produce_and_wait(self: Producing, *args: Any, **kwargs: Any) -> Any:
         result = await produce(self, *args, **kwargs)
         wanted = syncs.begun
         # Commits of offsets do not wait: a reader that does reads nothing meanwhile.
@@ -85,7 +85,7 @@ def hw_is_leo() -> None:
             await asyncio.sleep(0.01)
         return result
 
-    Broker.produce = produce_and_wait  # type: ignore[method-assign]
+    Producing.produce = produce_and_wait  # type: ignore[method-assign]
 
 
 def fsync_again() -> None:

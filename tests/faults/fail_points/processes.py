@@ -13,7 +13,7 @@ import deltalake.transaction  # noqa: F401  for the children, as all that is imp
 import structlog
 
 from logstore.broker import broker as broker_module
-from logstore.broker import rolling
+from logstore.broker import roll_schedule
 from logstore.delta import maintenance
 from logstore.errors import LogStoreError
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -116,8 +116,8 @@ def _run(work: Any) -> None:
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     broker_module.JOURNAL_FILE_BYTES = _JOURNAL_FILE_BYTES
     maintenance.DELTA_CHECKPOINT_INTERVAL = _CHECKPOINT_INTERVAL
-    rolling._JOURNAL_FILES = _JOURNAL_FILES
-    rolling._TICK_S = rolling._REFRESH_S = _NEVER_S
+    roll_schedule._JOURNAL_FILES = _JOURNAL_FILES
+    roll_schedule._TICK_S = roll_schedule._REFRESH_S = _NEVER_S
     asyncio.run(asyncio.wait_for(work, 100))
 
 

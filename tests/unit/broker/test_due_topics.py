@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker import rolling
+from logstore.broker import roll_schedule
 from logstore.broker.due_topics import DueTopics
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, records, run, running_broker
@@ -14,7 +14,7 @@ from tests.support.topics import HookedFileSystem
 @pytest.fixture(autouse=True)
 def no_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those that a test asks for."""
-    monkeypatch.setattr(rolling, "_TICK_S", 1e9)
+    monkeypatch.setattr(roll_schedule, "_TICK_S", 1e9)
 
 
 def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> None:

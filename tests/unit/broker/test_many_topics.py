@@ -10,8 +10,7 @@ from typing import Any
 import deltalake
 import pytest
 
-from logstore.broker import broker as broker_module
-from logstore.broker import rolling
+from logstore.broker import roll_schedule
 from logstore.broker.broker import Broker
 from logstore.delta.topic_table import TopicTable
 from logstore.settings import Settings
@@ -80,7 +79,7 @@ def make_old(broker: Broker) -> None:
 
 
 def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rolling, "_REFRESH_S", 0.01)
+    monkeypatch.setattr(roll_schedule, "_REFRESH_S", 0.01)
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -129,7 +128,7 @@ def test_a_change_in_the_moment_of_the_last_one_is_not_passed_over(tmp_path: Pat
 
 def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, filesystem = ManualClock(), HookedFileSystem()
-    monkeypatch.setattr(broker_module, "ROLLS_AT_A_TIME", 1)
+    monkeypatch.setattr(roll_schedule, "ROLLS_AT_A_TIME", 1)
 
     async def scenario() -> None:
         broker = await Broker.start(Settings(data=tmp_path), clock=clock, filesystem=filesystem)

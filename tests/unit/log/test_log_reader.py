@@ -92,7 +92,7 @@ def test_history_is_decoded_once_for_each_of_two_who_read_it_in_step(
             both = await asyncio.gather(*(read_all(broker, topic, max_bytes=1_000) for _ in range(2)))
             assert both == [list(enumerate(records))] * 2
             assert len(begun) <= 2
-            assert not broker._reader._begun
+            assert not broker._fetching._reader._begun
             assert await read_all(broker, topic) == list(enumerate(records))
             assert len(begun) <= 3
 
@@ -110,7 +110,7 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
             read = counted(monkeypatch, broker._journal, "read")
             assert await read_all(broker, topic, max_bytes=2_000) == list(enumerate(records))
             assert len(read) == 1
-            assert not broker._reader._begun
+            assert not broker._fetching._reader._begun
 
     run(scenario())
 
@@ -131,7 +131,7 @@ def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pyt
                     found = await broker.fetch(topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
                     ends[reader] = found.next_offset
                     assert found.records["offset"].to_pylist() == list(range(at, found.next_offset))
-                    assert 0 < len(broker._reader._begun) <= 2
+                    assert 0 < len(broker._fetching._reader._begun) <= 2
 
     run(scenario())
 
@@ -146,8 +146,8 @@ def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch
             topic = await history(broker, records)
             for _ in range(10):
                 await broker.fetch(topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
-            assert len(broker._reader._begun) == 4
-            for reading in broker._reader._begun:
+            assert len(broker._fetching._reader._begun) == 4
+            for reading in broker._fetching._reader._begun:
                 assert reading.num_bytes > log_reader._DECODER_BYTES + 300_000
 
     run(scenario())

@@ -27,6 +27,9 @@ _NEARLY_OLD = 0.5
 _PRESSURE = 0.5
 #: More than there are threads for them, as each also waits: for the event loop, or for somebody else's commit.
 ROLLS_AT_A_TIME = 4
+#: A roll that has not begun this long after a stop did does not begin any more: supervisors lose patience after ten
+#: seconds, and its records are as safe in the journal.
+ROLL_AT_STOP_S = 5.0
 #: After a failure in the background the next attempt waits the first, then twice as long each time, up to the second.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
 # A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
@@ -74,6 +77,29 @@ class RollSchedule:
             task.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
         await asyncio.gather(*self._rolling.values(), return_exceptions=True)
+
+    async def roll_at_stop(self) -> None:
+        """Seal what there is time for; the rest stays in the journal, and is rolled after the next start."""
+        unsealed = iter([topic for topic in self._topics.values() if topic.has_unsealed])
+        left: list[Topic] = []
+        end = self._clock.monotonic() + ROLL_AT_STOP_S
+
+        async def roll_one_after_another() -> None:
+            for topic in unsealed:
+                if self._clock.monotonic() >= end:
+                    left.append(topic)
+                    continue
+                try:
+                    await self._roller.roll(topic)
+                except Exception as error:
+                    log.warning(
+                        "broker.not_rolled_at_stop", topic=topic.name, error=str(error), exc_info=unforeseen(error)
+                    )
+
+        await asyncio.gather(*(roll_one_after_another() for _ in range(ROLLS_AT_A_TIME)))
+        if left:
+            records = sum(p.log_end_offset - p.sealed_offset for topic in left for p in topic.partitions)
+            log.warning("broker.left_in_journal_at_stop", topics=len(left), records=records, seconds=ROLL_AT_STOP_S)
 
     def press(self) -> None:
         """The journal is full: roll now."""

@@ -1,0 +1,74 @@
+"""Topics that are gone for everybody, while a power cut may still bring them back: the journal keeps their records.
+
+Invariant: once a removal is durable, the journal forgets the topic, listeners are told, and only then can another topic
+of its name be made.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from logstore.broker.roll_schedule import RETRY_MAX_S, RETRY_S
+from logstore.broker.topic_catalog import TopicCatalog, names_collide
+from logstore.journal.journal import Journal
+from logstore.log.topic import Topic
+
+log = structlog.stdlib.get_logger(__name__)
+
+
+class Removals:
+    """The caller holds ``lock``: one change of the catalogue at a time."""
+
+    def __init__(self, catalog: TopicCatalog, journal: Journal, lock: asyncio.Lock) -> None:
+        #: Called, and awaited, with each topic that was deleted, before another of its name can be made.
+        self.listeners: list[Callable[[Topic], Awaitable[None]]] = []
+        self.unfinished: list[Topic] = []
+        self._catalog = catalog
+        self._journal = journal
+        self._lock = lock
+        self._retrying: asyncio.Task[None] | None = None
+
+    async def begin(self, topic: Topic) -> None:
+        """The topic is out of the catalogue: finish that, now or, after an error, later. StorageError."""
+        self.unfinished.append(topic)
+        try:
+            await self._finish(topic)
+        except BaseException:
+            if self._retrying is None or self._retrying.done():
+                self._retrying = asyncio.create_task(self._finish_all())
+            raise
+
+    async def make_way(self, name: str) -> None:
+        """Else a power cut could bring an old topic back beside the new one of that name. StorageError."""
+        for topic in [t for t in self.unfinished if names_collide(t.name, name)]:
+            await self._finish(topic)
+
+    def stop(self) -> None:
+        """The next start finishes what is left."""
+        if self._retrying is not None:
+            self._retrying.cancel()
+
+    async def _finish(self, topic: Topic) -> None:
+        """What follows once a topic is out of the catalogue; after an error it may be called again. StorageError."""
+        await asyncio.to_thread(self._catalog.sync_removal, topic.name)
+        # Not before: a topic that a power cut brings back has its records in the journal.
+        self._journal.forget(topic.topic_id)
+        for listener in self.listeners:
+            await listener(topic)
+        self.unfinished.remove(topic)
+        log.info("topic.deleted", topic=topic.name)
+        await asyncio.to_thread(self._catalog.purge)
+
+    async def _finish_all(self) -> None:
+        """Try again what ``begin`` could not finish, until nothing is left."""
+        pause = RETRY_S
+        while self.unfinished:
+            await asyncio.sleep(pause)
+            pause = min(RETRY_MAX_S, 2 * pause)
+            async with self._lock:
+                for topic in list(self.unfinished):
+                    try:
+                        await self._finish(topic)
+                    except Exception as error:  # noqa: BLE001 - a listener's, too: nobody else would try again
+                        log.error("topic.removal_unfinished", topic=topic.name, error=str(error))

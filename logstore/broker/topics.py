@@ -1,0 +1,351 @@
+"""The topics that are served: found at the start, created, altered, grown and deleted.
+
+Invariant: one change of the catalogue at a time, each to its end even if the caller goes away.
+"""
+
+import asyncio
+import contextlib
+import urllib.parse
+import uuid
+from collections.abc import Coroutine, Mapping
+from typing import TypeVar
+
+import structlog
+
+from logstore.broker.admission import Admission
+from logstore.broker.coordinator import Coordinator
+from logstore.broker.problems import TopicProblem, find_problems
+from logstore.broker.recovery import Unserved, recover_partitions
+from logstore.broker.removals import Removals
+from logstore.broker.roll_schedule import RollSchedule
+from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
+from logstore.clock import Clock
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.delta.topic_table import TopicTable
+from logstore.errors import (
+    CommitRefusedError,
+    CorruptionError,
+    InvalidPartitionsError,
+    InvalidReplicationFactorError,
+    InvalidTopicError,
+    LogStoreError,
+    OffsetOutOfRangeError,
+    QuarantinedError,
+    StorageError,
+    TopicExistsError,
+    UnknownTopicError,
+)
+from logstore.filesystem import FileSystem
+from logstore.journal.frame import Frame
+from logstore.journal.journal import Journal
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX
+from logstore.log.roller import Roller
+from logstore.log.topic import Topic
+from logstore.observability import forget_topic
+from logstore.settings import Settings
+from logstore.topic_config import TopicConfig, config_key, validate_overrides
+
+log = structlog.stdlib.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class Topics:
+    """``by_name`` is shared with the schedule of rolls; only this class changes it."""
+
+    def __init__(
+        self,
+        by_name: dict[str, Topic],
+        settings: Settings,
+        catalog: TopicCatalog,
+        journal: Journal,
+        roller: Roller,
+        schedule: RollSchedule,
+        admission: Admission,
+        clock: Clock,
+    ) -> None:
+        self._topics = by_name
+        self._settings = settings
+        self._catalog = catalog
+        self._lock = asyncio.Lock()
+        self._journal = journal
+        self._roller = roller
+        self._schedule = schedule
+        self._admission = admission
+        self._clock = clock
+        self.removals = Removals(catalog, journal, self._lock)
+        self._leader_epoch = 0
+        self._deleted: frozenset[uuid.UUID] = frozenset()
+        #: By name: what is in the way of serving a topic whose directory is there.
+        self._quarantined: dict[str, QuarantinedError] = {}
+        self._unserved = Unserved({}, {}, set())
+
+    async def recover(self, coordinator: Coordinator, filesystem: FileSystem) -> None:
+        """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
+        tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
+        epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
+        self._leader_epoch = coordinator.elect(above=max(epochs, default=0))
+        for name, table in tables.items():
+            self._topics[name] = self._topic(name, table, table.latest)
+        by_id = {topic.topic_id: topic for topic in self._topics.values()}
+        self._deleted = frozenset(self._catalog.deleted())
+        self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
+        await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
+        await self._journal.start(self._snapshot_frames)
+        filesystem.reached("recovery.half")
+        await asyncio.to_thread(self._schedule.mark_all)
+        for topic in self._topics.values():
+            try:
+                await self._roller.refresh(topic, at_start=True)
+            except (CorruptionError, StorageError, CommitRefusedError) as error:
+                # The schedule tries again. Until then nobody builds on a table that may show too little.
+                topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
+                log.error("topic.quarantined", topic=topic.name, why=str(error))
+                continue
+            for partition_log in topic.partitions:
+                self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
+
+    async def stop(self) -> None:
+        """A removal under way comes to its end; the next start finishes the others."""
+        async with self._lock:
+            self.removals.stop()
+
+    def close(self, reason: LogStoreError) -> None:
+        for topic in self._topics.values():
+            for partition_log in topic.partitions:
+                partition_log.close(reason)
+
+    def _topic(self, name: str, table: TopicTable, snapshot: TopicSnapshot) -> Topic:
+        return Topic(
+            name,
+            table,
+            snapshot,
+            location=f"{self._settings.location}/topics/{urllib.parse.quote(name)}",
+            defaults=self._settings.topic_defaults,
+            leader_epoch=self._leader_epoch,
+            clock=self._clock,
+            producer_id_expiration_ms=self._settings.producer_id_expiration_ms,
+        )
+
+    def _snapshot_frames(self) -> list[Frame]:
+        logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
+        served = {(p.topic_id, p.partition) for p in logs if p.recovered}
+        kept = [frame for key, frame in self._unserved.snapshots.items() if key not in served]
+        return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
+
+    # ---- what there is ----------------------------------------------------------------------------------------------
+
+    def all(self, *, include_internal: bool = False) -> list[Topic]:
+        """By name."""
+        return [t for _, t in sorted(self._topics.items()) if include_internal or not t.is_internal]
+
+    def get(self, name: str) -> Topic:
+        """Raises UnknownTopicError, QuarantinedError."""
+        topic = self._topics.get(name)
+        if topic is None:
+            if name in self._quarantined:
+                raise self._quarantined[name]
+            raise UnknownTopicError(f"Topic {name!r} not found.")
+        return topic
+
+    def facts(self) -> dict[str, int]:
+        """What the log says of a start."""
+        unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
+        return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": self._leader_epoch}
+
+    def was_deleted(self, topic_id: uuid.UUID) -> bool:
+        """Whether the topic is known to have been deleted before the start; one that is merely missing is not."""
+        return topic_id in self._deleted
+
+    def problems(self) -> list[TopicProblem]:
+        """What is wrong with topics and partitions, by name; empty when all are served whole."""
+        return find_problems(self._topics, self._quarantined, self._unserved)
+
+    # ---- changes ----------------------------------------------------------------------------------------------------
+
+    async def create(
+        self,
+        name: str,
+        *,
+        partitions: int | None = None,
+        replication_factor: int | None = None,
+        configs: Mapping[str, str | None] | None = None,
+        validate_only: bool = False,
+    ) -> Topic | None:
+        """A new topic; None for ``validate_only``.
+
+        Raises InvalidTopicError, TopicExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
+        InvalidConfigError, StorageFullError.
+        """
+        return await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
+
+    async def internal(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
+        """A topic of the store's own, made if it is not there: only ``produce(internal=True)`` writes to it, nobody
+        alters or deletes it. Raises StorageFullError, QuarantinedError.
+        """
+
+        async def find_or_make() -> Topic:
+            try:
+                return self.get(name)
+            except UnknownTopicError:
+                return await self._make(name, partitions, dict(configs))
+
+        found = self._topics.get(name)
+        return await self._change(find_or_make()) if found is None else found
+
+    async def for_produce(self, name: str) -> Topic:
+        """The topic; made first if ``auto.create.topics.enable`` says so.
+
+        Raises UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        """
+        if name not in self._topics and self._settings.auto_create_topics_enable:
+            self._admission.require_ready()
+            with contextlib.suppress(TopicExistsError):  # another request was faster
+                await self.create(name)
+        return self.get(name)
+
+    async def _create(
+        self,
+        name: str,
+        partitions: int | None,
+        replication_factor: int | None,
+        configs: Mapping[str, str | None],
+        validate_only: bool,
+    ) -> Topic | None:
+        check_topic_name(name)
+        check_no_collision(name, (*self._topics, *self._quarantined))
+        count = self._settings.num_partitions if partitions is None else partitions
+        _check_partitions(count)
+        if replication_factor not in {None, 1, -1}:
+            raise InvalidReplicationFactorError(
+                f"Replication factor {replication_factor} is larger than the number of brokers (1): leave it out."
+            )
+        overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
+        TopicConfig.parse(overrides, self._settings.topic_defaults)
+        return None if validate_only else await self._make(name, count, overrides)
+
+    async def _make(self, name: str, count: int, overrides: dict[str, str]) -> Topic:
+        await self.removals.make_way(name)
+        table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
+        try:
+            topic = self._topic(name, table, await asyncio.to_thread(table.snapshot))
+        except BaseException:
+            await asyncio.to_thread(self._catalog.take_back, name)
+            raise
+        self._topics[name] = topic
+        log.info("topic.created", topic=name, partitions=count, configs=overrides)
+        return topic
+
+    async def delete(self, name: str) -> None:
+        """Gone for readers and writers at once; its files follow.
+
+        Raises UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if it is gone, but not yet for
+        sure: what is left to do is then tried again until it is done.
+        """
+        await self._change(self._delete(name))
+
+    async def _delete(self, name: str) -> None:
+        topic = self.get(name)
+        require_users_topic(topic)
+        async with topic.commit_lock:
+            await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
+            topic.delete()
+            del self._topics[name]
+            self._roller.forget(topic)
+            forget_topic(name)
+            await self.removals.begin(topic)
+
+    async def alter_configs(
+        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> Topic:
+        """Set keys; None takes a key back to its default.
+
+        Raises UnknownTopicError, InvalidTopicError, InvalidConfigError.
+        """
+        topic = self.get(name)
+        require_users_topic(topic)
+        checked: dict[str, str | None] = dict(
+            validate_overrides({key: value for key, value in changes.items() if value is not None})
+        )
+        checked.update({config_key(key).name: None for key, value in changes.items() if value is None})
+
+        def alter() -> int:
+            topic.config_with(checked)  # here no other change of it is under way
+            return topic.table.alter_config(checked)
+
+        if validate_only:
+            topic.config_with(checked)
+        elif checked:
+            await self._roller.commit(topic, alter)
+            self._schedule.touch(topic)
+            log.info("topic.configs_altered", topic=name, changes=checked)
+        return topic
+
+    async def add_partitions(self, name: str, total: int) -> Topic:
+        """Grow to ``total`` partitions.
+
+        Raises InvalidPartitionsError for fewer than there are, UnknownTopicError, InvalidTopicError.
+        """
+        return await self._change(self._add_partitions(name, total))
+
+    async def _add_partitions(self, name: str, total: int) -> Topic:
+        topic = self.get(name)
+        require_users_topic(topic)
+        _check_partitions(total)
+        if total < len(topic.partitions):
+            raise InvalidPartitionsError(
+                f"Topic '{name}' has {len(topic.partitions)} partitions; partitions can be added, never removed."
+            )
+        if total > len(topic.partitions):
+            await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
+            log.info("topic.partitions_added", topic=name, partitions=total)
+        return topic
+
+    async def delete_records(self, topic: Topic, partition: int, before_offset: int) -> int:
+        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
+
+        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
+        OffsetOutOfRangeError beyond the high watermark or below -1, UnknownPartitionError, InvalidTopicError.
+        """
+        self._admission.require_ready()
+        require_users_topic(topic)
+        partition_log = topic.partition(partition)
+        partition_log.require_served()
+        target = partition_log.high_watermark if before_offset == -1 else before_offset
+        if not 0 <= target <= partition_log.high_watermark:
+            raise OffsetOutOfRangeError(
+                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
+                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
+                log_start_offset=partition_log.log_start_offset,
+                high_watermark=partition_log.high_watermark,
+            )
+        if target > partition_log.sealed_offset:
+            await self._roller.roll(topic, lambda p: p is partition_log)
+        if target > partition_log.log_start_offset:
+            await self._roller.commit(
+                topic,
+                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
+            )
+        return partition_log.log_start_offset
+
+    async def _change(self, change: Coroutine[object, object, T]) -> T:
+        """One change of the catalogue at a time, each to its end even if the caller goes away."""
+
+        async def locked() -> T:
+            async with self._lock:
+                return await change
+
+        return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def require_users_topic(topic: Topic) -> None:
+    """Raise InvalidTopicError for one of the store's own."""
+    if topic.is_internal:
+        raise InvalidTopicError(
+            f"Topic {topic.name!r} is the store's own: it can be read and rolled, but not written, changed or deleted."
+        )
+
+
+def _check_partitions(count: int) -> None:
+    if not 1 <= count <= PARTITIONS_PER_TOPIC_MAX:
+        raise InvalidPartitionsError(f"A topic has 1 to {PARTITIONS_PER_TOPIC_MAX} partitions, not {count}.")
