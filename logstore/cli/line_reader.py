@@ -54,7 +54,7 @@ def read_lines(stream: BinaryIO, block_bytes: int, *, skip_empty: bool = True) -
             next_number += whole.count(b"\n") + 1
         waiting, size = [rest], len(rest)
     if size:
-        yield _lines(b"".join(waiting), next_number, size, skip_empty=skip_empty)
+        yield _lines(b"".join(waiting).removesuffix(b"\n"), next_number, size, skip_empty=skip_empty)
 
 
 def first_lines(rows: int, lines: Lines) -> Lines:

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from logstore.cli.json_columns import json_texts
 from logstore.cli.line_reader import Lines
 from logstore.errors import InvalidRecordError
-from logstore.records.json_decoder import string_text
+from logstore.records.json_strings import string_text
 
 _NULL = b"null"
 

@@ -147,6 +147,8 @@ def test_an_empty_line_with_a_key_is_a_tombstone(dry):
     found = dry("-k", "ada", "-Z", input="x\n\n\ny")
     assert pairs(found) == [("ada", "x"), ("ada", None), ("ada", None), ("ada", "y")]
     assert [record["line"] for record in found] == [1, 2, 3, 4]
+    for text, records in (("\n", 1), ("x\n\n", 2), ("", 0), ("\r\n", 1)):
+        assert len(dry("-k", "ada", "-Z", input=text)) == records, repr(text)
 
 
 def test_key_fields_are_raw_or_json(dry):
