@@ -163,6 +163,12 @@ def answer_media_type(headers: Headers, given: Sequence[str]) -> str:
     return best
 
 
+def asks_for(headers: Headers, media_types: Sequence[str]) -> bool:
+    """Whether Accept, which is well formed, has one of ``media_types`` by its name, so not by a wildcard alone."""
+    accept = ",".join(value for value in headers.getlist("accept") if value.strip())
+    return any(found.q and found.kind in media_types for found in parse_media_ranges(accept.strip()))
+
+
 def _unquote(value: str) -> str:
     return re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
 

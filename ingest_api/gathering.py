@@ -64,9 +64,11 @@ class _Waiting:
 class _Gathering:
     """What waits for a topic's next append, in the order of arrival, and how much is under way."""
 
-    __slots__ = ("appends", "begins", "last_size", "waiting")
+    __slots__ = ("appends", "begins", "last_size", "string_keys", "topic", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, topic: Topic, *, string_keys: bool) -> None:
+        self.topic = topic
+        self.string_keys = string_keys
         self.waiting: dict[_Waiting, None] = {}
         self.appends = 0
         self.last_size = 0
@@ -84,7 +86,8 @@ class _Gathering:
 class GatheredProduce:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._gathering: dict[Topic, _Gathering] = {}
+        # Requests whose keys are stored in two ways are apart: an append decodes all of its keys in one way.
+        self._gathering: dict[tuple[Topic, bool], _Gathering] = {}
         self._appends: set[asyncio.Task[None]] = set()
 
     def open(self, topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
@@ -94,17 +97,21 @@ class GatheredProduce:
             return None
         return decode_plain(body) or None
 
-    def begin(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int, told: Told) -> None:
+    def begin(
+        self, topic: Topic, records: Sequence[PlainRecord], *, string_keys: bool, timeout_ms: int, told: Told
+    ) -> None:
         """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
         the append has begun is not stored.
         """
-        gathering = self._gathering.get(topic)
+        gathering = self._gathering.get((topic, string_keys))
         if gathering is None:
-            gathering = self._gathering[topic] = _Gathering()
+            gathering = self._gathering[topic, string_keys] = _Gathering(topic, string_keys=string_keys)
         gathering.waiting[_Waiting(records, told, timeout_ms, gathering.waiting)] = None
-        self._begin_if_due(topic, gathering)
+        self._begin_if_due(gathering)
 
-    async def produce(self, topic: Topic, records: Sequence[PlainRecord], *, timeout_ms: int) -> Places:
+    async def produce(
+        self, topic: Topic, records: Sequence[PlainRecord], *, string_keys: bool, timeout_ms: int
+    ) -> Places:
         """``begin``, and what was told."""
         result: asyncio.Future[Places] = asyncio.get_running_loop().create_future()
 
@@ -117,37 +124,38 @@ class GatheredProduce:
             else:
                 result.set_result(places)
 
-        self.begin(topic, records, timeout_ms=timeout_ms, told=told)
+        self.begin(topic, records, string_keys=string_keys, timeout_ms=timeout_ms, told=told)
         return await result
 
-    def _begin_if_due(self, topic: Topic, gathering: _Gathering) -> None:
+    def _begin_if_due(self, gathering: _Gathering) -> None:
         if gathering.is_due:
             gathering.begins = True
             # Begins after the other requests that this turn of the loop has read.
-            append = asyncio.get_running_loop().create_task(self._append_waiting(topic, gathering))
+            append = asyncio.get_running_loop().create_task(self._append_waiting(gathering))
             self._appends.add(append)
             append.add_done_callback(self._appends.discard)
 
-    async def _append_waiting(self, topic: Topic, gathering: _Gathering) -> None:
+    async def _append_waiting(self, gathering: _Gathering) -> None:
         gathering.begins = False
         taken = _take(gathering.waiting)
         gathering.appends += 1
         try:
             if taken:
                 gathering.last_size = len(taken)
-                self._begin_if_due(topic, gathering)
-                await self._append_all(topic, taken)
+                self._begin_if_due(gathering)
+                await self._append_all(gathering, taken)
         finally:
             gathering.appends -= 1
-            self._begin_if_due(topic, gathering)
+            self._begin_if_due(gathering)
             if not (gathering.appends or gathering.begins):
-                del self._gathering[topic]
+                del self._gathering[gathering.topic, gathering.string_keys]
 
-    async def _append_all(self, topic: Topic, gathered: list[_Waiting]) -> None:
+    async def _append_all(self, gathering: _Gathering, gathered: list[_Waiting]) -> None:
         try:
-            records = plain_columns(list(itertools.chain.from_iterable(waiting.records for waiting in gathered)))
+            plain = list(itertools.chain.from_iterable(waiting.records for waiting in gathered))
+            records = plain_columns(plain, string_keys=gathering.string_keys)
             # Each request waits as long as it wants to: this waits for the journal's word.
-            result = await self._broker.produce(topic, records, timeout_ms=None)
+            result = await self._broker.produce(gathering.topic, records, timeout_ms=None)
             partitions, offsets = (places.tolist() for places in result.places())
         except InvalidRecordError as error:
             # The topic was altered since they were looked at, and nothing is stored: now each for itself.
@@ -155,7 +163,7 @@ class GatheredProduce:
                 gathered[0].tell(None, error)
                 return
             for waiting in gathered:
-                await self._append_all(topic, [waiting])
+                await self._append_all(gathering, [waiting])
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in gathered:

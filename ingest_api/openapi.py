@@ -28,6 +28,7 @@ from ingest_api.content_types import (
 from ingest_api.idempotence import REPLAYED, REQUEST_HEADERS
 from ingest_api.parameters import (
     ACKS,
+    KEY_FORMAT,
     MAX_BYTES,
     MAX_WAIT_MS,
     MIN_BYTES,
@@ -194,7 +195,7 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
     return _operation(
         operation_id,
         path=path,
-        query=(ACKS, TIMEOUT_MS),
+        query=(ACKS, TIMEOUT_MS, KEY_FORMAT),
         headers=[*REQUEST_HEADERS, TOPIC_ID],
         body=_PRODUCE_BODY,
         answers=_PRODUCE_ANSWERS,

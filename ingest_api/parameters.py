@@ -59,15 +59,16 @@ class IntegerParameter:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameter:
-    """Text to value; the first choice is the default."""
+    """Text to value; the first choice is the default, unless absence means what is in the description."""
 
     name: str
     choices: dict[str, int]
     description: str
+    has_default: bool = True
 
     @property
-    def default(self) -> int:
-        return next(iter(self.choices.values()))
+    def default(self) -> int | None:
+        return next(iter(self.choices.values())) if self.has_default else None
 
     def read(self, text: str) -> int:
         if text not in self.choices:
@@ -78,7 +79,8 @@ class ChoiceParameter:
 
     @property
     def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "enum": list(self.choices), "default": next(iter(self.choices))}
+        schema: dict[str, Any] = {"type": "string", "enum": list(self.choices)}
+        return {**schema, "default": next(iter(self.choices))} if self.has_default else schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,13 @@ TIMEOUT_MS = IntegerParameter(
     30_000,
     "How long the append may take, in ms. When it runs out the answer is 504 with error_code 50401: the records may or "
     "may not be stored.",
+)
+KEY_FORMAT = ChoiceParameter(
+    "key_format",
+    {"json": 0, "string": 1},
+    "Of records in JSON: `json` stores a key as its JSON text, a text with its quotes; `string` stores a text as its "
+    "UTF-8 bytes, and any other key as its JSON text. If absent, the topic's `key.format` counts.",
+    has_default=False,
 )
 OFFSET = IntegerParameter(
     "offset", 0, _OFFSET_MAX, None, "The first offset to read. If absent, reading starts at the log start offset."

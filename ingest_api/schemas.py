@@ -114,6 +114,10 @@ class ConsumedRecord(Answer):
     partition: Int32
     offset: Int64
     timestamp: int = Field(description="Milliseconds since 1970-01-01T00:00:00Z.")
+    key_format: Literal["string", "binary"] | None = Field(
+        None, description="Without a JSON type in Accept: the key is not JSON but text, or bytes as base64."
+    )
+    value_format: Literal["string", "binary"] | None = Field(None, description="The same of the value.")
     headers: list[RecordHeader] | None = Field(None, description="Left out when the record has none.")
 
 

@@ -36,6 +36,7 @@ from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
+from logstore.topic_config import TopicConfig
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
 
@@ -67,6 +68,7 @@ class ShortHead:
     timeout_ms: int
     answer_type: str
     client_id: str
+    string_keys: Callable[[TopicConfig], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +123,8 @@ class ShortRequests:
             return None
         if not head.may_join:
             return None
-        return ShortHead(found[1]["topic"], raw_path, head.timeout_ms, head.answer_type, sane(headers, CLIENT_ID))
+        client_id = sane(headers, CLIENT_ID)
+        return ShortHead(found[1]["topic"], raw_path, head.timeout_ms, head.answer_type, client_id, head.string_keys)
 
     def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
         """Of a request that is there as a whole, if its head is one that was met before to the byte; and its body."""
@@ -157,7 +160,8 @@ class ShortRequests:
         except LogStoreError:
             return False
         request = _ShortRequest(head, request_id_of(headers), reservation, time.perf_counter(), answer)
-        state.gathered.begin(topic, records, timeout_ms=head.timeout_ms, told=request.told)
+        string_keys = head.string_keys(topic.config)
+        state.gathered.begin(topic, records, string_keys=string_keys, timeout_ms=head.timeout_ms, told=request.told)
         return True
 
 

@@ -178,6 +178,13 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         ("CreateTime", "LogAppendTime"),
         "Whose clock a record's timestamp is: the producer's, or the broker's when it appends.",
     ),
+    _choice(
+        "key.format",
+        ("json", "string"),
+        'How keys of JSON requests are stored that name no `key_format`. With `json` a key is its JSON text (`"ada"` '
+        "with its quotes, as in REST Proxy); with `string` a text is its UTF-8 bytes (`ada`, as Kafka clients and "
+        "`logstore produce` send it), and JSON readers get keys as texts. Not a key of Kafka's.",
+    ),
     _integer(
         "idempotency.window.ms",
         600_000,
@@ -215,6 +222,7 @@ class TopicConfig:
     max_message_bytes: int
     compression_type: str
     message_timestamp_type: str
+    key_format: str
     idempotency_window_ms: int
     idempotency_keys_max: int
 
@@ -261,6 +269,11 @@ class TopicConfig:
     @property
     def log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def string_keys(self) -> bool:
+        """Whether keys in JSON are texts, stored without their quotes."""
+        return self.key_format == "string"
 
     @property
     def segment_codec(self) -> str:

@@ -27,8 +27,9 @@ from ingest_api.content_types import (
     request_coding,
     request_media_type,
 )
+from ingest_api.errors import ParameterError
 from ingest_api.idempotence import REPLAYED, Identity, identity_of
-from ingest_api.parameters import ACKS, TIMEOUT_MS, parse_query, partition_in_path, required
+from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, partition_in_path, required
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.admission import Reservation
@@ -71,10 +72,12 @@ def _arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> tuple[
     return request.inflated_bytes, functools.partial(request.decode, max_message_bytes)
 
 
+_JSON_KEYS = _Format(_text(decode_json), produced_offsets, is_json=True)
+_STRING_KEYS = _Format(_text(functools.partial(decode_json, string_keys=True)), produced_offsets, is_json=True)
 _FORMATS = {
-    KAFKA_JSON_V2: _Format(_text(decode_json), produced_offsets, is_json=True),
+    KAFKA_JSON_V2: _JSON_KEYS,
     KAFKA_BINARY_V2: _Format(_text(decode_binary), produced_offsets),
-    JSON: _Format(_text(decode_json), produced_offsets, is_json=True),
+    JSON: _JSON_KEYS,
     NDJSON: _Format(_text(decode_ndjson), produced_ranges),
     ARROW_STREAM: _Format(_arrow, produced_ranges),
 }
@@ -89,6 +92,12 @@ class _Head:
     form: _Format
     coding: str | None
     answer_type: str
+    #: What is asked of keys in JSON; None: as the topic has it.
+    key_format: int | None
+
+    def string_keys(self, config: TopicConfig) -> bool:
+        """Whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
+        return config.string_keys if self.key_format is None else bool(self.key_format)
 
     @property
     def may_join(self) -> bool:
@@ -102,11 +111,14 @@ _HEAD_CACHED_BYTES_MAX = 512
 
 def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
     """``headers``: those of HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
-    query = parse_query(query_string, (ACKS, TIMEOUT_MS))
+    query = parse_query(query_string, (ACKS, TIMEOUT_MS, KEY_FORMAT))
     given = Headers(raw=list(headers))
     form = _FORMATS[request_media_type(given, tuple(_FORMATS))]
     answer_type = answer_media_type(given, METADATA_TYPES)
-    return _Head(required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, request_coding(given), answer_type)
+    coding, key_format = request_coding(given), query[KEY_FORMAT.name]
+    if key_format is not None and not form.is_json:
+        raise ParameterError("Query parameter key_format is for keys in JSON: leave it out with other formats.")
+    return _Head(required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, key_format)
 
 
 # Producers send the same again and again.
@@ -145,9 +157,12 @@ async def _produce(request: Request, partition: int | None) -> Response:
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
         may_join = head.may_join and partition is None and identify is None
+        string_keys = head.string_keys(config)
         if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
-            places = await state.gathered.produce(topic, plain, timeout_ms=timeout_ms)
+            places = await state.gathered.produce(topic, plain, string_keys=string_keys, timeout_ms=timeout_ms)
             return BytesResponse(offsets_of(*places), head.answer_type)
+        if form.is_json and string_keys:
+            form = _STRING_KEYS
         # A repetition may be larger than a record may be by now: only the broker knows whether it is one.
         max_message_bytes = config.max_message_bytes if identify is None else state.settings.max_request_size
         records, identity = await _decode(state, body, reservation, coding, form, max_message_bytes, identify)

@@ -21,6 +21,7 @@ from ingest_api.content_types import (
     METADATA_TYPES,
     STORED_BATCHES,
     answer_media_type,
+    asks_for,
 )
 from ingest_api.errors import ClientDisconnectedError
 from ingest_api.parameters import (
@@ -39,7 +40,7 @@ from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.broker import FetchResult, Topic
 from logstore.filesystem import Buffer
-from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
+from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 # ruff: noqa: FAST003 - what a path names is read, strictly, off the request
@@ -47,23 +48,24 @@ from logstore.records.stored_batch import StoredBatch, encode_blocks
 router = APIRouter(tags=["records"])
 
 _Result = FetchResult[pa.Table] | FetchResult[list[StoredBatch]]
-_Encoder = Callable[[pa.Table, str, int], Sequence[Buffer]]
+_Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
 
 
-def _encode_arrow(records: pa.Table, _topic: str, _partition: int) -> Sequence[Buffer]:
-    return encode_arrow_stream(records)
+def _encode_json(records: pa.Table, topic: Topic, partition: int) -> Sequence[Buffer]:
+    return [encode_json(records, topic.name, partition, string_keys=topic.config.string_keys)]
 
 
-def _in_one_piece(encode: Callable[[pa.Table, str, int], bytes]) -> _Encoder:
-    return lambda records, topic, partition: [encode(records, topic, partition)]
+def _encode_readable(records: pa.Table, topic: Topic, partition: int) -> Sequence[Buffer]:
+    return [encode_readable(records, topic.name, partition, string_keys=topic.config.string_keys)]
 
 
 _ENCODERS: dict[str, _Encoder] = {
-    KAFKA_JSON_V2: _in_one_piece(encode_json),
-    JSON: _in_one_piece(encode_json),
-    KAFKA_BINARY_V2: _in_one_piece(encode_binary),
-    ARROW_STREAM: _encode_arrow,
+    KAFKA_JSON_V2: _encode_json,
+    JSON: _encode_json,
+    KAFKA_BINARY_V2: lambda records, topic, partition: [encode_binary(records, topic.name, partition)],
+    ARROW_STREAM: lambda records, _topic, _partition: encode_arrow_stream(records),
 }
+_JSON_TYPES = (KAFKA_JSON_V2, JSON)
 
 
 @router.get("/topics/{topic}/partitions/{partition}/records", **openapi.FETCH)
@@ -86,7 +88,10 @@ async def fetch(request: Request) -> Response:
         min_bytes=min(required(query[MIN_BYTES.name]), max_bytes),
     )
     result = await _fetch(request, read, required(query[MAX_WAIT_MS.name]))
-    return await _answer(request, topic, partition, result, media_type)
+    # Who leaves the choice, as curl and browsers do, is to see every record.
+    is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
+    encode = _encode_readable if is_readable else _ENCODERS.get(media_type)
+    return await _answer(request, topic, partition, result, media_type, encode)
 
 
 async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Result]], max_wait_ms: int) -> _Result:
@@ -117,6 +122,7 @@ async def _answer(
     partition: int,
     result: _Result,
     media_type: str,
+    encode: _Encoder | None,
 ) -> Response:
     state, records = api_state(request), result.records
     reservation = state.answers.reserve(result.num_bytes)
@@ -124,8 +130,8 @@ async def _answer(
         if isinstance(records, list):
             body: Sequence[Buffer] = encode_blocks(records)
         else:
-            encode = _ENCODERS[media_type]
-            body = await state.work(records.nbytes, lambda: encode(records, topic.name, partition))
+            assert encode is not None
+            body = await state.work(records.nbytes, functools.partial(encode, records, topic, partition))
         reservation.grow(sum(map(len, body)) - reservation.size)
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),

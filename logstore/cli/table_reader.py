@@ -5,21 +5,27 @@ consume`` writes comes back as it was. In any other file each row is one JSON ob
 NDJSON would be.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet
 
+from logstore.cli.json_columns import json_objects, json_texts, key_texts
 from logstore.errors import InvalidRecordError
 
-# Rows that are Python objects for a moment, when each becomes a JSON object.
+# Rows whose JSON texts are in memory at once.
 _ROWS_MAX = 16 * 1024
+_TIMES = (
+    pa.int64(),
+    pa.timestamp("us", "UTC"),
+    pa.timestamp("us"),
+    pa.timestamp("ns", "UTC"),
+    pa.timestamp("ns"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,12 @@ class Fields:
     timestamp: str | None = None
     headers: str | None = None
     partition: str | None = None
-    key_raw: bool = False
+    key_json: bool = False
+
+    @property
+    def named(self) -> list[str]:
+        names = (self.key, self.value, self.timestamp, self.headers, self.partition)
+        return [name for name in names if name is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +54,6 @@ class Rows:
     size: int
 
 
-def read_csv(stream: BinaryIO, block_bytes: int, fields: Fields) -> Iterator[Rows]:
-    """InvalidRecordError naming the row, or the column that there is not.
-
-    What is in quotes is text, and what is not and empty is null; columns of objects have the types of their first rows.
-    """
-    # Before the types are known it must be known which columns are taken as they are.
-    texts = {name: pa.string() for name in (fields.key, fields.value, "key", "value") if name is not None}
-    try:
-        reader = pa.csv.open_csv(
-            pa.PythonFile(stream, "r"),
-            pa.csv.ReadOptions(block_size=block_bytes),
-            pa.csv.ParseOptions(newlines_in_values=True),
-            pa.csv.ConvertOptions(column_types=texts, strings_can_be_null=True, quoted_strings_can_be_null=False),
-        )
-        yield from _rows(reader, reader.schema, fields)
-    except pa.ArrowInvalid as error:
-        if "Empty CSV file" not in str(error):
-            raise InvalidRecordError(str(error)) from error
-
-
 def read_parquet(path: Path, block_bytes: int, fields: Fields) -> Iterator[Rows]:
     """InvalidRecordError for what is no Parquet file, or a column that there is not."""
     try:
@@ -70,30 +61,46 @@ def read_parquet(path: Path, block_bytes: int, fields: Fields) -> Iterator[Rows]
             groups = (file.metadata.row_group(n) for n in range(file.metadata.num_row_groups))
             row_bytes = sum(group.total_byte_size for group in groups) // max(1, file.metadata.num_rows)
             rows = max(1, min(_ROWS_MAX, block_bytes // max(1, row_bytes)))
-            yield from _rows(file.iter_batches(batch_size=rows), file.schema_arrow, fields)
+            yield from rows_of(file.iter_batches(batch_size=rows), file.schema_arrow.names, fields)
     except pa.ArrowInvalid as error:
         raise InvalidRecordError(str(error)) from error
 
 
-def _rows(batches: Any, schema: pa.Schema, fields: Fields) -> Iterator[Rows]:
-    for name in (fields.key, fields.value, fields.timestamp, fields.headers, fields.partition):
-        if name is not None and name not in schema.names:
-            raise InvalidRecordError(f"there is no column {name!r}: the file has {', '.join(schema.names)}")
-    of_records = fields.value is not None or "value" in schema.names
+def rows_of(batches: Iterable[pa.RecordBatch], names: Sequence[str], fields: Fields) -> Iterator[Rows]:
+    """``names``: of all columns. InvalidRecordError naming the row, or a column that is missing or there twice."""
+    if twice := [name for index, name in enumerate(names) if name in names[:index]]:
+        raise InvalidRecordError(f"there are two columns {twice[0]!r}: give each a name of its own")
+    for name in fields.named:
+        require_column(name, names)
+    of_records = fields.value is not None or "value" in names
     first = 1
     for whole in batches:
         for start in range(0, whole.num_rows, _ROWS_MAX):
             batch = whole.slice(start, _ROWS_MAX)
             columns = _record_columns(batch, fields) if of_records else _object_columns(batch, fields)
+            if "timestamp" in columns:
+                columns["timestamp"] = _parsed(columns["timestamp"], _TIMES, "a time", first)
+            if "partition" in columns:
+                columns["partition"] = _parsed(columns["partition"], (pa.int32(),), "a partition", first)
             yield Rows(columns, np.arange(first, first + batch.num_rows), batch.nbytes)
             first += batch.num_rows
+
+
+def require_column(name: str, names: Sequence[str]) -> None:
+    """InvalidRecordError if there is no column ``name``."""
+    if name not in names:
+        raise InvalidRecordError(f"there is no column {name!r}: the file has {', '.join(names)}")
 
 
 def _record_columns(batch: pa.RecordBatch, fields: Fields) -> dict[str, Any]:
     columns = _further(batch, fields)
     for name, field in (("key", fields.key or "key"), ("value", fields.value or "value")):
         if field in batch.schema.names:
-            columns[name] = _as_bytes(batch.column(field))
+            columns[name] = batch.column(field)
+    if "key" in columns:
+        columns["key"] = _keys(columns["key"], fields)
+    if not _is_bytes_or_text(columns["value"].type):
+        columns["value"] = _or_null(json_texts(columns["value"]), columns["value"])
     for name in ("timestamp", "headers"):
         if name not in columns and name in batch.schema.names:
             columns[name] = batch.column(name)
@@ -101,11 +108,10 @@ def _record_columns(batch: pa.RecordBatch, fields: Fields) -> dict[str, Any]:
 
 
 def _object_columns(batch: pa.RecordBatch, fields: Fields) -> dict[str, Any]:
-    rows = batch.to_pylist()
     columns = _further(batch, fields)
-    columns["value"] = pa.array([msgspec.json.encode(row) for row in rows], pa.binary())
+    columns["value"] = json_objects(batch)
     if fields.key is not None:
-        columns["key"] = pa.array([_key(row[fields.key], raw=fields.key_raw) for row in rows], pa.binary())
+        columns["key"] = _keys(batch.column(fields.key), fields)
     return columns
 
 
@@ -114,19 +120,32 @@ def _further(batch: pa.RecordBatch, fields: Fields) -> dict[str, Any]:
     return {name: batch.column(field) for name, field in named.items() if field is not None}
 
 
-def _as_bytes(column: pa.Array) -> pa.Array:
-    """Bytes and texts as they are; of anything else its JSON text."""
+def _keys(column: pa.Array, fields: Fields) -> pa.Array:
+    return _or_null(json_texts(column), column) if fields.key_json else key_texts(column)
+
+
+def _or_null(texts: pa.Array, column: pa.Array) -> pa.Array:
+    return pa.compute.if_else(column.is_valid(), texts, None)
+
+
+def _is_bytes_or_text(kind: pa.DataType) -> bool:
     kinds = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_string, pa.types.is_large_string)
-    if any(of_kind(column.type) for of_kind in kinds):
+    return any(of_kind(kind) for of_kind in kinds)
+
+
+def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: int) -> pa.Array:
+    """A column of text as the first of ``kinds`` that all of its values are; any other as it is."""
+    if not pa.types.is_string(column.type):
         return column
-    texts = [None if value is None else msgspec.json.encode(value) for value in column.to_pylist()]
-    return pa.array(texts, pa.binary())
-
-
-def _key(value: Any, *, raw: bool) -> bytes | None:
-    """The JSON text, as of a field of NDJSON; with ``raw`` bytes and texts as they are."""
-    if value is None:
-        return None
-    if raw and isinstance(value, (str, bytes)):
-        return value.encode() if isinstance(value, str) else value
-    return msgspec.json.encode(value)
+    for kind in kinds:
+        try:
+            return column.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    texts = column.to_pylist()
+    for row, text in enumerate(texts):
+        if len(texts) > 1:
+            _parsed(column.slice(row, 1), kinds, what, first + row)
+        else:
+            raise InvalidRecordError(f"row {first}: {text!r} is not {what}")
+    raise InvalidRecordError(f"rows {first} to {first + len(texts) - 1}: some name {what} in one way, some in another")

@@ -2,13 +2,13 @@
 
 Stored JSON texts are embedded as they are, byte for byte. What is stored need not be JSON (Arrow, NDJSON and base64
 producers store any bytes), so that each text is proven to be one JSON value by itself before it is embedded: else a
-value like ``1,"offset":0`` would rewrite its record.
+value like ``1,"offset":0`` would rewrite its record. With ``string_keys`` all keys are texts, whatever they look like.
 """
 
 import struct
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable
+from itertools import chain, repeat
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from logstore.records.json_decoder import is_utf8
 from logstore.records.schema import LOG_SCHEMA
 
 _NULL = b"null"
+_JSON, _STRING, _BINARY = "json", "string", "binary"
 _JSON_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _JSON_TEXT = msgspec.json.Decoder(msgspec.Raw)
 # Around the record batch messages of a stream: the schema, and a continuation of no bytes.
@@ -28,12 +29,39 @@ _STREAM_BEGIN = LOG_SCHEMA.serialize().to_pybytes()
 _STREAM_END = struct.pack("<II", 0xFFFFFFFF, 0)
 
 
-def encode_json(records: pa.Table, topic: str, partition: int) -> bytes:
+def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> bytes:
     """A json.v2 array: topic, key, value, partition, offset, timestamp (ms) and, where it has any, headers.
 
-    UnreadableRecordError with the offset of the first record whose key or value is not JSON.
+    UnreadableRecordError with the offset of the first record whose value or key is not JSON (a string key: not UTF-8).
     """
-    return _encode_array(_json_rows(batch, topic, partition) for batch in records.to_batches())
+
+    def rows(batch: pa.RecordBatch) -> Iterable[bytes]:
+        columns = []
+        for name, is_string in (("key", string_keys), ("value", False)):
+            texts, formats = _embedded(batch.column(name).to_pylist(), is_string=is_string)
+            _require(_STRING if is_string else _JSON, formats, name, batch.column("offset"), topic, partition)
+            columns.append(texts)
+        return _encode_rows(batch, topic, partition, *columns)
+
+    return _encode_array(map(rows, records.to_batches()))
+
+
+def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> bytes:
+    """As ``encode_json``, but what is not JSON is given as text, and what is not UTF-8 either as base64.
+
+    Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
+    """
+
+    def rows(batch: pa.RecordBatch) -> Iterable[bytes]:
+        keys, key_formats = _embedded(batch.column("key").to_pylist(), is_string=string_keys)
+        values, value_formats = _embedded(batch.column("value").to_pylist(), is_string=False)
+        fields = [
+            _format_field(b"key", key_format) + _format_field(b"value", value_format)
+            for key_format, value_format in zip(key_formats, value_formats, strict=True)
+        ]
+        return _encode_rows(batch, topic, partition, keys, values, fields)
+
+    return _encode_array(map(rows, records.to_batches()))
 
 
 def encode_binary(records: pa.Table, topic: str, partition: int) -> bytes:
@@ -51,30 +79,27 @@ def _encode_array(rows: Iterable[Iterable[bytes]]) -> bytes:
     return b"[" + b",".join(chain.from_iterable(rows)) + b"]"
 
 
-def _json_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
-    columns = []
-    for name in ("key", "value"):
-        texts = [_NULL if text is None else text for text in batch.column(name).to_pylist()]
-        if not _are_json(texts):
-            _check_each(texts, name, batch.column("offset"), topic, partition)
-        columns.append(texts)
-    return _encode_rows(batch, topic, partition, *columns)
-
-
 def _binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
     columns = ([_base64_text(data) for data in batch.column(name).to_pylist()] for name in ("key", "value"))
     return _encode_rows(batch, topic, partition, *columns)
 
 
 def _encode_rows(
-    batch: pa.RecordBatch, topic: str, partition: int, keys: Sequence[bytes], values: Sequence[bytes]
+    batch: pa.RecordBatch,
+    topic: str,
+    partition: int,
+    keys: Iterable[bytes],
+    values: Iterable[bytes],
+    fields: Iterable[bytes] | None = None,
 ) -> Iterable[bytes]:
+    """``fields``: what else a record has, each with a comma before it."""
     name = msgspec.json.encode(topic).replace(b"%", b"%%")
-    row = b'{"topic":%b,"key":%%b,"value":%%b,"partition":%d,"offset":%%d,"timestamp":%%d%%b}' % (name, partition)
+    row = b'{"topic":%b,"key":%%b,"value":%%b,"partition":%d,"offset":%%d,"timestamp":%%d%%b%%b}' % (name, partition)
     offsets = batch.column("offset").to_pylist()
     timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
     headers = _headers_fields(batch.column("headers"))
-    return map(row.__mod__, zip(keys, values, offsets, timestamps, headers, strict=True))
+    fields = repeat(b"", batch.num_rows) if fields is None else fields
+    return map(row.__mod__, zip(keys, values, offsets, timestamps, fields, headers, strict=True))
 
 
 def _headers_fields(column: pa.Array) -> Iterable[bytes]:
@@ -113,19 +138,50 @@ def _are_json(texts: list[bytes]) -> bool:
     return list(map(len, elements)) == list(map(len, texts)) and is_utf8(joined)
 
 
-def _check_each(texts: list[bytes], column: str, offsets: pa.Array, topic: str, partition: int) -> None:
-    """UnreadableRecordError at the first text that is not JSON, where they are not all plain (space around a value)."""
-    for row, text in enumerate(texts):
-        try:
-            _JSON_TEXT.decode(text)
-        except (msgspec.MsgspecError, RecursionError):
-            is_json = False
-        else:
-            is_json = is_utf8(text)
-        if not is_json:
-            offset = offsets[row].as_py()
-            raise UnreadableRecordError(
-                f"The {column} of the record at offset {offset} of {topic}-{partition} is not JSON: "
-                "read it as application/vnd.kafka.binary.v2+json or application/vnd.apache.arrow.stream",
-                offset=offset,
-            )
+def _embedded(stored: list[bytes | None], *, is_string: bool) -> tuple[list[bytes], list[str]]:
+    """What stands for each in JSON, and as what it is given: JSON (null too), a string, or base64. ``is_string``: it
+    is no JSON, whatever it looks like.
+    """
+    if not is_string:
+        texts = [_NULL if data is None else data for data in stored]
+        if _are_json(texts):
+            return texts, [_JSON] * len(texts)
+    pairs = [_embed(data, is_string=is_string) for data in stored]
+    return [text for text, _ in pairs], [kind for _, kind in pairs]
+
+
+def _embed(data: bytes | None, *, is_string: bool) -> tuple[bytes, str]:
+    if data is None:
+        return _NULL, _JSON
+    if not is_string and _is_json(data):
+        return data, _JSON
+    try:
+        return msgspec.json.encode(data.decode()), _STRING
+    except UnicodeDecodeError:
+        return _base64_text(data), _BINARY
+
+
+def _is_json(text: bytes) -> bool:
+    """Whether it is one JSON value, maybe with space around it."""
+    try:
+        _JSON_TEXT.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    return is_utf8(text)
+
+
+def _format_field(name: bytes, kind: str) -> bytes:
+    return b"" if kind == _JSON else b',"%b_format":"%b"' % (name, kind.encode())
+
+
+def _require(kind: str, formats: list[str], column: str, offsets: pa.Array, topic: str, partition: int) -> None:
+    """UnreadableRecordError at the first record whose ``column`` is neither JSON nor ``kind``."""
+    row = next((row for row, found in enumerate(formats) if found not in (_JSON, kind)), None)
+    if row is not None:
+        offset = offsets[row].as_py()
+        raise UnreadableRecordError(
+            f"The {column} of the record at offset {offset} of {topic}-{partition} is not "
+            f"{'JSON' if kind == _JSON else 'UTF-8'}: read it as application/vnd.kafka.binary.v2+json or "
+            "application/vnd.apache.arrow.stream, or send no Accept",
+            offset=offset,
+        )

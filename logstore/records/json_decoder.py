@@ -2,7 +2,8 @@
 
 Embedded keys and values stay what they were: the JSON text, byte for byte as sent (a text key keeps its quotes, as in
 REST Proxy), taken as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, no lone
-surrogates, nested less deeply than Python's recursion limit. Numbers of any size are text too. A field that is not
+surrogates, nested less deeply than Python's recursion limit. Numbers of any size are text too. With ``string_keys`` a
+key that is a JSON string is its UTF-8 text instead; all other keys stay JSON texts. A field that is not
 known is refused, and one that is there twice (outside of keys and values), so that a slip cannot lose data; so is
 base64 that is not what an encoder makes of its bytes.
 """
@@ -18,6 +19,7 @@ import pyarrow as pa
 from logstore.errors import InvalidRequestError
 from logstore.limits import REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
 from logstore.records.batch import DecodedRecords, check_record_count, check_records
+from logstore.records.json_strings import string_texts
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 from logstore.records.strict_json import (
     ABSENT,
@@ -90,7 +92,7 @@ _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
 _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])
 
 
-def decode_json(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
+def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = False) -> DecodedRecords:
     """``application/vnd.kafka.json.v2+json`` and ``application/json``: key and value are any JSON.
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
@@ -99,7 +101,7 @@ def decode_json(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     if plain is not None:
         texts = _plain_texts(plain)
         if not has_doubled_field(body, *texts):
-            decoded = _plain_columns(*texts)
+            decoded = _plain_columns(*texts, string_keys=string_keys)
             check_records(decoded.batch, max_message_bytes)
             return decoded
     request = _decode_body(body, _JSON_DECODER, _JsonRecord)
@@ -110,7 +112,7 @@ def decode_json(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
     _require_each_field_once(body, request, others, strings)
     if others.flat_headers:
         _require_canonical_base64(body, is_binary=False)
-    return _decoded(_json_text_column(keys), _json_text_column(values), others, max_message_bytes)
+    return _decoded(_key_column(keys, string_keys=string_keys), _json_text_column(values), others, max_message_bytes)
 
 
 def decode_binary(body: bytes, *, max_message_bytes: int) -> DecodedRecords:
@@ -155,9 +157,9 @@ def decode_plain(body: bytes) -> list[PlainRecord] | None:
     return None if dropped_quotes else records
 
 
-def plain_columns(records: Sequence[PlainRecord]) -> DecodedRecords:
+def plain_columns(records: Sequence[PlainRecord], *, string_keys: bool) -> DecodedRecords:
     """What ``decode_plain`` gave as columns; their sizes are not checked."""
-    return _plain_columns(*_plain_texts(records))
+    return _plain_columns(*_plain_texts(records), string_keys=string_keys)
 
 
 def _plain_records(body: bytes) -> list[PlainRecord] | None:
@@ -173,9 +175,10 @@ def _plain_texts(records: Sequence[PlainRecord]) -> tuple[Texts, Texts]:
     return Texts.of([record.key for record in records]), Texts.of([record.value for record in records])
 
 
-def _plain_columns(keys: Texts, values: Texts) -> DecodedRecords:
+def _plain_columns(keys: Texts, values: Texts, *, string_keys: bool) -> DecodedRecords:
     rows = len(keys.texts)
-    columns = [pa.nulls(rows, _TIMESTAMP_TYPE), _json_text_column(keys), _json_text_column(values), null_headers(rows)]
+    columns = [_key_column(keys, string_keys=string_keys), _json_text_column(values)]
+    columns = [pa.nulls(rows, _TIMESTAMP_TYPE), *columns, null_headers(rows)]
     return DecodedRecords(pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA), None)
 
 
@@ -286,6 +289,11 @@ def _decoded(keys: pa.Array, values: pa.Array, others: _Others, max_message_byte
         named = (_NO_NUMBER if partition is None else partition for partition in others.partitions)
         partitions = np.fromiter(named, np.int32, rows)
     return DecodedRecords(batch, partitions)
+
+
+def _key_column(keys: Texts, *, string_keys: bool) -> pa.Array:
+    column = _json_text_column(keys)
+    return string_texts(column) if string_keys else column
 
 
 def _json_text_column(texts: Texts) -> pa.Array:

@@ -187,7 +187,7 @@ async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api)
     def fail(*_):
         raise RuntimeError("a bug")
 
-    gathered.begin(topic, records, timeout_ms=10_000, told=fail)
+    gathered.begin(topic, records, string_keys=False, timeout_ms=10_000, told=fail)
     assert (await post(api, body((None, 2)))).status_code == 200
     assert (await post(api, body((None, 3)))).status_code == 200
     assert await api.values("t") == [1, 2, 3]

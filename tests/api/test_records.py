@@ -132,7 +132,7 @@ async def test_a_value_that_is_not_json_is_422_and_names_the_offset(api, rolled)
     await api.post("/topics/t", content=b"1\nnot json\n3", headers={"Content-Type": NDJSON})
     if rolled:
         await api.post("/topics/t/roll")
-    message = assert_error(await api.fetch("t", offset=0), 422, 42207)
+    message = assert_error(await api.fetch("t", offset=0, accept=JSON_V2), 422, 42207)
     assert "offset 1" in message
     assert "application/vnd.kafka.binary.v2+json" in message
     assert len((await api.fetch("t", offset=0, accept=BINARY_V2)).json()) == 3

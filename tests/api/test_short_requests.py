@@ -50,6 +50,7 @@ async def short(api, monkeypatch):
     await api.create_topic("t", partitions=3, max_message_bytes="2000")
     await api.create_topic("compacted", cleanup_policy="compact")
     await api.create_topic("a.b")
+    await api.create_topic("strings", key_format="string")
     return taken
 
 
@@ -76,6 +77,8 @@ TAKEN = {
     "spaces": request(b' { "records" : [ { "value" : "\xc3\xa9" } ] } '),
     "plain JSON": request(Content_Type="application/json; charset=utf-8"),
     "acks of the leader": request(path="/topics/t?acks=1&timeout_ms=5000"),
+    "string keys": request(path="/topics/t?key_format=string"),
+    "string keys by the topic": request(path="/topics/strings"),
     "another answer": request(Accept="application/json"),
     "any answer": request(Accept="*/*", User_Agent="curl", Accept_Encoding="gzip", Connection="keep-alive"),
     "with an id": request(X_Request_Id="mine", Logstore_Client_Id="me"),
@@ -102,6 +105,7 @@ LEFT = {
     "of no type": request(Content_Type=None),
     "no answer is good": request(Accept="image/png"),
     "unknown query": request(path="/topics/t?acsk=1"),
+    "no key format": request(path="/topics/t?key_format=raw"),
     "no acks": request(path="/topics/t?acks=0"),
     "named": request(Idempotency_Key="a request"),
     "of a producer": request(Logstore_Producer_Id="1"),

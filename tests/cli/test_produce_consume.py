@@ -56,26 +56,41 @@ def test_a_file_in_many_small_requests(run, tmp_path, topic):
     assert run("consume", topic).stdout == file.read_text()
 
 
-@pytest.mark.parametrize("raw", [False, True])
-def test_keys_of_json_fields(run, topic, raw):
+@pytest.mark.parametrize("key_json", [False, True])
+def test_keys_of_json_fields(run, topic, key_json):
     lines = '{"k":"N1","v":1}\n{"k": {"a": 1}}\n{"v": 2}\n{"k":null}\n'
-    run("produce", topic, "--key-field", "k", *(["--key-raw"] if raw else []), input=lines)
+    run("produce", topic, "--key-field", "k", *(["--key-json"] if key_json else []), input=lines)
     found = {o["value"]: o for o in objects(run("consume", topic, "--json"))}
-    text_key = "N1" if raw else '"N1"'
+    text_key = '"N1"' if key_json else "N1"
     assert [found[line]["key"] for line in lines.splitlines()] == [text_key, '{"a": 1}', None, None]
     first = found['{"k":"N1","v":1}']
     assert first["partition"] == (murmur2(text_key.encode()) & 0x7FFFFFFF) % 2
 
 
-def test_keys_are_those_of_the_same_record_posted_as_json(run, server, topic):
+@pytest.mark.parametrize("key_format", ["string", "json"])
+def test_one_key_of_the_command_line_of_python_and_of_json_over_http_is_in_one_partition(
+    run, server, topic, key_format
+):
     import httpx
 
-    run("produce", topic, "--key-field", "k", input='{"k":"N1"}\n')
-    body = '{"records":[{"key":"N1","value":{"k":"N1"}}]}'
+    from logstore import Producer
+
+    run("topic", "alter", topic, "--config", f"key.format={key_format}")
+    run("topic", "alter", topic, "--partitions", 8)
+    text = '{"k":"N1"}'
+    json_keys = ["--key-json"] if key_format == "json" else []
+    run("produce", topic, "--key-field", "k", *json_keys, input=text)
+    run("produce", topic, "--key", "N1", *json_keys, input=text)
+    run("produce", topic, "--key-separator", "=>", *json_keys, input=f"N1=>{text}\n")
     headers = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+    body = f'{{"records":[{{"key":"N1","value":{text}}}]}}'
     httpx.post(f"{server.url}/topics/{topic}", content=body, headers=headers).raise_for_status()
-    one, other = ({k: o[k] for k in ("key", "value", "partition")} for o in objects(run("consume", topic, "--json")))
-    assert one == other
+    with Producer(server.url) as producer:
+        producer.send(topic, text, key='"N1"' if json_keys else "N1")
+    found = [(o["key"], o["value"], o["partition"]) for o in objects(run("consume", topic, "--json"))]
+    assert len(found) == 5
+    assert len(set(found)) == 1
+    assert found[0][0] == ('"N1"' if json_keys else "N1")
 
 
 @pytest.mark.parametrize(
@@ -315,7 +330,7 @@ def test_an_output_that_ends_with_no_known_format_needs_one(run, topic, tmp_path
 
 @pytest.mark.parametrize("name", ["records.csv", "records.parquet"])
 def test_a_file_of_consume_comes_back_as_it_was(run, topic, tmp_path, name):
-    run("produce", topic, "--partition", 1, "--key-field", "k", "--key-raw", input='{"k":"007"}\n{"k":""}\n{"n":1}\n')
+    run("produce", topic, "--partition", 1, "--key-field", "k", input='{"k":"007"}\n{"k":""}\n{"n":1}\n')
     run("consume", topic, "--output", tmp_path / name)
     copy = f"{topic}-copy"
     run("topic", "create", copy, "--partitions", 2)
@@ -333,10 +348,10 @@ def test_rows_without_a_value_are_objects(run, topic, tmp_path):
     arguments = ("--key-field", "id", "--timestamp-field", "at", "--partition", 0)
     run("produce", topic, tmp_path / "rows.parquet", *arguments)
     first, second, third = objects(run("consume", topic, "--json"))
-    assert json.loads(first["value"]) == {"id": 1, "name": 'a "b"\nc', "score": 1.5}
-    assert (first["key"], second["key"], third["key"]) == (json.dumps('a "b"\nc'), None, "3")
-    assert json.loads(second["value"]) == {"id": 2, "name": None, "score": None}
-    assert json.loads(third["value"]) == {"id": 3, "at": "1970-01-01T00:00:01.500000Z", "tags": ["x"]}
+    assert json.loads(first["value"]) == {"id": "1", "name": 'a "b"\nc', "score": "1.5"}
+    assert (first["key"], second["key"], third["key"]) == ('a "b"\nc', None, "3")
+    assert json.loads(second["value"]) == {"id": "2", "name": None, "score": None}
+    assert json.loads(third["value"]) == {"id": 3, "at": "1970-01-01T00:00:01.500Z", "tags": ["x"]}
     assert third["timestamp"] == 1_500
 
 
@@ -361,7 +376,7 @@ def test_a_large_table_goes_in_parts(run, run_json, topic, tmp_path):
     [
         ("a,b\n1,2\n3\n", [], "Expected 2 columns, got 1"),
         ("a,b\n1,2\n", ["--key-field", "c"], "there is no column 'c': the file has a, b"),
-        ("value,timestamp\nx,yesterday\n", [], "row 1 and on: Column 'timestamp'"),
+        ("value,timestamp\nx,yesterday\n", [], "row 1: 'yesterday' is not a time"),
         ("value,to\nx,0\nx,9\n", ["--partition-field", "to"], "row 2: Partition 9 not found"),
     ],
 )

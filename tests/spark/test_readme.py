@@ -23,7 +23,9 @@ def directory(tmp_path_factory):
     commands.mkdir(parents=True)
     (commands / "activate").write_text(f"PATH={commands}:$PATH\n")
     (commands / "logstore").write_text(f'#!/bin/sh\nexec {sys.executable} -m logstore.cli "$@"\n')
-    (commands / "logstore").chmod(0o755)
+    (commands / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    for command in commands.glob("[lp]*"):
+        command.chmod(0o755)
     with ServerProcess(directory / "data") as server:
         store = Store(server)
         with Admin(server.url) as admin:
@@ -56,7 +58,9 @@ def test_the_shell_blocks(directory):
         ["bash", "-euc", script], cwd=path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert '{"user": "ada", "action": "login"}\n' in ran.stdout
+    assert (
+        'ada\t{"user": "ada", "action": "login"}\nada\t{"action": "search"}\nada\t{"action": "logout"}\n' in ran.stdout
+    )
     assert re.search(r'\{"offsets":\[\{"partition":\d,"offset":\d,"error_code":null', ran.stdout)
     assert "flights-report" in ran.stdout
     assert "60,010" in ran.stdout

@@ -24,6 +24,7 @@ DEFAULTS = {
     "max.message.bytes": "1048576",
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
+    "key.format": "json",
     "idempotency.window.ms": "600000",
     "idempotency.keys.max": "100000",
 }

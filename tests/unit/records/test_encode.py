@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import UnreadableRecordError
-from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json
+from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.schema import LOG_SCHEMA
 from tests.support.records import Row, headers_lists, rows, timestamps, wire_batch, wire_rows
@@ -104,6 +104,61 @@ def test_texts_that_are_json_only_together_are_not_json(texts):
     assert error.value.offset == 10
 
 
+@given(st.lists(_JSON_ROWS, max_size=8))
+@settings(deadline=None)
+def test_what_is_all_json_is_the_same_for_whoever_takes_what_there_is(records):
+    assert encode_readable(_log(records), "t", 3) == encode_json(_log(records), "t", 3)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "kind"),
+    [
+        (b"ada", "ada", "string"),
+        (b"", "", "string"),
+        (b'1,"offset":0', '1,"offset":0', "string"),
+        ("é\0".encode(), "é\0", "string"),
+        (b"\xff\x00", "/wA=", "binary"),
+        (b'"\xff"', "Iv8i", "binary"),
+        (b" {} ", {}, None),
+        (b'"ada"', "ada", None),
+        (None, None, None),
+    ],
+)
+def test_each_key_and_value_that_is_not_json_is_text_or_base64_and_says_so(stored, given, kind):
+    log = _log([Row(1, stored, b"1", [("h", b"")]), Row(1, b"1", stored, None)])
+    first, second = json.loads(encode_readable(log, "t", 3))
+    assert (first["key"], first.get("key_format"), first["value"]) == (given, kind, 1)
+    assert (second["value"], second.get("value_format"), second["key"]) == (given, kind, 1)
+    assert "value_format" not in first
+    assert "key_format" not in second
+    assert first["headers"] == [{"key": "h", "value": ""}]
+
+
+@pytest.mark.parametrize("key", [b"ada", b'"ada"', b"17", b"null", b"", None])
+def test_string_keys_are_texts_whatever_they_look_like(key):
+    log = _log([Row(1, key, b"1", None)])
+    (strict,) = json.loads(encode_json(log, "t", 3, string_keys=True))
+    (readable,) = json.loads(encode_readable(log, "t", 3, string_keys=True))
+    assert strict["key"] == readable.pop("key") == (None if key is None else key.decode())
+    assert readable.pop("key_format", None) == (None if key is None else "string")
+    assert strict == {"key": strict["key"], **readable}
+
+
+def test_a_string_key_that_is_not_utf8_is_named_by_its_offset():
+    log = _log([Row(1, b"a", b"1", None), Row(1, b"\xff", b"1", None)])
+    with pytest.raises(UnreadableRecordError, match=r"The key .* offset 11 of t-3 is not UTF-8") as error:
+        encode_json(log, "t", 3, string_keys=True)
+    assert error.value.offset == 11
+    assert json.loads(encode_readable(log, "t", 3, string_keys=True))[1]["key_format"] == "binary"
+
+
+@given(st.lists(rows, max_size=8), st.booleans())
+@settings(deadline=None)
+def test_what_is_readable_never_fails(records, string_keys):
+    found = json.loads(encode_readable(_log(records), "t", 3, string_keys=string_keys))
+    assert [record["offset"] for record in found] == list(range(10, 10 + len(records)))
+
+
 @given(st.lists(rows, max_size=8))
 @settings(deadline=None)
 def test_arrow_streams(records):
@@ -116,5 +171,5 @@ def test_arrow_streams(records):
 
 def test_no_records():
     empty = _log([])
-    assert encode_json(empty, "t", 0) == encode_binary(empty, "t", 0) == b"[]"
+    assert encode_json(empty, "t", 0) == encode_readable(empty, "t", 0) == encode_binary(empty, "t", 0) == b"[]"
     assert pa.ipc.open_stream(b"".join(encode_arrow_stream(empty))).read_all().num_rows == 0

@@ -353,3 +353,28 @@ def test_mutated_bodies_give_records_or_the_named_errors(data):
             assert decoded.batch.num_rows == len(json.loads(body, parse_constant=pytest.fail)["records"])
             for text in pa.concat_arrays([decoded.batch.column("key"), decoded.batch.column("value")]).drop_null():
                 json.loads(text.as_py(), parse_constant=pytest.fail)
+
+
+_TEXT_KEYS = {
+    b'"ada"': b"ada",
+    b'""': b"",
+    b'"null"': b"null",
+    b'"a\\"\\u00e9\\\\"': 'a"é\\'.encode(),
+    '"é"'.encode(): "é".encode(),
+    b"null": None,
+    b"17": b"17",
+    b"-0.50": b"-0.50",
+    b"true": b"true",
+    b'{"k": "v"}': b'{"k": "v"}',
+    b'["a"]': b'["a"]',
+}
+
+
+@pytest.mark.parametrize("keys", [[b'"ada"'], list(_TEXT_KEYS), [*_TEXT_KEYS] * 20, [b'"ada"', b"null", b"17"] * 50])
+@pytest.mark.parametrize("timestamp", [b"", b',"timestamp":1'], ids=["plain", "more"])
+def test_string_keys_are_their_utf8_text_and_all_others_json_texts(keys, timestamp):
+    body = b'{"records":[%b]}' % b",".join(b'{"key":%b,"value":"v"%b}' % (key, timestamp) for key in keys)
+    batch = decode_json(body, max_message_bytes=_LIMIT, string_keys=True).batch
+    batch.validate(full=True)
+    assert batch.column("key").to_pylist() == [_TEXT_KEYS[key] for key in keys]
+    assert set(batch.column("value").to_pylist()) == {b'"v"'}, "values stay JSON texts"

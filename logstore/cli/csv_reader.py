@@ -1,0 +1,102 @@
+"""Rows of CSV files as records. Text stays text: a column has another type only where somebody asked for it."""
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.csv
+
+from logstore.cli.table_reader import Fields, Rows, require_column, rows_of
+from logstore.errors import InvalidRecordError
+
+# Between brackets they belong to the type.
+_COMMA = re.compile(r",(?![^(\[]*[)\]])")
+_DECIMAL = re.compile(r"decimal\(([1-9][0-9]?),([0-9]{1,2})\)")
+_UTC = re.compile(r"timestamp\[(s|ms|us|ns),UTC\]")
+_NAMES = (
+    "string, bool, int64 (int8 to uint64), double, float, decimal(P,S), date32, time64[us], duration[s], binary, "
+    "timestamp[us], or timestamp[us,UTC] for times with a zone (units: s, ms, us, ns)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """``types``: of columns by their names; ``infer``: find out those of the others from the first rows."""
+
+    delimiter: str = ","
+    types: dict[str, pa.DataType] = field(default_factory=dict)
+    infer: bool = False
+
+
+def parse_types(text: str) -> dict[str, pa.DataType]:
+    """``price=decimal(10,2),count=int64``. ValueError says what is wrong."""
+    types: dict[str, pa.DataType] = {}
+    for pair in _COMMA.split(text):
+        name, equals, kind = pair.strip().rpartition("=")
+        if not equals or not name:
+            raise ValueError(f"{pair!r} is not COLUMN=TYPE")
+        if name in types:
+            raise ValueError(f"column {name!r} is there twice")
+        types[name] = _type(kind)
+    return types
+
+
+def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fields) -> Iterator[Rows]:
+    """The first line has the names. What is empty and not in quotes is null.
+
+    InvalidRecordError naming the row, or the column that there is not.
+    """
+    names = _names(stream, format.delimiter)
+    if not names:
+        return
+    for name in format.types:
+        require_column(name, names)
+    texts = () if format.infer else names
+    options = pa.csv.ConvertOptions(
+        column_types={**dict.fromkeys(texts, pa.string()), **format.types},
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+        # Else Namibia is null.
+        null_values=None if format.infer else [""],
+    )
+    try:
+        reader = pa.csv.open_csv(
+            pa.PythonFile(stream, "r"),
+            pa.csv.ReadOptions(block_size=block_bytes, column_names=names),
+            pa.csv.ParseOptions(delimiter=format.delimiter, newlines_in_values=True),
+            options,
+        )
+        yield from rows_of(reader, names, fields)
+    except pa.ArrowInvalid as error:
+        if "Empty CSV file" not in str(error):
+            raise InvalidRecordError(str(error)) from error
+
+
+def _names(stream: BinaryIO, delimiter: str) -> list[str]:
+    """Of the columns: the first record, which is read off ``stream``."""
+
+    def lines() -> Iterator[str]:
+        encoding = "utf-8-sig"
+        for line in stream:
+            yield line.decode(encoding)
+            encoding = "utf-8"
+
+    try:
+        return next((row for row in csv.reader(lines(), delimiter=delimiter) if row), [])
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidRecordError(f"the first line, which has the names of the columns, is not CSV: {error}") from error
+
+
+def _type(text: str) -> pa.DataType:
+    text = text.strip().replace(", ", ",")
+    try:
+        if found := _DECIMAL.fullmatch(text):
+            return pa.decimal128(int(found[1]), int(found[2]))
+        if found := _UTC.fullmatch(text):
+            return pa.timestamp(found[1], "UTC")
+        return pa.type_for_alias(text)
+    except ValueError as error:
+        raise ValueError(f"{text!r} is not a type: use {_NAMES}") from error

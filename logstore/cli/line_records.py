@@ -1,0 +1,101 @@
+"""What a line of input is: its value, perhaps with a key before a separator or in a field of its JSON."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from logstore.cli.json_columns import json_texts
+from logstore.cli.line_reader import Lines
+from logstore.errors import InvalidRecordError
+from logstore.records.json_strings import string_text
+
+_NULL = b"null"
+
+
+class LineRecords:
+    """``key_separator``: the key is what stands before its first occurrence. ``key_field``: every value is a JSON
+    object, and the key is this field of it. Keys are texts as they are, or with ``key_json`` their JSON texts; of a
+    field that is no text always the JSON text. No such field, or null: no key. ``tombstones``: no bytes are null.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_json: bool = False,
+        key_field: str | None = None,
+        key_separator: str | None = None,
+        key_json: bool = False,
+        tombstones: bool = False,
+    ) -> None:
+        self._key_field, self._key_json, self._tombstones = key_field, key_json, tombstones
+        self._separator = None if key_separator is None else key_separator.encode()
+        self._decode: Callable[[bytes], Any] | None = None
+        if key_field is not None:
+            field = ("key", msgspec.Raw, msgspec.Raw(_NULL))
+            self._decode = msgspec.json.Decoder(msgspec.defstruct("Line", [field], rename={"key": key_field})).decode
+        elif is_json:
+            self._decode = msgspec.json.Decoder().decode
+
+    def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
+        """The columns of the lines before the first that is refused, and what to say of that one."""
+        columns: dict[str, Any] = {"value": lines.values}
+        problem = None
+        if self._separator is not None:
+            columns, problem = self._split(lines, self._separator)
+        if self._tombstones:
+            columns["value"] = nulls_for_empty(columns["value"])
+        if self._decode is not None:
+            keys, error = self._check(columns["value"], lines)
+            problem = error or problem
+            columns = {name: column[: len(keys)] for name, column in columns.items()}
+            if self._key_field is not None:
+                columns["key"] = pa.array(keys, pa.binary())
+        return columns, problem
+
+    def _split(self, lines: Lines, separator: bytes) -> tuple[dict[str, Any], InvalidRecordError | None]:
+        parts = pc.split_pattern(lines.values, pattern=separator, max_splits=1)
+        lengths = pc.list_value_length(parts).to_numpy()
+        whole = len(lengths) if (lengths == 2).all() else int((lengths < 2).argmax())
+        problem = None
+        if whole < len(lengths):
+            shown = separator.decode()
+            problem = InvalidRecordError(
+                f"line {lines.numbers[whole]} has no {shown!r} between a key and a value: begin it with {shown!r} to "
+                "send an empty key"
+            )
+        parts = parts[:whole]
+        keys, values = pc.list_element(parts, 0), pc.list_element(parts, 1)
+        if self._key_json:
+            try:
+                keys = json_texts(keys.cast(pa.string()))
+            except pa.ArrowInvalid as error:
+                raise InvalidRecordError(
+                    f"line {lines.numbers[0]} and on: a key that is not UTF-8 has no JSON text: {error}"
+                ) from error
+        return {"key": keys, "value": values}, problem
+
+    def _check(self, values: pa.Array, lines: Lines) -> tuple[list[bytes | None], InvalidRecordError | None]:
+        """The keys (null without a key field) of the values before the first that is no JSON, and what to say of it."""
+        assert self._decode is not None
+        keys: list[bytes | None] = []
+        for row, text in enumerate(values.to_pylist()):
+            try:
+                decoded: Any = None if text is None else self._decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                expected = "JSON" if self._key_field is None else "a JSON object"
+                return keys, InvalidRecordError(f"line {lines.numbers[row]} is not {expected}: {error}")
+            keys.append(None if self._key_field is None else self._key(bytes(decoded.key)))
+        return keys, None
+
+    def _key(self, text: bytes) -> bytes | None:
+        if text == _NULL:
+            return None
+        return text if self._key_json else string_text(text)
+
+
+def nulls_for_empty(values: pa.Array) -> pa.Array:
+    """Values without a byte as null: tombstones."""
+    return pc.if_else(pc.equal(pc.binary_length(values), 0), None, values)

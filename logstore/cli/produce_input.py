@@ -1,0 +1,192 @@
+"""Options of ``logstore produce`` that say what its input is: which go together, and the records that they make."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import typer
+
+from logstore.cli.record_blocks import (
+    Block,
+    csv_blocks,
+    line_blocks,
+    parquet_blocks,
+    with_headers,
+    with_key,
+    with_partition,
+    with_tombstones,
+)
+
+if TYPE_CHECKING:
+    from logstore.cli.csv_reader import CsvFormat
+    from logstore.cli.table_reader import Fields
+
+
+class Format(StrEnum):
+    lines = "lines"
+    ndjson = "ndjson"
+    csv = "csv"
+    parquet = "parquet"
+
+
+_SUFFIXES = {".ndjson": Format.ndjson, ".jsonl": Format.ndjson, ".csv": Format.csv, ".parquet": Format.parquet}
+
+
+def format_of(file: Path | None) -> Format:
+    return Format.lines if file is None else _SUFFIXES.get(file.suffix, Format.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """As they stand on the command line."""
+
+    format: Format
+    key: str | None
+    key_separator: str | None
+    key_field: str | None
+    key_json: bool
+    headers: Sequence[str]
+    tombstone: bool
+    value_field: str | None
+    timestamp_field: str | None
+    headers_field: str | None
+    partition_field: str | None
+    partition: int | None
+    delimiter: str | None
+    types: str | None
+    infer: bool
+
+    @property
+    def is_table(self) -> bool:
+        return self.format in (Format.csv, Format.parquet)
+
+    @property
+    def unit(self) -> str:
+        """What the input has numbers of."""
+        return "row" if self.is_table else "line"
+
+    def blocks(self, stream: BinaryIO, file: Path | None, batch_bytes: int) -> Iterator[Block]:
+        """The records of ``stream``, which is that of ``file``. Nothing is read yet; usage errors come at once."""
+        self._check_key()
+        self._check_columns()
+        headers = [_header(text) for text in self.headers]
+        if self.format is Format.parquet:
+            assert file is not None
+            blocks = parquet_blocks(file, batch_bytes, self._fields())
+        elif self.format is Format.csv:
+            blocks = csv_blocks(stream, batch_bytes, self._csv_format(), self._fields())
+        else:
+            blocks = self._lines(stream, batch_bytes)
+        if self.tombstone and self.is_table:
+            blocks = with_tombstones(blocks)
+        if self.key is not None:
+            blocks = with_key(self._key_bytes(self.key), blocks)
+        if headers:
+            blocks = with_headers(headers, blocks)
+        if self.partition is not None:
+            blocks = with_partition(self.partition, blocks)
+        return blocks
+
+    def _check_key(self) -> None:
+        sources = {"--key": self.key, "--key-separator": self.key_separator, "--key-field": self.key_field}
+        given = [name for name, value in sources.items() if value is not None]
+        if len(given) > 1:
+            raise typer.BadParameter(f"give one of {', '.join(given)}")
+        if self.key_separator is not None and (self.is_table or not self.key_separator):
+            raise typer.BadParameter(
+                f"rows have columns: the format is {self.format}" if self.is_table else "it has no character",
+                param_hint="--key-separator",
+            )
+        if self.is_table:
+            return
+        if self.key_json and not given:
+            raise typer.BadParameter(f"needs one of {', '.join(sources)}", param_hint="--key-json")
+        if self.tombstone and (not given or self.key_field is not None):
+            raise typer.BadParameter(
+                "needs --key or --key-separator: a tombstone deletes a key"
+                if not given
+                else "a line with --key-field is a JSON object, so that no value is empty",
+                param_hint="--tombstone",
+            )
+
+    def _check_columns(self) -> None:
+        columns = (self.value_field, self.timestamp_field, self.headers_field, self.partition_field)
+        if not self.is_table and any(name is not None for name in columns):
+            raise typer.BadParameter(f"lines have no columns: the format is {self.format}", param_hint="--...-field")
+        if self.partition is not None and self.partition_field is not None:
+            raise typer.BadParameter("give one of --partition and --partition-field")
+        if self.headers and self.headers_field is not None:
+            raise typer.BadParameter("give one of --header and --headers-field")
+        if self.format is Format.csv:
+            if self.headers_field is not None:
+                raise typer.BadParameter("a column of CSV has no headers: use Parquet", param_hint="--headers-field")
+            return
+        of_csv = {"--delimiter": self.delimiter, "--types": self.types, "--infer": self.infer or None}
+        if given := [name for name, value in of_csv.items() if value is not None]:
+            raise typer.BadParameter(f"is for CSV: the format is {self.format}", param_hint=given[0])
+
+    def _lines(self, stream: BinaryIO, batch_bytes: int) -> Iterator[Block]:
+        from logstore.cli.line_records import LineRecords
+
+        records = LineRecords(
+            is_json=self.format is Format.ndjson,
+            key_field=self.key_field,
+            key_separator=self.key_separator,
+            key_json=self.key_json,
+            tombstones=self.tombstone,
+        )
+        # With a key an empty line can be a tombstone.
+        skip_empty = not (self.tombstone and self.key is not None)
+        return line_blocks(stream, batch_bytes, records, skip_empty=skip_empty)
+
+    def _fields(self) -> "Fields":
+        from logstore.cli.table_reader import Fields
+
+        return Fields(
+            self.key_field,
+            self.value_field,
+            self.timestamp_field,
+            self.headers_field,
+            self.partition_field,
+            key_json=self.key_json,
+        )
+
+    def _csv_format(self) -> "CsvFormat":
+        from logstore.cli.csv_reader import CsvFormat, parse_types
+
+        delimiter = "," if self.delimiter is None else self.delimiter
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n':
+            raise typer.BadParameter("is one ASCII character, and none of CSV's own", param_hint="--delimiter")
+        try:
+            types = {} if self.types is None else parse_types(self.types)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--types") from error
+        return CsvFormat(delimiter, types, self.infer)
+
+    def _key_bytes(self, key: str) -> bytes:
+        import msgspec
+
+        data = _utf8(key, "--key")
+        return msgspec.json.encode(key) if self.key_json else data
+
+
+def unescaped(text: str | None) -> str | None:
+    """With a backslash and t as a tab, which shells do not make of them."""
+    return None if text is None else text.replace("\\t", "\t")
+
+
+def _header(text: str) -> tuple[str, bytes]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--header")
+    _utf8(name, "--header")
+    return name, _utf8(value, "--header")
+
+
+def _utf8(text: str, option: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise typer.BadParameter(f"is not UTF-8: {error}", param_hint=option) from error
