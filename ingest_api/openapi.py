@@ -382,7 +382,7 @@ UPDATE_CONFIG = _operation(
 RESET_CONFIG = _operation("resetTopicConfig", path=_CONFIG_PATH, answers=_NO_CONTENT, errors=(503,))
 LIVE = _operation("getLiveness", answers=_v3(schemas.Health, "The process lives."))
 READY = _operation("getReadiness", answers=_v3(schemas.Health, "The store takes appends."), errors=(503,))
-STATUS = _operation("getStatus", answers=_v3(schemas.StoreStatus, "The state of the store."))
+STATUS = _operation("getStatus", answers=_v3(schemas.StoreStatus, "The state of the store."), errors=(503,))
 METRICS = _operation(
     "getMetrics",
     answers={200: _answer("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})},
