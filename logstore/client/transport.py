@@ -67,7 +67,7 @@ _ERRORS_BY_STATUS: Mapping[int, type[LogStoreError]] = {
     503: errors.BrokerNotReadyError,
     504: errors.RequestTimedOutError,
 }
-_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError, errors.QuarantinedError)
+_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError)
 
 
 class Transport:
