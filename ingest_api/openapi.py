@@ -312,6 +312,14 @@ REFRESH = _operation(
     answers=_v2(_ref(schemas.Refreshed), "The table is read."),
     errors=(406, 503),
 )
+DROP_FOREIGN_FILES = _operation(
+    "dropForeignFiles",
+    path=("topic",),
+    body=_json_body(schemas.DropForeignFilesRequest),
+    body_required=False,
+    answers=_v2(_ref(schemas.DroppedForeignFiles), "The files are out of the table."),
+    errors=(400, 406, 503),
+)
 LIST_GROUPS = _operation(
     "listGroups", answers=_v2(_list_of({"type": "string"}), "Names of groups, sorted."), errors=(406, 422)
 )
@@ -381,7 +389,7 @@ UPDATE_CONFIG = _operation(
 )
 RESET_CONFIG = _operation("resetTopicConfig", path=_CONFIG_PATH, answers=_NO_CONTENT, errors=(503,))
 LIVE = _operation("getLiveness", answers=_v3(schemas.Health, "The process lives."))
-READY = _operation("getReadiness", answers=_v3(schemas.Health, "The store takes appends."), errors=(503,))
+READY = _operation("getReadiness", answers=_v3(schemas.Readiness, "The store takes appends."), errors=(503,))
 STATUS = _operation("getStatus", answers=_v3(schemas.StoreStatus, "The state of the store."), errors=(503,))
 METRICS = _operation(
     "getMetrics",

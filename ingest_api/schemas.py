@@ -212,6 +212,14 @@ class RefreshRequest(Request):
     pass
 
 
+class DropForeignFilesRequest(Request):
+    pass
+
+
+class DroppedForeignFiles(Answer):
+    files: list[str] = Field(description="Paths of the files, relative to the table. They are still on disk.")
+
+
 class Refreshed(Answer):
     version: int = Field(description="Version of the Delta table that every read from here on sees, or a later one.")
 
@@ -386,7 +394,7 @@ class GroupLag(Answer):
 
 
 class Health(Answer):
-    status: Literal["live", "ready"]
+    status: Literal["live"]
 
 
 # ---- status ---------------------------------------------------------------------------------------------------------
@@ -413,6 +421,11 @@ class TopicProblem(Answer):
     state: Literal["quarantined", "records_missing"]
     reason: str
     remedy: str
+
+
+class Readiness(Answer):
+    status: Literal["ready"]
+    problems: list[TopicProblem] = Field(description="Topics and partitions that are not served, or not whole.")
 
 
 class JournalStatus(Answer):

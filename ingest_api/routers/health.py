@@ -22,9 +22,12 @@ async def live(request: Request) -> Response:
 
 @router.get("/ready", **openapi.READY)
 async def ready(request: Request) -> Response:
-    """The store takes appends; else 503 with the reason, the first of which is that it is starting."""
+    """The store takes appends; else 503 with the reason, the first of which is that it is starting.
+
+    Ready, too, when some topics are not served: `problems` names them.
+    """
     read_query(request)
     reason = api_state(request).not_ready_reason
     if reason is not None:
         raise BrokerNotReadyError(f"Not ready: {reason}.")
-    return json_response({"status": "ready"})
+    return json_response({"status": "ready", "problems": api_state(request).broker.problems()})

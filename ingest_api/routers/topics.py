@@ -11,7 +11,7 @@ from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model_or_none
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
 from ingest_api.parameters import partition_in_path, read_query
-from ingest_api.schemas import RefreshRequest, RollRequest
+from ingest_api.schemas import DropForeignFilesRequest, RefreshRequest, RollRequest
 from ingest_api.state import api_state
 from logstore.broker.broker import Broker, PartitionLog, Topic
 
@@ -86,6 +86,17 @@ async def refresh(request: Request) -> Response:
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, RefreshRequest)
     return json_response({"version": await broker.refresh(topic)}, media_type=media_type)
+
+
+@router.post("/topics/{topic}/drop-foreign-files", **openapi.DROP_FOREIGN_FILES)
+async def drop_foreign_files(request: Request) -> Response:
+    """Take files that other writers added out of the Delta table, so that its partitions are served again."""
+    read_query(request)
+    broker = api_state(request).broker
+    topic = broker.topic(request.path_params["topic"])
+    media_type = answer_media_type(request.headers, METADATA_TYPES)
+    await receive_model_or_none(request, DropForeignFilesRequest)
+    return json_response({"files": await broker.drop_foreign_files(topic)}, media_type=media_type)
 
 
 def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:

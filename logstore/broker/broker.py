@@ -81,6 +81,7 @@ class Broker:
         self.alter_configs = topics.alter_configs
         self.add_partitions = topics.add_partitions
         self.delete_records = topics.delete_records
+        self.drop_foreign_files = topics.drop_foreign_files
         self.produce = producing.produce
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch

@@ -328,6 +328,17 @@ class Topics:
             )
         return partition_log.log_start_offset
 
+    async def drop_foreign_files(self, topic: Topic) -> tuple[str, ...]:
+        """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
+
+        The files stay on disk. Raises BrokerNotReadyError, InvalidTopicError, and as ``Roller.commit``.
+        """
+        self._admission.require_ready()
+        require_users_topic(topic)
+        dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
+        log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
+        return dropped
+
     async def _change(self, change: Coroutine[object, object, T]) -> T:
         """One change of the catalogue at a time, each to its end even if the caller goes away."""
 

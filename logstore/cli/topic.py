@@ -245,6 +245,25 @@ def roll(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: 
 @app.command(
     epilog="""\b
 Examples:
+  logstore topic drop-foreign-files events
+"""
+)
+def drop_foreign_files(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
+    """Take files that other writers added out of the topic's table, so that its partitions are served again."""
+    with admin_of(ctx, url) as admin:
+        files = admin.drop_foreign_files(name)
+    if json:
+        print_json({"topic": name, "files": files})
+    elif files:
+        print(f"Took {counted(len(files), 'file')} out of the table of topic {name}; they stay on disk:")
+        print("\n".join(files))
+    else:
+        print(f"The table of topic {name} has no files of other writers")
+
+
+@app.command(
+    epilog="""\b
+Examples:
   logstore topic delete-records events --partition 0 --before-offset 1000
   logstore topic delete-records events --partition 0 --before-offset -1     all that is there
 """

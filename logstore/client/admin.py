@@ -60,6 +60,11 @@ class _Refreshed:
 
 
 @dataclass(frozen=True, slots=True)
+class _DroppedForeignFiles:
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
 
@@ -200,6 +205,11 @@ class Admin:
         """Have the store read what others committed to the topic's table; the version that all its readers see now."""
         answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
         return decode(answer.content, _Refreshed).version
+
+    def drop_foreign_files(self, topic: str) -> tuple[str, ...]:
+        """Take files that other writers added out of the topic's table; their paths. They stay on disk."""
+        answer = self._transport.request("POST", topic_path(topic, "/drop-foreign-files"), json={}, idempotent=True)
+        return decode(answer.content, _DroppedForeignFiles).files
 
     def offsets(self, topic: str, partition: int, *, timestamp_ms: int | None = None) -> PartitionOffsets:
         """The ends of a partition, and the offset of a time; UnknownTopicError, UnknownPartitionError."""

@@ -71,4 +71,79 @@ def test_a_group_commits_what_came_before_the_end(run, run_json, filled):
     found = run_json("group", "describe", f"g-{filled}")["partitions"]
     assert [row["committed_offset"] for row in found] == [2, 1]
     assert "0:2" in run("consume", filled, "--group", f"g-{filled}").stdout.split()
+    run("group", "delete", f"g-{filled}", "--yes")    ],
+    ids=lambda value: " ".join(map(str, sorted(value) if isinstance(value, set) else value)) or "none",
+)e consume begins and stops."""
+
+import pytest
+
+from tests.support.posting import post
+
+HOUR = 3_600_000
+DAY = 24 * HOUR
+#: 2024-10-04T12:00:00Z
+NOON = 20_000 * DAY + DAY // 2
+
+
+@pytest.fixture
+def filled(server, topic) -> str:
+    """Values are the hour of their time; partition 0 has hours 0 to 4, partition 1 hours 2 and 6."""
+    for partition, hours in ((0, range(5)), (1, (2, 6))):
+        values = [f"{partition}:{hour}".encode() for hour in hours]
+        post(server.url, topic, partition, values, timestamps_ms=[NOON + hour * HOUR for hour in hours])
+    return topic
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--offset", -1], {"0:4", "1:6"}),
+        (["--offset", -3], {"0:2", "0:3", "0:4", "1:2", "1:6"}),
+        (["-p", 0, "--offset", 1, "--to-offset", 3], {"0:1", "0:2"}),
+        (["--to-offset", -1], {"0:0", "0:1", "0:2", "0:3", "1:2"}),
+        (["--from-timestamp", "2024-10-04T14:00:00Z"], {"0:2", "0:3", "0:4", "1:2", "1:6"}),
+        (["--from-timestamp", "2024-10-04T14:00+02:00", "--to-timestamp", "2024-10-04 14:00"], {"0:0", "0:1"}),
+        (["--to-timestamp", NOON + 2 * HOUR], {"0:0", "0:1"}),
+        (["--from-timestamp", "2024-10-04", "--to-timestamp", "2024-10-05", "-p", 1], {"1:2", "1:6"}),
+        (["--from-timestamp", "-1h"], set()),
+        (["--to-timestamp", "yesterday", "-p", 1], {"1:2", "1:6"}),
+        (["--from-timestamp", "2024-10-04T17:00", "--to-offset", -1], set()),
+        (["--tail", 0], set()),
+        (["--tail", 1], {"1:6"}),
+        (["--tail", 3], {"1:6", "0:4", "0:3"}),
+        (["--tail", 100], {"0:0", "0:1", "0:2", "0:3", "0:4", "1:2", "1:6"}),
+        (["--tail", 2, "-p", 0], {"0:3", "0:4"}),
+        (["--tail", 2, "--to-timestamp", "2024-10-04T15:00:00Z"], {"0:2", "1:2"}),
+    ],
+    ids=str,
+)
+def test_where_it_begins_and_stops(run, filled, arguments, expected):
+    lines = run("consume", filled, *arguments).stdout.splitlines()
+    assert len(lines) == len(expected)
+    assert set(lines) == expected
+    for partition in "01":
+        assert [line for line in lines if line[0] == partition] == sorted(x for x in expected if x[0] == partition)
+
+
+def test_the_last_records_follow_offsets_where_times_do_not(run, server, topic):
+    post(server.url, topic, 0, [b"late", b"early"], timestamps_ms=[9, 1])
+    post(server.url, topic, 1, [b"middle", b"newest"], timestamps_ms=[5, 6])
+    # "late" is among the last ones only with "early", which is older than both of the other partition.
+    assert run("consume", topic, "--tail", 1).stdout == "newest\n"
+    assert run("consume", topic, "--tail", 2).stdout == "middle\nnewest\n"
+    assert sorted(run("consume", topic, "--tail", 3).stdout.split()) == ["early", "middle", "newest"]
+
+
+def test_ends_that_a_partition_does_not_have(run, filled):
+    assert "it has 0 to 5" in run("consume", filled, "-p", 0, "--to-offset", 6, code=1).stderr
+    assert "--to-offset: topic" in run("consume", filled, "--to-offset", 1, code=2).stderr
+    assert "is no time: give 2026-11-21T08:00:00Z" in run("consume", filled, "--from-timestamp", "-1", code=2).stderr
+
+
+def test_a_group_commits_what_came_before_the_end(run, run_json, filled):
+    run("consume", filled, "--group", f"g-{filled}", "--to-timestamp", "2024-10-04T14:00:00Z")
+    run("consume", filled, "--group", f"g-{filled}", "-p", 1, "--to-offset", -1)
+    found = run_json("group", "describe", f"g-{filled}")["partitions"]
+    assert [row["committed_offset"] for row in found] == [2, 1]
+    assert "0:2" in run("consume", filled, "--group", f"g-{filled}").stdout.split()
     run("group", "delete", f"g-{filled}", "--yes")

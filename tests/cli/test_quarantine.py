@@ -1,6 +1,7 @@
 """A topic and a partition that a store does not serve, as each command tells of them."""
 
 import json
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -76,3 +77,17 @@ def test_consume_never_takes_a_partition_that_is_refused_for_an_empty_one(url):
     assert logstore(url, "consume", "part", "-p", "1") == "a\nb\n"
     assert "Topic 'bad' is quarantined" in logstore(url, "consume", "bad", code=1)
     assert sorted(logstore(url, "consume", "good").split()) == ["a", "a", "b", "b"]
+
+
+def test_a_partition_is_served_again_once_the_foreign_files_are_out_of_its_table(url):
+    def problems() -> list[str]:
+        with urllib.request.urlopen(f"{url}/health/ready") as answer:  # 200: others are served
+            return [problem["topic"] for problem in json.load(answer)["problems"]]
+
+    assert "part" in problems()
+    (dropped,) = json.loads(logstore(url, "topic", "drop-foreign-files", "part", "--json"))["files"]
+    assert dropped.startswith("partition=0/")
+    assert "part" not in problems()
+    assert sorted(logstore(url, "consume", "part").split()) == ["a", "a", "b", "b"]
+    assert "no files of other writers" in logstore(url, "topic", "drop-foreign-files", "part")
+    assert "Topic 'bad' is quarantined" in logstore(url, "topic", "drop-foreign-files", "bad", code=1)
