@@ -18,7 +18,7 @@ FORMS = [
     (pa.array([float("nan"), float("inf"), -float("inf")]), ['"NaN"', '"Infinity"', '"-Infinity"']),
     (pa.array([0.1], pa.float32()), ["0.1"]),
     (pa.array([0.5], pa.float16()), ["0.5"]),
-    (pa.array([Decimal("12.50"), Decimal("-1")], pa.decimal128(20, 2)), ["12.50", "-1.00"]),
+    (pa.array([Decimal("12.50"), Decimal(-1)], pa.decimal128(20, 2)), ["12.50", "-1.00"]),
     (
         pa.array([Decimal("0.123456789012345678901234567890")], pa.decimal256(60, 30)),
         ["0.123456789012345678901234567890"],
