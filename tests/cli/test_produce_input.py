@@ -43,10 +43,8 @@ def test_text_of_csv_stays_text(dry):
 
 
 def test_types_are_those_asked_for(dry):
-    text = (
-        "zip,n,price,at,zoned,day,long,ok\n"
-        "00123,7,1.50,2026-11-21T08:00:00,2026-11-21T08:00:00+01:00,2026-11-21,5,true\n"
-    )
+    text = "zip,n,price,at,zoned,day,long,ok\n"
+    text += "00123,7,1.50,2026-11-21T08:00:00,2026-11-21T08:00:00+01:00,2026-11-21,5,true\n"
     types = "n=int64, price=decimal(10,2),at=timestamp[ms],zoned=timestamp[s, UTC],day=date32,long=duration[s],ok=bool"
     (record,) = dry("--format", "csv", "--types", types, input=text)
     assert record["value"] == (
