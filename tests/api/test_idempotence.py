@@ -201,6 +201,19 @@ def test_a_retry_after_a_change_of_the_configuration_gets_its_first_answer(
     assert too_small or refused == [413 if "max.message.bytes" in change else 422] * 3
 
 
+def test_a_retry_after_another_key_format_stores_nothing_unless_it_names_its_own(store: Store) -> None:
+    topic = store.create_topic(partitions=16)
+    body = {"records": [{"key": f"user-{n}", "value": n} for n in range(20)]}
+    named, plain = f"/topics/{topic}?key_format=json", f"/topics/{topic}"
+    first = [store.post(path, body, Idempotency_Key=path) for path in (named, plain)]
+    store.alter_configs(topic, {"key.format": "string"})
+    before = store.end_offsets(topic)
+    again = store.post(named, body, Idempotency_Key=named)
+    assert (again.content, again.headers["Idempotent-Replayed"]) == (first[0].content, "true")
+    assert_error(store.post(plain, body, Idempotency_Key=plain), 422, 42211)
+    assert store.end_offsets(topic) == before
+
+
 def test_at_the_bound_new_keys_are_429_and_known_ones_are_answered(store: Store) -> None:
     topic = store.create_topic(idempotency_keys_max="2")
     body = {"records": [{"value": 1}]}
