@@ -35,8 +35,9 @@ from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.admission import Reservation
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
-from logstore.errors import UnknownTopicError
+from logstore.errors import IdempotencyKeyReusedError, UnknownTopicError
 from logstore.records.batch import DecodedRecords, Records
+from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
 from logstore.topic_config import TopicConfig
 
@@ -165,8 +166,13 @@ async def _produce(request: Request, partition: int | None) -> Response:
             form = _STRING_KEYS
         # A repetition may be larger than a record may be by now: only the broker knows whether it is one.
         max_message_bytes = config.max_message_bytes if identify is None else state.settings.max_request_size
-        records, identity = await _decode(state, body, reservation, coding, form, max_message_bytes, identify)
-        del body  # nobody needs it while the disk is waited for
+        decode = functools.partial(_decode, state, body, reservation, coding)
+        records, identity = await decode(form, max_message_bytes, identify)
+        may_differ = isinstance(identity, IdempotencyKey) and form.is_json and head.key_format is None
+        # Nobody needs the body while the disk is waited for, unless it may have to be read in another way.
+        del body
+        decode_again = decode if may_differ else None
+        del decode
         if topic is None:
             # Only now, so that a request that is refused leaves no topic behind.
             topic = await state.broker.topic_for_produce(request.path_params["topic"])
@@ -174,7 +180,17 @@ async def _produce(request: Request, partition: int | None) -> Response:
             topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
         del records  # the broker lets go of them as soon as it can
-        result = await produced
+        try:
+            result = await produced
+        except IdempotencyKeyReusedError:
+            if decode_again is None:
+                raise
+            # The topic's key.format may be another one since then. As the key is remembered, nothing new can be stored.
+            other = _JSON_KEYS if form is _STRING_KEYS else _STRING_KEYS
+            records, identity = await decode_again(other, max_message_bytes, identify)
+            result = await state.broker.produce(
+                topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
+            )
     headers = REPLAYED if result.replayed else None
     if acks == 0:
         return Response(form.encode(ProduceResult((), 0)), 202, headers, head.answer_type)

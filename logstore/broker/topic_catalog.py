@@ -6,6 +6,7 @@ directory tells that it was deleted, and not lost, for as long as the journal ha
 """
 
 import contextlib
+import errno
 import shutil
 import uuid
 from collections.abc import Collection, Iterable, Mapping
@@ -33,6 +34,9 @@ log = structlog.stdlib.get_logger(__name__)
 # Topics that are opened at a time: delta-rs and the disk let go of the interpreter.
 _OPENERS = 4
 
+
+# The trouble of the disk or the process: another start may find the table as it is.
+_NOT_THE_TOPICS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 # A directory of that name makes Delta readers take the one above for a table.
 _DELTAS_NAMES = frozenset({"_delta_log", "_delta_index", "_change_data", "_symlink_format_manifest", "_sidecars"})
@@ -102,7 +106,7 @@ class TopicCatalog:
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
         """All topics on disk by name, and those among them that cannot be served, with why.
 
-        What a crash left behind of a creation or deletion is removed. OSError.
+        What a crash left behind of a creation or deletion is removed. OSError; StorageError for a disk that fails.
         """
         shutil.rmtree(self._staging, ignore_errors=True)
         if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
@@ -144,6 +148,8 @@ class TopicCatalog:
                     f"{path.with_name(named)}. Then restart the store",
                 )
         except LogStoreError as error:
+            if isinstance(cause := error.__cause__, OSError) and cause.errno in _NOT_THE_TOPICS:
+                raise
             return QuarantinedError(f"{quarantined}{error}", "Then restart the store")
         return table
 

@@ -31,7 +31,6 @@ from logstore.errors import (
     LogStoreError,
     OffsetOutOfRangeError,
     QuarantinedError,
-    StorageError,
     TopicExistsError,
     UnknownTopicError,
 )
@@ -97,7 +96,7 @@ class Topics:
         for topic in self._topics.values():
             try:
                 await self._roller.refresh(topic, at_start=True)
-            except (CorruptionError, StorageError, CommitRefusedError) as error:
+            except (CorruptionError, CommitRefusedError) as error:
                 # The schedule tries again. Until then nobody builds on a table that may show too little.
                 topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
                 log.error("topic.quarantined", topic=topic.name, why=str(error))

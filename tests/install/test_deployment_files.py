@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ingest_api.server import GRACEFUL_SHUTDOWN_SECONDS
-from logstore.broker.broker import ROLL_AT_STOP_S
+from logstore.broker.roll_schedule import ROLL_AT_STOP_S
 from logstore.open_files import open_files_shortage
 from logstore.settings import Settings, load_settings
 from tests.support import deployment
