@@ -13,8 +13,6 @@ from logstore.cli.app import app
 from tests.support.server_process import ROOT
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
-#: Promised by docs/reliability.md and by error messages. Take it out when it is there: a test below asks for that.
-NOT_YET = ("logstore topic drop-foreign-files",)
 _CODE = re.compile(r"`(logstore [^`\n]+)`|^(?:\$ +| *)(logstore [^\n]+)$|\| (logstore [^\n`]+)$", re.MULTILINE)
 
 
@@ -43,7 +41,7 @@ def problem(line: str, root: Any) -> str | None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_command_of_a_page_is_there(page: Path):
     root = typer.main.get_command(app)
-    lines = [line for line in commands(page) if not line.startswith(("logstore COMMAND", *NOT_YET))]
+    lines = [line for line in commands(page) if not line.startswith("logstore COMMAND")]
     found = {line: problem(line, root) for line in lines}
     assert not {line: wrong for line, wrong in found.items() if wrong}
 
@@ -53,8 +51,3 @@ def test_a_command_that_is_not_there_is_found():
     assert problem("logstore topic create t --config a=b", root) is None
     assert problem("logstore topic make t", root) == "no command make"
     assert problem("logstore topic create t --parts 4", root) == "no option --parts"
-
-
-def test_what_is_not_there_yet_is_not_there():
-    root = typer.main.get_command(app)
-    assert all(problem(line, root) for line in NOT_YET)
