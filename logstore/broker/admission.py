@@ -7,6 +7,7 @@ is inflated, the latter in a worker thread; hence the lock.
 
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -43,8 +44,13 @@ class Admission:
             return self.not_ready
         if self._journal.failed is not None:
             return str(self._journal.failed)
-        lost = next((lock.path for lock in self._locks if not lock.held), None)
+        lost = self.lost_lock
         return None if lost is None else f"{lost} was removed or replaced while this process held it: stop this process"
+
+    @property
+    def lost_lock(self) -> Path | None:
+        """The lock that was taken away from this process; None while it has all of them."""
+        return next((lock.path for lock in self._locks if not lock.held), None)
 
     def require_ready(self) -> None:
         """Raise BrokerNotReadyError, or what the journal failed with."""

@@ -151,7 +151,8 @@ class Broker:
         self.admission.not_ready = "the store is stopping"
         await self._schedule.stop()
         await self._topics.stop()
-        await self._schedule.roll_at_stop()
+        if self.admission.lost_lock is None:  # else the table, too, may be another process's to write
+            await self._schedule.roll_at_stop()
         await self._roller.drain()
         self._topics.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
         try:

@@ -12,6 +12,8 @@ from logstore.log.topic import Topic
 class ProblemState(enum.StrEnum):
     #: The topic or partition is refused to readers and writers; its records in the journal stay.
     QUARANTINED = "quarantined"
+    #: A segment cannot be read: it is damaged, or of another writer and not as ours are. Others are served.
+    UNREADABLE = "unreadable"
     #: Sealed records were taken out of the table by somebody else; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"
 
@@ -46,6 +48,9 @@ def find_problems(
         for p in topic.partitions:
             if (error := p.quarantined) is not None:
                 found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
+            for path, why in p.unreadable.items():
+                remedy = f"Restore {path} from a backup, or the table to the version before another writer's"
+                found.append(TopicProblem(topic.name, p.partition, ProblemState.UNREADABLE, why, remedy))
             for gap in p.missing:
                 reason, remedy = p.explain_missing(gap)
                 missing = ProblemState.RECORDS_MISSING

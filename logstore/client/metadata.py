@@ -186,8 +186,8 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """What is wrong with a topic, or with one ``partition``: ``state`` is "quarantined" (not served) or
-    "records_missing"; ``remedy`` is what to do.
+    """What is wrong with a topic, or with one ``partition``: ``state`` is "quarantined" (not served),
+    "records_missing" or "unreadable" (a segment); ``remedy`` is what to do.
     """
 
     topic: str

@@ -270,7 +270,13 @@ class LogReader:
             scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
             return read(_Place(path, groups[at], scanned_to), wanted)
 
-        return await self._in_thread(read_row_group)
+        try:
+            found = await self._in_thread(read_row_group)
+        except CorruptionError as error:
+            log.unreadable[segment.path] = str(error)
+            raise
+        log.unreadable.pop(segment.path, None)
+        return found
 
     async def _again_if_moved(self, topic: Topic, read: Callable[[], Awaitable[T]]) -> T:
         for attempt in range(_ATTEMPTS):

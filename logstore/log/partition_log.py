@@ -72,6 +72,8 @@ class PartitionLog:
         #: Whether all that was found at the start has been built on; else the journal keeps it as it is.
         self.recovered = True
         self._recover: Callable[[], None] | None = None
+        #: Why segments cannot be read, by path, as far as readers have found out.
+        self.unreadable: dict[str, str] = {}
         self.missing: tuple[MissingRange, ...] = ()
         self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)
         self.idempotency_keys = IdempotencyKeys(f"{topic}-{partition}")
@@ -163,6 +165,12 @@ class PartitionLog:
         elif self.recovered:
             self.quarantined = None
 
+    def follow_segments(self, segments: tuple[SegmentFile, ...]) -> None:
+        self.segments = segments
+        if self.unreadable:
+            paths = {segment.path for segment in segments}
+            self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
+
     def readable_end(self, offset: int) -> int:
         """Where a read from ``offset`` stops: the last stable offset, or the next record that is missing.
 
@@ -181,10 +189,10 @@ class PartitionLog:
 
     def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
         """What is missing, and what to do about it."""
-        command = f"logstore topic delete-records {self.topic} --partition {self.partition}"
+        give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
         return (
             f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition} are missing: {gap.cause}",
-            f"Restore the table to the version before, or give them up: {command} --before-offset {gap.end}",
+            f"Restore the table to the version before, or give them up and all before them: {give_up}",
         )
 
     # ---- appending --------------------------------------------------------------------------------------------------

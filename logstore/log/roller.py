@@ -320,9 +320,7 @@ class Roller:
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
         # From here on in one step: no reader follows the table without knowing what is missing in it.
-        topic.follow(snapshot)
-        for partition, why in restored.failed.items():
-            topic.partitions[partition].quarantine(why, "It is served again when the store finds them")
+        topic.follow(snapshot, restored.failed)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
         self._note_missing(topic, gaps, removed)
@@ -413,7 +411,6 @@ class Roller:
             try:
                 segments = sealed_segments_on_disk(path, partition, start, end)
             except CorruptionError as error:
-                log.error("partition.quarantined", topic=topic.name, partition=partition, why=str(error))
                 failed[partition] = str(error)
                 continue
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))

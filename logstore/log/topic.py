@@ -71,8 +71,11 @@ class Topic:
         """Whether a roll would have something to seal."""
         return any(p.sealed_offset < p.last_stable_offset and p.quarantined is None for p in self.partitions)
 
-    def follow(self, snapshot: TopicSnapshot) -> None:
-        """Take over a snapshot's configuration, partitions, log starts and segments."""
+    def follow(self, snapshot: TopicSnapshot, lost: Mapping[int, str] | None = None) -> None:
+        """Take over a snapshot's configuration, partitions, log starts and segments.
+
+        ``lost``: by partition, why sealed records are neither in the table nor on disk.
+        """
         self.snapshot = snapshot
         self._follow_config(snapshot)
         for partition in range(len(self.partitions), snapshot.num_partitions):
@@ -86,20 +89,23 @@ class Topic:
             )
             self.partitions.append(new)
         for partition_log in self.partitions:
-            self._follow_segments(partition_log, snapshot)
+            self._follow_segments(partition_log, snapshot, (lost or {}).get(partition_log.partition))
             partition_log.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
             partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
 
-    def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
+    def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
+        why, remedy = lost, "It is served again when the store finds them"
         try:
-            partition_log.segments = snapshot.segments(partition_log.partition)
+            partition_log.follow_segments(snapshot.segments(partition_log.partition))
         except CorruptionError as error:
+            why, remedy = str(error), f"Run: logstore topic drop-foreign-files {self.name}"
+        if why is not None:
             # Nobody else suffers: only this partition is refused.
             if partition_log.quarantined is None:
-                log.error("partition.quarantined", topic=self.name, partition=partition_log.partition, why=str(error))
-            partition_log.quarantine(str(error), f"Run: logstore topic drop-foreign-files {self.name}")
+                log.error("partition.quarantined", topic=self.name, partition=partition_log.partition, why=why)
+            partition_log.quarantine(why, remedy)
             return
         if partition_log.quarantined is not None:
             partition_log.end_quarantine()

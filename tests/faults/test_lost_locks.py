@@ -65,6 +65,19 @@ def test_of_two_stores_without_locks_only_the_younger_acknowledges_and_has_all_t
     run(scenario())
 
 
+def test_a_store_that_lost_its_lock_commits_no_roll_at_its_stop(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            await produce(broker, topic, [b"a"])
+            (tmp_path / "lock").unlink()
+        assert topic.table.snapshot().version == 0
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic("t")) == [(0, b"a")]
+
+    run(scenario())
+
+
 def test_a_store_that_lost_its_lock_removes_no_file_of_the_journal(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_max_bytes=1 << 25) as broker:

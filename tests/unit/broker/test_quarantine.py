@@ -14,11 +14,12 @@ from deltalake import DeltaTable, write_deltalake
 
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
+from logstore.errors import CorruptionError, InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
 from logstore.log import roller
 from logstore.log.history import removed_ranges
 from logstore.log.topic import Topic
 from logstore.records.schema import TABLE_SCHEMA
+from tests.support.captured_logs import captured_logs
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 from tests.support.topics import log_batch
@@ -415,6 +416,53 @@ def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predi
             DeltaTable(str(topic.table.path)).delete(predicate)
             await broker._roller.refresh(topic)
             assert broker.problems() == []
+
+    run(scenario())
+
+
+def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is_gone(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            first = topic.table.path / topic.partitions[0].segments[0].path
+            whole = bytearray(first.read_bytes())
+            whole[30] ^= 1
+            first.write_bytes(whole)
+            for fetch in (broker.fetch, broker.fetch_stored):
+                with pytest.raises(CorruptionError):
+                    await fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            (problem,) = broker.problems()
+            assert (problem.partition, problem.state) == (0, ProblemState.UNREADABLE)
+            assert first.name in problem.reason
+            assert (await broker.fetch(topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)).count == 1
+            whole[30] ^= 1
+            first.write_bytes(whole)
+            await read_all(broker, topic)
+            assert broker.problems() == []
+
+            DeltaTable(str(topic.table.path)).optimize.compact()
+            await broker._roller.refresh(topic)
+            with pytest.raises(CorruptionError):
+                await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            assert [problem.state for problem in broker.problems()] == [ProblemState.UNREADABLE]
+
+    run(scenario())
+
+
+def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await two_rolls(broker)
+            shutil.rmtree(topic.table.path)
+            await asyncio.to_thread(
+                TopicTable.create, topic.table.path, num_partitions=1, config_overrides={"segment.ms": "100000000"}
+            )
+            with captured_logs() as logs:
+                for _ in range(3):
+                    await broker._roller.refresh(topic)
+            told = [entry["event"] for entry in logs if entry["event"].startswith("partition.")]
+            assert told == ["partition.quarantined"]
+            assert [problem.state for problem in broker.problems()] == [ProblemState.QUARANTINED]
 
     run(scenario())
 
