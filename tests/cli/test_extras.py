@@ -52,7 +52,7 @@ def test_the_client_and_its_commands_need_no_extra(server: ServerProcess, topic:
         ),
         (["topic", "create", f"{topic}-2"], ""),
         (["produce", topic, "--key-field", "user"], '{"user": "ada"}\n'),
-        (["produce", topic, "records.csv", "--key-raw", "--key-field", "key", "--compression", "zstd"], ""),
+        (["produce", topic, "records.csv", "--key-field", "key", "--compression", "zstd"], ""),
         (["topic", "roll", topic], ""),
         *(
             (["consume", topic, "--from-beginning", "--group", f"{topic}-{suffix}", "--output", f"out.{suffix}"], "")

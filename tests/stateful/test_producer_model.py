@@ -24,7 +24,7 @@ from logstore.errors import (
 )
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
 from logstore.log.partition_log import PartitionLog
-from logstore.records.batch_identity import unpack_batches
+from logstore.records.batch_identity import BatchIdentity, unpack_batches
 from tests.support.manual_clock import ManualClock
 
 LOOP = 2**31
@@ -102,9 +102,7 @@ class ProducerModel(RuleBasedStateMachine):
             self.log.now_ms(),
             0,
             0,
-            producer_id,
-            epoch,
-            sequence,
+            BatchIdentity(producer_id, epoch, sequence),
         )
         future = self.loop.create_future()
         self.log.track(Frame(header, b""), future, 0)

@@ -1,6 +1,6 @@
 import itertools
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.delta.log_entries import Removal
@@ -27,6 +27,7 @@ def members(ranges: list[tuple[int, int]]) -> set[int]:
     return {offset for start, end in ranges for offset in range(start, end)}
 
 
+@settings(deadline=None)
 @given(gaps(), gaps())
 def test_new_gaps_are_what_was_not_a_gap_before(found: list[tuple[int, int]], known: list[tuple[int, int]]) -> None:
     new = new_gaps(found, known)
@@ -34,6 +35,7 @@ def test_new_gaps_are_what_was_not_a_gap_before(found: list[tuple[int, int]], kn
     assert sum(end - start for start, end in new) == len(members(new))
 
 
+@settings(deadline=None)
 @given(gaps(), st.lists(removed(), max_size=6, unique_by=lambda r: r.removal.version), st.sampled_from([None, "?"]))
 def test_an_offset_is_missing_by_the_last_commit_that_removed_it(
     found: list[tuple[int, int]], removals: list[RemovedRange], unexplained: str | None
