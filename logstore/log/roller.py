@@ -312,8 +312,11 @@ class Roller:
                 await self._in_thread(topic.table.maintain)
 
     async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:
-        snapshot = await self._in_thread(topic.table.snapshot)
-        restored = await self._in_thread(lambda: self._restore(topic, snapshot, at_start=at_start))
+        def look() -> tuple[TopicSnapshot, _Restored]:
+            snapshot = topic.table.snapshot()
+            return snapshot, self._restore(topic, snapshot, at_start=at_start)
+
+        snapshot, restored = await self._in_thread(look)
         if restored.any:
             snapshot = await self._in_thread(topic.table.snapshot)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]

@@ -52,8 +52,7 @@ TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 
 _FEW_ROWS = 64
-# Not ``pa.array``, which brings pandas in where it is installed: a third of a second of every start.
-_NO_HEADERS = pa.nulls(0, HEADERS_TYPE.value_type)
+_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
 
 
 def null_headers(rows: int) -> pa.Array:
