@@ -16,16 +16,13 @@ from tests.faults.bench.schedule import Fault
 from tests.faults.bench.torture import load_of
 from tests.support.torture import TORTURE
 
-#: One for each way to lose or to hide what was acknowledged or read; the others are like one of them, or have tests of
-#: their own.
+#: One for each way to lose what was acknowledged or read; the others are like one of them, or have tests of their own.
 SHORT = (
     mutants.ack_before_fsync,
     mutants.hw_is_leo,
     mutants.free_journal_before_commit,
     mutants.skip_seal_check,
     mutants.no_entry_sync,
-    mutants.ignore_lost_locks,
-    mutants.pass_over_missing_records,
 )
 MUTANTS = tuple(EXPOSED_BY) if TORTURE else SHORT
 
