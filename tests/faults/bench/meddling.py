@@ -11,9 +11,11 @@ import subprocess
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from logstore.broker.problems import ProblemState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError
 from tests.faults.bench import foreign_commits
@@ -65,6 +67,7 @@ class Meddler(Nemesis):
             subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
         try:
             self._restart("kill")
+            self._require_told(name, None, ProblemState.QUARANTINED)
             answer = httpx.get(f"{self._server.url}/topics/{name}/partitions/0/offsets", timeout=_TIMEOUT_S)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or answer.json()["error_code"] != _QUARANTINED:
                 self.broken.append(f"{name}, a copy of a topic's directory, is answered for: {answer.text[:300]}")
@@ -170,6 +173,8 @@ class Meddler(Nemesis):
 
         if not self._wait_until(told, self._patience_s if seconds is None else seconds):
             self.broken.append(f"records that version {removal.version} took away are not missed: {where}")
+        elif self._refusal(topic, removal.partition, removal.offset) == _MISSING:
+            self._require_told(topic.name, removal.partition, ProblemState.RECORDS_MISSING)
 
     def _strange(self, fault: Fault) -> None:
         """A row of a writer that knows nothing of offsets keeps a partition from being served, a property that cannot
@@ -230,6 +235,15 @@ class Meddler(Nemesis):
             self.broken.append(f"{topic.name}-{partition} is not in quarantine")
         elif self._produce(self._client, topic, partition):
             self.broken.append(f"{topic.name}-{partition} is in quarantine, and acknowledges")
+        else:
+            self._require_told(topic.name, partition, ProblemState.QUARANTINED)
+
+    def _require_told(self, topic: str, partition: int | None, state: ProblemState) -> None:
+        if not any(p["state"] == state and p["partition"] in {None, partition} for p in self._problems(topic)):
+            self.broken.append(f"/health/ready does not say that {topic}-{partition} is {state}")
+
+    def _problems(self, topic: str) -> list[dict[str, Any]]:
+        return [p for p in self._client.get("/health/ready")["problems"] if p["topic"] == topic]
 
     def _require_acknowledged(self, logs: Sequence[Log], when: str, client: Client | None = None) -> None:
         for topic, partition in logs:
@@ -240,6 +254,8 @@ class Meddler(Nemesis):
         """Mended, they take records and are read from their start on; and the table has a commit of ours on top."""
         for partition in partitions:
             self._require_whole(topic, partition)
+            if any(found["partition"] == partition for found in self._problems(topic.name)):
+                self.broken.append(f"/health/ready names {topic.name}-{partition}, though it was mended")
         mended = foreign_commits.newest(self._table(topic))
         if not self._wait_until(lambda: self._roll(topic.name) >= mended, self._patience_s):
             raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
