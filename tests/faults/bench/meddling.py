@@ -251,22 +251,15 @@ class Meddler(Nemesis):
                 self.broken.append(f"{topic.name}-{partition} does not acknowledge {when}")
 
     def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
-        """Mended, they take records and are read from their start on; and the table has a commit of ours on top."""
+        """Mended, they are served whole and take records; and the table has a commit of ours on top."""
+        if not self._wait_until(lambda: not self._problems(topic.name), self._patience_s):
+            raise StoreBrokenError(f"{topic.name} was mended, and is not served whole: {self._problems(topic.name)}")
         for partition in partitions:
-            self._require_whole(topic, partition)
-            if any(found["partition"] == partition for found in self._problems(topic.name)):
-                self.broken.append(f"/health/ready names {topic.name}-{partition}, though it was mended")
+            if not self._produce(self._client, topic, partition):
+                raise StoreBrokenError(f"{topic.name}-{partition} takes no records, though it was mended")
         mended = foreign_commits.newest(self._table(topic))
         if not self._wait_until(lambda: self._roll(topic.name) >= mended, self._patience_s):
             raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
-
-    def _require_whole(self, topic: TopicSpec, partition: int) -> None:
-        where = f"{topic.name}-{partition}"
-        if not self._wait_until(lambda: self._produce(self._client, topic, partition), self._patience_s):
-            raise StoreBrokenError(f"{where} takes no records, though it was mended")
-        start = self._client.get(f"/topics/{topic.name}/partitions/{partition}/offsets")["beginning_offset"]
-        if not self._wait_until(lambda: self._refusal(topic, partition, start) != _MISSING, self._patience_s):
-            raise StoreBrokenError(f"{where} misses records that are there again")
 
     def _refusal(self, topic: TopicSpec, partition: int, offset: int) -> int:
         """The error_code that a reader is answered at an offset; 0 if it is given something."""
