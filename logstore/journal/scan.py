@@ -3,7 +3,8 @@
 Rule R1: a bad frame is corruption only if something written later says that its place was durable: a later frame whose
 ``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end). If
 nothing says so, it and all that follows is the tail that a crash left behind (the kernel may have written a later page
-and not an earlier one): it ends the journal.
+and not an earlier one): it ends the journal. In a file that another one follows, a process that had lost its lock may
+have left such a tail behind the other's start: it is passed over.
 
 Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
 not kept.
@@ -175,6 +176,8 @@ class JournalScan:
             if file.file_id is None:
                 raise JournalCorruptionError(file.path, file.start, "its header is damaged, and later files exist")
             limit = file.start + file.allocated
+            if following is not None:
+                limit = min(limit, following.start)
             end = file.start + HEADER_BYTES
             attested_end = file.start
             tail = end
@@ -209,10 +212,20 @@ def _check_unborn(file: JournalFile, *, alone: bool) -> None:
 
 
 def _check_finished(file: JournalFile, following: JournalFile) -> None:
-    """A file that another one follows was cut and synced exactly to the other's start."""
-    if file.end == following.start and file.size == file.allocated:
+    """A file that another one follows was cut and synced exactly to the other's start.
+
+    What is behind that was written by a process that had lost its lock, and acknowledged nothing of it: it says of
+    itself that it was durable only if it was.
+    """
+    durable_end, witness = _attested_end(file, following.start)
+    if file.end == following.start and durable_end <= following.start:
         return
-    if file.size == file.allocated and file.end < following.start:
+    if file.end == following.start:
+        reason = (
+            f"the next file, {following.path.name}, begins there, and the frame at {witness} says that everything "
+            f"before {durable_end} was durable"
+        )
+    elif file.size == file.allocated and file.end < following.start:
         reason = (
             f"it ends there, and the next file, {following.path.name}, begins later: a file is missing or cut short"
         )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from logstore.clock import Clock
-from logstore.errors import StorageError, StorageFullError
+from logstore.errors import LockLostError, StorageError, StorageFullError
 from logstore.filesystem import Buffer, FileSystem
 from logstore.journal.frame import HEADER_BYTES, FileHeader, Frame, encode_file_header, encode_frame_header, encode_mark
 from logstore.journal.journal_file import JournalFile, file_path
@@ -247,7 +247,14 @@ class JournalWriter:
         self._filesystem.reached("journal.file_freed")
 
     def finish(self, file: JournalFile) -> None:
-        """At a clean shutdown: nothing but a synced mark behind the durable end."""
+        """At a clean shutdown: nothing but a synced mark behind the durable end.
+
+        Not if the lock is lost: where the end is then is another process's to say.
+        """
+        try:
+            self._require_lock()
+        except LockLostError:
+            return
         self._cut_back(file)
         self._mark(file, file.size)
         try:

@@ -6,10 +6,12 @@ import shutil
 import pytest
 
 from logstore.errors import CorruptionError, StorageError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
-from logstore.journal.frame import HEADER_BYTES, FrameType
+from logstore.journal.frame import HEADER_BYTES, FrameType, encode_mark
 from logstore.journal.inspect import verify
+from logstore.journal.journal_file import JournalFile
+from logstore.journal.writer import FrameBuffers
 from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import data_frame, new_journal, offsets, recovered_frames, running, snapshot_frame
@@ -157,7 +159,7 @@ def test_journal_bytes_that_a_producer_sends_are_no_frames(tmp_path):
     assert offsets(recovered_frames(victim)) == [0]
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "grown", "missing", "header"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "said durable", "missing", "header"])
 def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
     locations = _killed_journal(tmp_path, _groups(12), file_bytes=1500)
     paths = sorted(tmp_path.glob("*.log"))
@@ -168,8 +170,8 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
         content[-1] ^= 1
     elif damage == "cut":
         del content[-1:]
-    elif damage == "grown":
-        content += b"\0"
+    elif damage == "said durable":
+        content += bytes(100) + encode_mark(durable_end=int(paths[2].stem) + 100, file_id=_file_id(old))
     elif damage == "header":
         content[0] ^= 1
     old.write_bytes(content)
@@ -184,6 +186,31 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
         first = int(paths[2].stem)
         kept = [group for group in locations if group[0].position >= first]
         assert len(offsets(recovered_frames(tmp_path))) == 2 * len(kept)
+
+
+@pytest.mark.parametrize("behind", ["zero", "garbage", "mark", "frames"])
+def test_what_a_process_without_the_lock_wrote_behind_the_end_of_an_older_file_is_passed_over(tmp_path, behind):
+    """It said of nothing of it that it was durable, and acknowledged nothing of it."""
+    _killed_journal(tmp_path, _groups(12), file_bytes=1500)
+    before = offsets(recovered_frames(tmp_path))
+    old, following = sorted(tmp_path.glob("*.log"))[1:3]
+    end, file_id = int(following.stem), _file_id(old)
+    frames = FrameBuffers(end, end, file_id)
+    frames.add(data_frame(1000))
+    written = {
+        "zero": b"\0",
+        "garbage": b"garbage" * 100,
+        "mark": encode_mark(durable_end=end, file_id=file_id),
+        "frames": b"".join(frames.buffers()),
+    }
+    old.write_bytes(old.read_bytes() + written[behind])
+    assert offsets(recovered_frames(tmp_path)) == before
+
+
+def _file_id(path):
+    file = JournalFile.open(path, int(path.stem), local_filesystem())
+    file.close()
+    return file.file_id
 
 
 @pytest.mark.parametrize("content", [b"", bytes(100), bytes(5000), b"garbage" * 100])

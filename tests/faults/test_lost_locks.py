@@ -1,11 +1,13 @@
 """``data/lock`` is removed while a store runs: never do two stores acknowledge records of one journal."""
 
 import itertools
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from logstore.errors import DataDirectoryError, LockLostError
+from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -74,6 +76,35 @@ def test_a_store_that_lost_its_lock_commits_no_roll_at_its_stop(tmp_path: Path) 
         assert topic.table.snapshot().version == 0
         async with running_broker(tmp_path) as broker:
             assert await read_all(broker, broker.topic("t")) == [(0, b"a")]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("writes", [True, False])
+def test_what_the_older_of_two_stores_still_does_to_the_journal_is_passed_over_at_the_next_start(
+    tmp_path: Path, writes: bool
+) -> None:
+    data = tmp_path / "data"
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as younger:
+            async with running_broker(data) as older:
+                topic = await older.create_topic("t", configs=NEVER)
+                await produce(older, topic, [b"a"])
+                (data / "lock").unlink()
+                (data / "brokers/0/journal/0/lock").unlink()
+                broker = await younger.enter_async_context(running_broker(data))
+                if writes:
+                    # Behind the place where the younger has begun a file of its own.
+                    with pytest.raises(LockLostError):
+                        await produce(older, topic, [b"refused"])
+                await produce(broker, broker.topic("t"), [b"b"])
+                copy_of_one_moment(data, tmp_path / "meanwhile")
+            await produce(broker, broker.topic("t"), [b"c"])
+            copy_of_one_moment(data, tmp_path / "after")
+        for copy, acknowledged in (("meanwhile", [b"a", b"b"]), ("after", [b"a", b"b", b"c"])):
+            async with running_broker(tmp_path / copy) as broker:
+                assert [value for _, value in await read_all(broker, broker.topic("t"))] == acknowledged
 
     run(scenario())
 

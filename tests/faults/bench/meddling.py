@@ -6,13 +6,16 @@ no later fault takes the way back away.
 """
 
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from logstore.broker.problems import ProblemState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError
 from tests.faults.bench import foreign_commits
@@ -64,6 +67,7 @@ class Meddler(Nemesis):
             subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
         try:
             self._restart("kill")
+            self._require_told(name, None, ProblemState.QUARANTINED)
             answer = httpx.get(f"{self._server.url}/topics/{name}/partitions/0/offsets", timeout=_TIMEOUT_S)
             if answer.status_code != httpx.codes.SERVICE_UNAVAILABLE or answer.json()["error_code"] != _QUARANTINED:
                 self.broken.append(f"{name}, a copy of a topic's directory, is answered for: {answer.text[:300]}")
@@ -87,9 +91,14 @@ class Meddler(Nemesis):
             self.broken.append(f"{name}, deleted and made again: {error!r}")
 
     def _lock(self, fault: Fault) -> None:
-        """The locks are removed, and a second store is started on the directory: never do both acknowledge."""
+        """The locks are removed, and a second store is started on the directory: never do both acknowledge.
+
+        The first one may stand still meanwhile, in the middle of a write.
+        """
         both = fault.settings["locks"] == "both"
         self._told(fault)
+        if fault.settings["stop_at"]:
+            self._stop_at(fault.settings["stop_at"])
         (self._server.data / "lock").unlink()
         for lock in self._server.data.glob("brokers/*/journal/*/lock") if both else ():
             lock.unlink()
@@ -104,8 +113,8 @@ class Meddler(Nemesis):
                 client = Client(second.url, "second", self._recorder)
                 if not both:
                     self.broken.append("a second store started, though the first one holds the lock of the journal")
-                self._require_refused_by_the_older()
                 self._require_acknowledged(self._logs, "of the younger of two stores", client)
+                self._require_refused_by_the_older()
                 time.sleep(fault.seconds)
                 self._end(self._server, fault.settings["end"])
                 self._require_acknowledged(self._logs, "of the store that is left of two", client)
@@ -115,7 +124,14 @@ class Meddler(Nemesis):
             self._end(self._server, fault.settings["end"])
         self.start()
 
+    def _stop_at(self, point: str) -> None:
+        self._server.control(f"point {point} stop")
+        status = Path(f"/proc/{self._server.process.pid}/stat")
+        if not self._wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", READY_S):
+            raise StoreBrokenError(f"the load does not lead to {point}")
+
     def _require_refused_by_the_older(self) -> None:
+        self._server.process.send_signal(signal.SIGCONT)
         topic, partition = self._logs[0]
         if self._produce(self._client, topic, partition):
             self.broken.append("a store that lost its lock acknowledges while another one serves the directory")
@@ -157,49 +173,44 @@ class Meddler(Nemesis):
 
         if not self._wait_until(told, self._patience_s if seconds is None else seconds):
             self.broken.append(f"records that version {removal.version} took away are not missed: {where}")
+        elif self._refusal(topic, removal.partition, removal.offset) == _MISSING:
+            self._require_told(topic.name, removal.partition, ProblemState.RECORDS_MISSING)
 
-    def _append(self, fault: Fault) -> None:
-        """Rows of a writer that knows nothing of offsets keep one partition from being served, and nobody else."""
-        topic = self._chosen(fault)
+    def _strange(self, fault: Fault) -> None:
+        """A row of a writer that knows nothing of offsets keeps a partition from being served, a property that cannot
+        be read its topic, and nobody else.
+        """
+        topic, what = self._chosen(fault), fault.settings["what"]
         partition = int(fault.settings["partition"] * topic.partitions)
         table = self._table(topic)
-
-        def sealed() -> int:
-            return TopicTable.open(table).snapshot().partitions[partition].sealed
-
+        in_row = isinstance(what, int)
         # A row over ours has to be in a file that is there.
-        if not self._wait_until(lambda: sealed() > 0, self._patience_s):
+        if in_row and not self._wait_until(lambda: self._sealed(topic, partition) > 0, READY_S):
             raise StoreBrokenError(f"{topic.name}-{partition} is never rolled")
-        self._told(fault, topic=topic.name)
-        since = self._foreign(topic)
-        try:
-            foreign_commits.append(table, partition, sealed() + fault.settings["beyond"])
-            if fault.settings["restart"]:
-                self._restart(fault.settings["restart"])
-            self._require_quarantined(topic, [partition])
-            time.sleep(fault.seconds)
-            TopicTable.open(table).drop_foreign_files()
-        finally:
-            self._foreign(topic, since)
-        self._require_served(topic, [partition])
-
-    def _property(self, fault: Fault) -> None:
-        """A table property that cannot be read keeps its topic from being served, and nobody else."""
-        topic = self._chosen(fault)
-        partitions = range(topic.partitions)
-        self._told(fault, topic=topic.name)
-        since = self._foreign(topic)
-        foreign_commits.set_property(self._table(topic), "logstore.partitions", fault.settings["value"])
+        refused = [partition] if in_row else range(topic.partitions)
         restart = fault.settings["restart"]
+        self._told(fault, topic=topic.name)
+        since = self._foreign(topic)
+        if in_row:
+            foreign_commits.append(table, partition, self._sealed(topic, partition) + what)
+        else:
+            foreign_commits.set_property(table, "logstore.partitions", what)
         if restart:
             self._restart(restart)
-        self._require_quarantined(topic, partitions)
+        self._require_quarantined(topic, refused)
         time.sleep(fault.seconds)
-        foreign_commits.set_property(self._table(topic), "logstore.partitions", str(topic.partitions))
+        if in_row:
+            TopicTable.open(table).drop_foreign_files()
+        else:
+            foreign_commits.set_property(table, "logstore.partitions", str(topic.partitions))
         self._foreign(topic, since)
-        if restart:
+        if restart and not in_row:
+            # It was not opened at all.
             self._restart(restart)
-        self._require_served(topic, partitions)
+        self._require_served(topic, refused)
+
+    def _sealed(self, topic: TopicSpec, partition: int) -> int:
+        return TopicTable.open(self._table(topic)).snapshot().partitions[partition].sealed
 
     def _foreign(self, topic: TopicSpec, since: int | None = None) -> int:
         """From now on, or up to now ``since`` a version, the table is not the store's alone; the first version."""
@@ -224,6 +235,15 @@ class Meddler(Nemesis):
             self.broken.append(f"{topic.name}-{partition} is not in quarantine")
         elif self._produce(self._client, topic, partition):
             self.broken.append(f"{topic.name}-{partition} is in quarantine, and acknowledges")
+        else:
+            self._require_told(topic.name, partition, ProblemState.QUARANTINED)
+
+    def _require_told(self, topic: str, partition: int | None, state: ProblemState) -> None:
+        if not any(p["state"] == state and p["partition"] in {None, partition} for p in self._problems(topic)):
+            self.broken.append(f"/health/ready does not say that {topic}-{partition} is {state}")
+
+    def _problems(self, topic: str) -> list[dict[str, Any]]:
+        return [p for p in self._client.get("/health/ready")["problems"] if p["topic"] == topic]
 
     def _require_acknowledged(self, logs: Sequence[Log], when: str, client: Client | None = None) -> None:
         for topic, partition in logs:
@@ -231,20 +251,15 @@ class Meddler(Nemesis):
                 self.broken.append(f"{topic.name}-{partition} does not acknowledge {when}")
 
     def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
-        """Mended, they take records and are read from their start on; and the table has a commit of ours on top."""
+        """Mended, they are served whole and take records; and the table has a commit of ours on top."""
+        if not self._wait_until(lambda: not self._problems(topic.name), self._patience_s):
+            raise StoreBrokenError(f"{topic.name} was mended, and is not served whole: {self._problems(topic.name)}")
         for partition in partitions:
-            self._require_whole(topic, partition)
+            if not self._produce(self._client, topic, partition):
+                raise StoreBrokenError(f"{topic.name}-{partition} takes no records, though it was mended")
         mended = foreign_commits.newest(self._table(topic))
         if not self._wait_until(lambda: self._roll(topic.name) >= mended, self._patience_s):
             raise StoreBrokenError(f"{topic.name} does not roll, though it was mended")
-
-    def _require_whole(self, topic: TopicSpec, partition: int) -> None:
-        where = f"{topic.name}-{partition}"
-        if not self._wait_until(lambda: self._produce(self._client, topic, partition), self._patience_s):
-            raise StoreBrokenError(f"{where} takes no records, though it was mended")
-        start = self._client.get(f"/topics/{topic.name}/partitions/{partition}/offsets")["beginning_offset"]
-        if not self._wait_until(lambda: self._refusal(topic, partition, start) != _MISSING, self._patience_s):
-            raise StoreBrokenError(f"{where} misses records that are there again")
 
     def _refusal(self, topic: TopicSpec, partition: int, offset: int) -> int:
         """The error_code that a reader is answered at an offset; 0 if it is given something."""

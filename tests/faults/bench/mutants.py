@@ -39,12 +39,15 @@ OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
 FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
 
-COPY: Final = Fault("copy", 0.2, 0, {"which": 0, "how": "copy", "name": "{}.bak", **_UNDER_LOAD})
+_AT: Final = {"which": 0, "partition": 0}
+COPY: Final = Fault("copy", 0.2, 0, {**_AT, "how": "copy", "name": "{}.bak", **_UNDER_LOAD})
 RECREATE: Final = Fault("recreate", 0.2, 0, {"restart": None})
-TWO_STORES: Final = Fault("lock", 0.2, 0, {"locks": "both", "end": "kill", "then": "kill", **_UNDER_LOAD})
-RESTORE: Final = Fault("restore", 0.3, 0, {"which": 0, "how": "restore", "back": 1, "restart": None})
-STRANGE_PROPERTY: Final = Fault("property", 0.2, 0, {"which": 0, "value": "abc", "restart": "kill", **_UNDER_LOAD})
-FOREIGN_ROW: Final = Fault("append", 0.2, 0, {"which": 0, "partition": 0, "beyond": -1, "restart": None})
+TWO_STORES: Final = Fault(
+    "lock", 0.2, 0, {"locks": "both", "stop_at": None, "end": "kill", "then": "kill", **_UNDER_LOAD}
+)
+RESTORE: Final = Fault("restore", 0.3, 0, {**_AT, "how": "restore", "back": 1, "restart": None})
+STRANGE_PROPERTY: Final = Fault("strange", 0.2, 0, {**_AT, "what": "abc", "restart": "kill", **_UNDER_LOAD})
+FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,7 +323,9 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
     take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing"),
     take_one_topic_for_another: Exposure((RECREATE,), "made.again.*(where a new topic has|OutOfOrder)", rolled=False),
-    ignore_lost_locks: Exposure((TWO_STORES,), f"{_LOST}|a store that lost its lock acknowledges", rolled=False),
+    ignore_lost_locks: Exposure(
+        (TWO_STORES,), f"{_LOST}|a store that lost its lock|the run broke off: .*is corrupt", rolled=False
+    ),
     pass_over_missing_records: Exposure((RESTORE,), "C2 existing record skipped"),
     start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
     serve_foreign_rows: Exposure((FOREIGN_ROW,), ".* is not in quarantine"),

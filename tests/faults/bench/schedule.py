@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "recreate", "lock", "restore", "append", "property")
+MEDDLING: Final = ("copy", "recreate", "lock", "restore", "strange")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 
 HOUR_MS: Final = 3_600_000
@@ -38,6 +38,10 @@ _CALLS: Final = (
     "delta.sync_file",
     "delta.sync_directory",
 )
+
+
+#: Before a group of the journal is written, and before it is synced.
+_IN_A_WRITE: Final = ("journal.write_at", "journal.written")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,7 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
 
 def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
     # Whether and how the store is started again meanwhile.
-    restart = chance.choice([None, "kill", "terminate"])
+    restart = chance.choice([None, None, "kill", "terminate"])
     match kind:
         case "copy":
             names = chance.choice(["{}.bak", "a.{}"])
@@ -115,14 +119,13 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"restart": restart}
         case "lock":
             end, then = (chance.choice(["kill", "terminate"]) for _ in range(2))
-            return {"locks": chance.choice(["both", "both", "data"]), "end": end, "then": then}
+            locks, stop_at = chance.choice(["both", "both", "data"]), chance.choice([None, *_IN_A_WRITE])
+            return {"locks": locks, "stop_at": stop_at, "end": end, "then": then}
         case "restore":
             how = chance.choice(["restore", "restore", "overwrite"])
             return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}
-        case "append":
-            # A row over ours, one that the next roll meets, and one far beyond.
-            beyond = chance.choice([-1, 0, 1_000])
-            at = {"which": chance.random(), "partition": chance.random(), "beyond": beyond}
-            return {**at, "restart": restart}
         case _:
-            return {"which": chance.random(), "value": chance.choice(["abc", "1000", ""]), "restart": restart}
+            # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
+            what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])
+            at = {"which": chance.random(), "partition": chance.random()}
+            return {**at, "what": what, "restart": restart}
