@@ -97,7 +97,7 @@ async def test_storage_failures_of_a_produce(api, monkeypatch, error):
 
 async def test_a_store_that_stops_is_not_ready_and_takes_nothing(api):
     await api.create_topic("t")
-    assert (await api.get("/health/ready")).json() == {"status": "ready"}
+    assert (await api.get("/health/ready")).json() == {"status": "ready", "problems": []}
     api.broker.admission.not_ready = "the store is stopping"
     for answer in (await api.get("/health/ready"), await api.post("/topics/t", json={"records": [{"value": 1}]})):
         assert "stopping" in assert_error(answer, 503, 50301)

@@ -25,7 +25,7 @@ def test_it_says_where_it_listens_once_it_does(tmp_path):
     server = RealServer(tmp_path / "data")
     try:
         assert server.wait_until_listening() == f"listening on http://127.0.0.1:{server.port}\n"
-        assert httpx.get(f"{server.url}/health/ready").json() == {"status": "ready"}
+        assert httpx.get(f"{server.url}/health/ready").json() == {"status": "ready", "problems": []}
         endpoint = tmp_path / "data" / "brokers" / "0" / "endpoint.json"
         assert json.loads(endpoint.read_bytes()) == {"url": server.url, "pid": server.process.pid}
         server.process.send_signal(signal.SIGINT)
