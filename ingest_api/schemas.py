@@ -418,7 +418,7 @@ class TopicStatus(Answer):
 class TopicProblem(Answer):
     topic: str
     partition: Int32 | None = Field(description="Null: the whole topic.")
-    state: Literal["quarantined", "records_missing", "unreadable"]
+    state: Literal["quarantined", "records_missing", "unreadable", "journal_full"]
     reason: str
     remedy: str
 

@@ -61,6 +61,12 @@ class Settings(BaseSettings):
         ge=1,
         description="Bytes that the journal may hold; beyond, produce answers 429 until a roll is done.",
     )
+    journal_topic_max_bytes: int | None = Field(
+        None,
+        ge=1,
+        description="Bytes that the journal may hold of one topic; beyond, produce to that topic answers 429. "
+        "Default: a quarter of `journal.max.bytes`.",
+    )
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
@@ -171,6 +177,11 @@ class Settings(BaseSettings):
                 f"max.request.size ({self.max_request_size}); raise the first or lower the second"
             )
         return self
+
+    @property
+    def topic_journal_bytes_max(self) -> int:
+        """Bytes that the journal may hold of one topic."""
+        return self.journal_topic_max_bytes or max(1, self.journal_max_bytes // 4)
 
     @property
     def location(self) -> str:

@@ -27,7 +27,8 @@ async def ready(request: Request) -> Response:
     Ready, too, when some topics are not served: `problems` names them.
     """
     read_query(request)
-    reason = api_state(request).not_ready_reason
+    state = api_state(request)
+    reason = state.not_ready_reason
     if reason is not None:
         raise BrokerNotReadyError(f"Not ready: {reason}.")
     return json_response({"status": "ready", "problems": api_state(request).broker.problems()})

@@ -10,12 +10,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from weakref import WeakSet
 
+from logstore.broker.due_topics import PRESSURE
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.journal.journal import Journal
 from logstore.lock_file import LockFile
+from logstore.log.topic import Topic
 from logstore.observability import THROTTLED
 from logstore.settings import Settings
+
+# Of the journal, as a divisor.
+_INTERNAL_PART = 16
 
 
 class Admission:
@@ -31,6 +37,9 @@ class Admission:
         self._journal = journal
         self._locks = locks
         self._press = press
+        #: Topics whose records were refused for want of room in the journal.
+        self._refused: WeakSet[Topic] = WeakSet()
+        self._refused_all = False
         #: Why nothing is let in; None once the store has started.
         self.not_ready: str | None = "the store is starting"
         limit = settings.queued_max_request_bytes
@@ -59,8 +68,8 @@ class Admission:
         if self.not_ready is not None:
             raise BrokerNotReadyError(f"Not now: {self.not_ready}. Try again in a few seconds.")
 
-    def require_room(self, num_bytes: int) -> None:
-        """Raise ThrottledError unless the journal has room for ``num_bytes`` more."""
+    def require_room(self, topic: Topic, num_bytes: int) -> None:
+        """Raise ThrottledError unless the journal has room for ``num_bytes`` more of the topic."""
         journal, settings = self._journal, self._settings
         # Bytes of acks=0 and of timed-out requests are in no request's account any more, but still in memory.
         if journal.queued_bytes and journal.queued_bytes + num_bytes > settings.queued_max_request_bytes:
@@ -70,14 +79,33 @@ class Admission:
                 f"{settings.queued_max_request_bytes}. Send less, or try again in a moment."
             )
         # Admit any size when nothing is held; otherwise it never fits.
+        if topic.journal_bytes and topic.journal_bytes + num_bytes > settings.topic_journal_bytes_max:
+            self._refused.add(topic)
+            THROTTLED.labels("journal_topic").inc()
+            raise ThrottledError(
+                f"The journal holds {topic.journal_bytes} bytes of topic {topic.name!r} not yet in Delta; "
+                f"journal.topic.max.bytes is {settings.topic_journal_bytes_max}. Send less, or try again after the "
+                "topic's next roll."
+            )
         held = journal.needed_bytes + journal.queued_bytes
-        if held and held + num_bytes > settings.journal_max_bytes:
+        # The last part is for the store's own topics: consumers commit their offsets also when producers have to wait.
+        reserved = 0 if topic.is_internal else settings.journal_max_bytes // _INTERNAL_PART
+        if held and held + num_bytes > settings.journal_max_bytes - reserved:
             self._press()
+            self._refused_all = True
             THROTTLED.labels("journal").inc()
             raise ThrottledError(
                 f"The journal holds {held} bytes not yet in Delta; journal.max.bytes is "
                 f"{settings.journal_max_bytes}. Send less, or try again after the next roll."
             )
+
+    def refuses(self, topic: Topic) -> bool:
+        """Whether records of the topic, or of all topics, were refused, and half of that was not rolled since."""
+        if topic.journal_bytes <= PRESSURE * self._settings.topic_journal_bytes_max:
+            self._refused.discard(topic)
+        if self._journal.needed_bytes <= PRESSURE * self._settings.journal_max_bytes:
+            self._refused_all = False
+        return topic in self._refused or self._refused_all
 
 
 class InFlightBytes:

@@ -59,7 +59,7 @@ class Broker:
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
         self._roller = Roller(journal, filesystem, clock, self._writers)
-        self._schedule = RollSchedule(self._roller, journal, clock, settings.journal_max_bytes, by_name)
+        self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, clock)
         self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)

@@ -10,15 +10,18 @@ import math
 
 from logstore.log.topic import Topic
 
+#: A topic of which the journal holds this part of what it may hold rolls: producers need not wait for it then.
+PRESSURE = 0.5
 _LOOK_AGAIN_S = 60.0
 # Two times of one topic that are no further apart are one: else every look would add another.
 _SAME_S = 0.01
 
 
 class DueTopics:
-    """Times are those of a monotonic clock, in seconds."""
+    """Times are those of a monotonic clock, in seconds. The journal may hold ``journal_bytes_max`` of a topic."""
 
-    def __init__(self) -> None:
+    def __init__(self, journal_bytes_max: int) -> None:
+        self._journal_bytes_max = journal_bytes_max
         self._touched: set[Topic] = set()
         self._wakes: list[tuple[float, int, Topic]] = []
         self._next_wake: dict[Topic, float] = {}
@@ -27,6 +30,10 @@ class DueTopics:
     def touch(self, topic: Topic) -> None:
         """Something was appended to the topic, or its configuration may have changed."""
         self._touched.add(topic)
+
+    def is_pressed(self, topic: Topic) -> bool:
+        """Whether the journal holds so much of the topic that all of it is to roll."""
+        return topic.journal_bytes > PRESSURE * self._journal_bytes_max
 
     def wake_at(self, topic: Topic, when: float) -> None:
         if when < self._next_wake.get(topic, math.inf) - _SAME_S:
@@ -45,7 +52,7 @@ class DueTopics:
         for topic in looked_at:
             if topic.deleted:
                 continue
-            wait_s = _seconds_until_due(topic)
+            wait_s = 0.0 if self.is_pressed(topic) and topic.has_unsealed else _seconds_until_due(topic)
             if wait_s <= 0:
                 due.append(topic)
                 continue

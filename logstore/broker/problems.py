@@ -16,6 +16,8 @@ class ProblemState(enum.StrEnum):
     UNREADABLE = "unreadable"
     #: Sealed records were taken out of the table by somebody else; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"
+    #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
+    JOURNAL_FULL = "journal_full"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +32,15 @@ class TopicProblem:
 
 
 def find_problems(
-    topics: Mapping[str, Topic], unopened: Mapping[str, QuarantinedError], unserved: Unserved
+    topics: Mapping[str, Topic],
+    unopened: Mapping[str, QuarantinedError],
+    unserved: Unserved,
+    refused: Mapping[Topic, str],
 ) -> list[TopicProblem]:
-    """Of the ``topics`` that are served, of those by name that cannot be, and of what the journal holds of others."""
+    """Of the ``topics`` that are served, of those by name that cannot be, and of what the journal holds of others.
+
+    ``refused``: topics whose producers have to wait for room in the journal, and what their last rolls failed with.
+    """
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
     known = {topic.topic_id for topic in topics.values()}
@@ -55,4 +63,8 @@ def find_problems(
                 reason, remedy = p.explain_missing(gap)
                 missing = ProblemState.RECORDS_MISSING
                 found.append(TopicProblem(topic.name, p.partition, missing, reason, remedy))
+    for topic, why in refused.items():
+        reason = f"The journal holds {topic.journal_bytes} bytes of it that cannot be rolled: {why}"
+        remedy = f"Mend the cause; rolls are tried again within a minute, or by: logstore topic roll {topic.name}"
+        found.append(TopicProblem(topic.name, None, ProblemState.JOURNAL_FULL, reason, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))

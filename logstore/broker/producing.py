@@ -144,7 +144,7 @@ class Producing:
         parts, payloads = await self._encode(topic, records, partition, next(self._sticky))
         self._filesystem.reached("produce.parsed")
         self._admission.require_ready()
-        self._admission.require_room(sum(len(payload) for payload in payloads))
+        self._admission.require_room(topic, sum(len(payload) for payload in payloads))
         ranges, durable = self._append(topic, parts, payloads)
         count, nbytes = records.num_rows, records.nbytes
         # What waits for the fsync is held once, by the journal.
@@ -182,7 +182,7 @@ class Producing:
             check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
             _check_batch_keys(topic, part.batch, rows)
         if new:
-            self._admission.require_room(sum(len(payloads[at]) for at in new))
+            self._admission.require_room(topic, sum(len(payloads[at]) for at in new))
         waiting = {c.stored.durable for c in claims if c.stored is not None and c.stored.durable is not None}
         appended: tuple[ProducedRange, ...] = ()
         if new:

@@ -1,12 +1,13 @@
 """When topics roll: by size, by age, or because the journal fills up; and when their tables are looked at again."""
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 
 import structlog
 
-from logstore.broker.due_topics import DueTopics
+from logstore.broker.due_topics import PRESSURE, DueTopics
 from logstore.clock import Clock
 from logstore.errors import LogStoreError, unforeseen
 from logstore.journal.journal import Journal
@@ -15,6 +16,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, due
 from logstore.log.topic import Topic
 from logstore.observability import ROLLS
+from logstore.settings import Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -24,7 +26,8 @@ _REFRESH_S = 5.0
 _LOOK_AT_ALL_S = 600.0
 # A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
 _NEARLY_OLD = 0.5
-_PRESSURE = 0.5
+# Of the files needed no more than this part is: copying it frees as much as it fills, or more.
+_PINNED_PART = 0.5
 #: More than there are threads for them, as each also waits: for the event loop, or for somebody else's commit.
 ROLLS_AT_A_TIME = 4
 #: A roll that has not begun this long after a stop did does not begin any more: supervisors lose patience after ten
@@ -41,20 +44,25 @@ _RELOCATE_BYTES_MAX = 8 * MIB
 
 class RollSchedule:
     def __init__(
-        self, roller: Roller, journal: Journal, clock: Clock, journal_max_bytes: int, topics: Mapping[str, Topic]
+        self, roller: Roller, journal: Journal, clock: Clock, settings: Settings, topics: Mapping[str, Topic]
     ) -> None:
         self._roller = roller
         self._journal = journal
         self._clock = clock
-        self._journal_max_bytes = journal_max_bytes
+        self._journal_max_bytes = settings.journal_max_bytes
         self._topics = topics
-        self._due = DueTopics()
+        self._due = DueTopics(settings.topic_journal_bytes_max)
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
         #: How the log of each topic looked before it was last read; those that were read longest ago come first.
         self._seen: dict[Topic, int] = {}
         self._not_before: dict[Topic, float] = {}
         self._delay_s: dict[Topic, float] = {}
+        #: Of each topic whose last roll failed: why.
+        self.failures: dict[Topic, str] = {}
         self._pressed = asyncio.Event()
+        self._pinned = asyncio.Event()
+        #: Bytes of whole files that were copied forward since the journal was last rid of what pins it.
+        self._copied = 0
         self._slots = asyncio.Semaphore(ROLLS_AT_A_TIME)
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
@@ -110,8 +118,10 @@ class RollSchedule:
         self._due.touch(topic)
 
     async def _roll_loop(self) -> None:
-        while True:
-            pressed = self._pressed.is_set() or self._journal.needed_bytes > _PRESSURE * self._journal_max_bytes
+        while not self._stopping:  # wait_for may swallow a cancellation, when it comes with what is waited for
+            pressed = self._pressed.is_set() or self._journal.needed_bytes > PRESSURE * self._journal_max_bytes
+            if pressed and self._is_pinned() and self._copied < self._journal_max_bytes:
+                self._pinned.set()
             self._pressed.clear()
             now = self._clock.monotonic()
             old_or_big = self._due.take(now)
@@ -129,10 +139,11 @@ class RollSchedule:
 
     async def _roll(self, topic: Topic, *, pressed: bool) -> None:
         config = topic.config
+        everything = pressed or self._due.is_pressed(topic)
 
         def select(partition_log: PartitionLog) -> bool:
             nearly = config.segment_ms * _NEARLY_OLD
-            return pressed or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
+            return everything or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
 
         try:
             async with self._slots:
@@ -146,6 +157,7 @@ class RollSchedule:
             log.error("roll.failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
             self._delay_s[topic], self._not_before[topic] = delay, self._clock.monotonic() + delay
+            self.failures[topic] = str(error)
         finally:
             del self._rolling[topic]
             self.touch(topic)
@@ -155,6 +167,7 @@ class RollSchedule:
     def _forget_failures(self, topic: Topic) -> None:
         self._not_before.pop(topic, None)
         self._delay_s.pop(topic, None)
+        self.failures.pop(topic, None)
 
     async def _refresh_loop(self) -> None:
         while True:
@@ -180,16 +193,31 @@ class RollSchedule:
         return [(topic, mark) for topic, mark in marks if mark is None or mark != self._seen.get(topic)]
 
     async def _unpin_loop(self) -> None:
-        while True:
-            await asyncio.sleep(_REFRESH_S)
+        while not self._stopping:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._pinned.wait(), _REFRESH_S)
             await self._unpin_journal()
+            self._pinned.clear()
+
+    def _is_pinned(self) -> bool:
+        """Whether the journal fills up with records that are in Delta, in files that somebody still needs."""
+        needed = self._journal.needed_bytes
+        if needed <= PRESSURE * self._journal_max_bytes:
+            return False
+        return sum(topic.journal_bytes for topic in self._topics.values()) <= needed * _PINNED_PART
 
     async def _unpin_journal(self) -> None:
         """Copy what a slow topic still needs of an old journal file forward, so that the file can go."""
+        end = self._journal.end_position
+        if not self._is_pinned():
+            self._copied = 0
         while len(self._journal.files) > _JOURNAL_FILES:
-            _, size = self._journal.files[0]
+            start, size = self._journal.files[0]
+            # Once round and no more, if that does not help: then something else needs the files.
+            whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
+            limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
-                moved = await self._journal.relocate_oldest(min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX))
+                moved = await self._journal.relocate_oldest(limit)
             except LogStoreError as error:
                 log.error("journal.relocation_failed", error=str(error))
                 return
@@ -199,6 +227,8 @@ class RollSchedule:
                     by_id[header.topic_id].partitions[header.partition].index.move(header.base_offset, location)
             if not moved:
                 return
+            if whole:
+                self._copied += sum(location.length for _, location in moved)
             await asyncio.sleep(0)
             log.info("journal.relocated", frames=len(moved))
 

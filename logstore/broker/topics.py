@@ -158,7 +158,8 @@ class Topics:
 
     def problems(self) -> list[TopicProblem]:
         """What is wrong with topics and partitions, by name; empty when all are served whole."""
-        return find_problems(self._topics, self._quarantined, self._unserved)
+        refused = {t: why for t, why in self._schedule.failures.items() if self._admission.refuses(t)}
+        return find_problems(self._topics, self._quarantined, self._unserved, refused)
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 

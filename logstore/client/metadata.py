@@ -187,7 +187,7 @@ class TopicStatus:
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
     """What is wrong with a topic, or with one ``partition``: ``state`` is "quarantined" (not served),
-    "records_missing" or "unreadable" (a segment); ``remedy`` is what to do.
+    "records_missing", "unreadable" (a segment) or "journal_full"; ``remedy`` is what to do.
     """
 
     topic: str

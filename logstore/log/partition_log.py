@@ -27,7 +27,15 @@ import pyarrow.compute as pc
 from logstore.clock import Clock
 from logstore.delta.snapshot import SegmentFile
 from logstore.errors import LogStoreError, MissingRecordsError, QuarantinedError
-from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.frame import (
+    HEADER_BYTES,
+    Frame,
+    FrameFlags,
+    FrameHeader,
+    FrameLocation,
+    FrameType,
+    PartitionSnapshot,
+)
 from logstore.log.batch_memory import BatchMemory
 from logstore.log.frame_index import FrameIndex
 from logstore.log.history import MissingRange
@@ -38,8 +46,16 @@ from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBat
 
 
 @dataclass(slots=True)
+class JournalBytes:
+    """Bytes of the frames that are not in Delta, those being fsynced included; the partitions of a topic share it."""
+
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
 class _Pending:
     header: FrameHeader
+    length: int
     durable: asyncio.Future[list[FrameLocation]]
     position_in_append: int
 
@@ -54,6 +70,7 @@ class PartitionLog:
         leader_epoch: int,
         clock: Clock,
         producer_id_expiration_ms: int,
+        journal_bytes: JournalBytes | None = None,
     ) -> None:
         self.topic = topic
         self.topic_id = topic_id
@@ -65,6 +82,7 @@ class PartitionLog:
         self.log_end_offset = 0
         self.next_offset = 0
         self.index = FrameIndex()
+        self._journal_bytes = journal_bytes or JournalBytes()
         self.leader_epochs = LeaderEpochs()
         self.segments: tuple[SegmentFile, ...] = ()
         #: Why readers and writers are refused; what the journal holds stays there.
@@ -242,7 +260,9 @@ class PartitionLog:
         """Follow a frame given to the journal; ``durable`` resolves to the locations of all frames of that append."""
         assert frame.header.base_offset == self.next_offset, (frame.header, self)
         self.next_offset += frame.header.record_count
-        self._pending.append(_Pending(frame.header, durable, position_in_append))
+        length = HEADER_BYTES + len(frame.payload or b"")
+        self._journal_bytes.num_bytes += length
+        self._pending.append(_Pending(frame.header, length, durable, position_in_append))
         if (memory := self._memory_of(frame.header)) is not None:
             memory.begin(_remembered(frame.header), durable)
         durable.add_done_callback(lambda _: self._settle())
@@ -256,6 +276,7 @@ class PartitionLog:
             if (memory := self._memory_of(pending.header)) is not None:
                 memory.settle(_remembered(pending.header).owner, stored=stored)
             if not stored:
+                self._journal_bytes.num_bytes -= pending.length
                 self.next_offset = self.log_end_offset
                 continue
             assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
@@ -313,7 +334,9 @@ class PartitionLog:
         """Everything below ``offset`` is in Delta, durably."""
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
+        self._journal_bytes.num_bytes -= self.index.num_bytes
         self.index.drop_below(offset)
+        self._journal_bytes.num_bytes += self.index.num_bytes
         self._unsealed_since = self._clock.monotonic() if len(self.index) else None
 
     def snapshot_frame(self) -> Frame:
@@ -398,6 +421,7 @@ class PartitionLog:
     def finish_recovery(self) -> None:
         """Ends follow from what was found. Raises CorruptionError if the journal has a hole or an overlap."""
         self.index.settle_recovered(self.sealed_offset)
+        self._journal_bytes.num_bytes += self.index.num_bytes
         self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
         self.next_offset = self.high_watermark = self.log_end_offset
         if len(self.index):

@@ -14,7 +14,7 @@ from logstore.clock import Clock
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError, InvalidConfigError, UnknownPartitionError, UnknownTopicError
-from logstore.log.partition_log import PartitionLog
+from logstore.log.partition_log import JournalBytes, PartitionLog
 from logstore.topic_config import TopicConfig
 
 log = structlog.stdlib.get_logger(__name__)
@@ -40,6 +40,7 @@ class Topic:
         #: By partition, as of ``snapshot``: sealed offsets that no file holds, for whatever reason.
         self.gaps: dict[int, list[tuple[int, int]]] = {}
         self.partitions: list[PartitionLog] = []
+        self._journal_bytes = JournalBytes()
         self.commit_lock = asyncio.Lock()
         self.deleted = False
         self.config_overrides: dict[str, str] = {}
@@ -60,6 +61,11 @@ class Topic:
         raise UnknownPartitionError(
             f"Partition {partition} not found: topic {self.name!r} has partitions 0 to {len(self.partitions) - 1}."
         )
+
+    @property
+    def journal_bytes(self) -> int:
+        """Bytes in the journal, or on their way there, that are not in Delta."""
+        return self._journal_bytes.num_bytes
 
     @property
     def version(self) -> int:
@@ -86,6 +92,7 @@ class Topic:
                 leader_epoch=self._leader_epoch,
                 clock=self._clock,
                 producer_id_expiration_ms=self._producer_id_expiration_ms,
+                journal_bytes=self._journal_bytes,
             )
             self.partitions.append(new)
         for partition_log in self.partitions:

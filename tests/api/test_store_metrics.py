@@ -90,6 +90,14 @@ async def test_problems_are_told(api, monkeypatch):
         labels(topic="t", partition=3, state="records_missing"): 1,
         labels(topic='sp"oilt\\', partition="", state="quarantined"): 1,
     }
+    ready = (await api.get("/health/ready")).json()
+    assert ready == {
+        "status": "ready",
+        "problems": [
+            {"topic": "t", "partition": 3, "state": "records_missing", "reason": "why", "remedy": "what to do"},
+            {"topic": 'sp"oilt\\', "partition": None, "state": "quarantined", "reason": "why", "remedy": "what to do"},
+        ],
+    }
 
 
 class FewSeries:

@@ -19,7 +19,7 @@ def no_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics()
+        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
             old = await broker.create_topic("old", configs={"segment.ms": "50000"})
             quiet = await broker.create_topic("quiet", configs={"segment.ms": "50000"})
@@ -47,7 +47,7 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
 
 def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics()
+        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic("t", partitions=2, configs={"segment.bytes": str(1 << 20)})
             assert topic
@@ -63,7 +63,7 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
 
 def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due, synced = ManualClock(), DueTopics(), threading.Event()
+        clock, due, synced = ManualClock(), DueTopics(journal_bytes_max=10**9), threading.Event()
         filesystem = HookedFileSystem()
         async with running_broker(tmp_path, clock=clock, filesystem=filesystem) as broker:
             topic = await broker.create_topic("t")
@@ -84,7 +84,7 @@ def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
 
 def test_a_shorter_time_counts_from_when_it_is_known(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics()
+        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic("t")
             assert topic
@@ -102,7 +102,7 @@ def test_a_shorter_time_counts_from_when_it_is_known(tmp_path: Path) -> None:
 
 def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics()
+        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic("t")
             assert topic

@@ -1,0 +1,185 @@
+"""Room in the journal: a part of it for each topic, the last of it for the store's own topics."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.broker import Broker
+from logstore.broker.problems import ProblemState
+from logstore.errors import StorageFullError, ThrottledError
+from logstore.log.topic import Topic
+from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.running_broker import produce, read_all, records, run, running_broker
+
+MIB = 1 << 20
+NEVER = {"segment.ms": "100000000"}
+
+
+async def new_topic(broker: Broker, name: str, partitions: int = 1) -> Topic:
+    topic = await broker.create_topic(name, partitions=partitions, configs=NEVER)
+    assert topic is not None
+    return topic
+
+
+async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
+    """Append records of ``num_bytes`` until one is refused."""
+    for _ in range(100):
+        try:
+            await broker.produce(topic, records([bytes(num_bytes)]), internal=topic.is_internal)
+        except ThrottledError as error:
+            return error
+    raise AssertionError("never refused")
+
+
+async def produce_patiently(broker: Broker, topic: Topic, values: list[bytes | None]) -> None:
+    """As a producer does: again after a 429. TimeoutError after 20 seconds of them."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                await produce(broker, topic, values)
+            except ThrottledError:
+                await asyncio.sleep(0.02)
+            else:
+                return
+
+
+def counted(topic: Topic) -> int:
+    return sum(p.unsealed_bytes for p in topic.partitions)
+
+
+def test_a_topic_that_cannot_roll_is_refused_alone(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=disk, journal_max_bytes=16 * MIB) as broker:
+            stuck, other = await new_topic(broker, "stuck"), await new_topic(broker, "other")
+            disk.fail("create", path="topics/stuck", times=10**6)
+            error = await fill(broker, stuck, 400_000)
+            assert "journal.topic.max.bytes" in error.message
+            values = [bytes(400_000)] * stuck.partition(0).log_end_offset
+            assert 3.5 * MIB < stuck.journal_bytes <= 4 * MIB
+
+            # Several times what the journal may hold, in files that the stuck topic needs.
+            for _ in range(100):
+                await produce_patiently(broker, other, [bytes(400_000)])
+                assert broker.journal.needed_bytes <= 16 * MIB
+            assert other.partition(0).next_offset == 100
+
+            problem = next(problem for problem in broker.problems() if problem.topic == "stuck")
+            assert (problem.topic, problem.partition, problem.state) == ("stuck", None, ProblemState.JOURNAL_FULL)
+            assert "Input/output error" in problem.reason
+            assert "logstore topic roll stuck" in problem.remedy
+
+            disk.heal()
+            await broker.roll(stuck)
+            assert broker.problems() == []
+            values.append(b"again")
+            await produce(broker, stuck, [b"again"])
+            assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
+
+    run(scenario())
+
+
+def test_copies_of_a_stuck_topic_survive_a_restart(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=disk, journal_max_bytes=16 * MIB) as broker:
+            stuck, other = await new_topic(broker, "stuck"), await new_topic(broker, "other")
+            disk.fail("create", path="topics/stuck", times=10**6)
+            values = [b"%d" % at + bytes(400_000) for at in range(8)]
+            for value in values:
+                await produce(broker, stuck, [value])
+            first, _ = broker.journal.files[0]
+            for _ in range(60):
+                await produce_patiently(broker, other, [bytes(400_000)])
+            assert broker.journal.files[0][0] > first, "the files are free that the stuck topic was in"
+            held = stuck.journal_bytes
+        disk.heal()
+        async with running_broker(tmp_path, journal_max_bytes=16 * MIB) as broker:
+            stuck = broker.topic("stuck")
+            assert (stuck.journal_bytes, counted(stuck)) == (held, held)
+            assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
+
+    run(scenario())
+
+
+def test_the_last_of_the_journal_is_for_internal_topics(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        limits = {"journal_max_bytes": 4 * MIB, "journal_topic_max_bytes": 4 * MIB}
+        async with running_broker(tmp_path, filesystem=disk, **limits) as broker:
+            topic = await new_topic(broker, "t")
+            offsets = await broker.internal_topic("__offsets", partitions=1, configs=NEVER)
+            disk.fail("create", path="topics/", times=10**6)
+            error = await fill(broker, topic, 50_000)
+            assert "journal.max.bytes" in error.message
+            assert broker.journal.needed_bytes <= 4 * MIB * 15 // 16
+            await broker.produce(offsets, records([bytes(100_000)]), internal=True)
+            await fill(broker, offsets, 50_000)
+            assert 4 * MIB * 15 // 16 < broker.journal.needed_bytes <= 4 * MIB
+            async with asyncio.timeout(20):
+                while "t" not in [problem.topic for problem in broker.problems()]:  # noqa: ASYNC110 - rolls go by a clock
+                    await asyncio.sleep(0.01)
+
+    run(scenario())
+
+
+def test_a_topic_rolls_before_its_part_of_the_journal_is_full(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_topic_max_bytes=4 * MIB) as broker:
+            topic = await new_topic(broker, "t", partitions=2)
+            for partition in (0, 1, 0):
+                await produce(broker, topic, [bytes(900_000)], partition=partition)
+            async with asyncio.timeout(20):
+                while topic.journal_bytes:  # noqa: ASYNC110 - rolls go by a clock
+                    await asyncio.sleep(0.01)
+            assert [p.sealed_offset for p in topic.partitions] == [2, 1]
+
+    run(scenario())
+
+
+def test_a_request_larger_than_the_part_of_its_topic_is_taken_when_nothing_is_held(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, journal_topic_max_bytes=1000) as broker:
+            topic = await new_topic(broker, "t")
+            await produce(broker, topic, [bytes(5000)])
+            with pytest.raises(ThrottledError):
+                await produce(broker, topic, [b"x"])
+
+    run(scenario())
+
+
+def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker, "t", partitions=3)
+            for partition in (0, 1, 1, 2):
+                await produce(broker, topic, [bytes(1000)], partition=partition)
+            assert topic.journal_bytes == counted(topic) > 4000
+            disk.fill()
+            for acks in (-1, 0):
+                append = broker.produce(topic, records([bytes(900_000)] * 8), partition=0, acks=acks)
+                if acks:
+                    with pytest.raises(StorageFullError):
+                        await append
+                else:
+                    await append
+                    assert topic.journal_bytes > 7_000_000, "while it is on its way"
+            async with asyncio.timeout(20):
+                while topic.journal_bytes > 7_000_000:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            assert topic.journal_bytes == counted(topic)
+            disk.heal()
+            await produce(broker, topic, [b"y"])
+            await broker.roll(topic)
+            assert topic.journal_bytes == counted(topic) == 0
+            await produce(broker, topic, [b"z"])
+            held = topic.journal_bytes
+            assert held == counted(topic) > 0
+
+    run(scenario())
