@@ -1,33 +1,37 @@
 """The FastAPI application: routers, error handlers and the broker's life around them."""
 
 import contextlib
-import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
 import prometheus_client
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
+from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api import openapi
-from ingest_api.errors import MethodNotAllowedError, add_error_handlers, log_store_error_response
-from ingest_api.request_context import RequestContextMiddleware
+from ingest_api.errors import (
+    MethodNotAllowedError,
+    NoSuchResourceError,
+    add_error_handlers,
+    log_store_error_response,
+)
+from ingest_api.guard import Arrival, Guard, enter
+from ingest_api.request_log import RequestLog
 from ingest_api.routers import ROUTERS
+from ingest_api.routes import DeclaredRoute, RouteTable
 from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
+from logstore.broker.access import Access
 from logstore.broker.broker import Broker
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
-_RECORDS = ("/topics/", "/fetch")
-# A path may have 64 KiB: this many of them at the worst.
-_PATHS_CACHED = 256
 _DESCRIPTION = (
     "A log store with the interface of Kafka's REST Proxy (v2 for records and metadata, v3 for administration); "
     "topics are Delta tables."
@@ -40,11 +44,12 @@ def create_app(settings: Settings) -> "Application":
     Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise. Until then ``state.api`` is None, and
     only what needs no store is answered: whether the process lives, its metrics, the description of the interface.
     """
+    guard = Guard(Access())
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with Broker.running(settings) as broker, GroupCoordinator.running(broker) as groups:
-            app.state.api = ApiState(settings, broker, groups)
+            app.state.api = ApiState(settings, broker, groups, guard.access)
             # When each series was made: as many lines again, of use to nobody here.
             prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
             try:
@@ -53,67 +58,85 @@ def create_app(settings: Settings) -> "Application":
                 app.state.api.close()
 
     app = Application(
+        guard,
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
         lifespan=lifespan,
-        # The pages would load their scripts from elsewhere.
+        # A route of ours; the pages would load their scripts from elsewhere.
+        openapi_url=None,
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         default_response_class=Response,
     )
     app.state.api = None
-    for router in ROUTERS:
-        app.include_router(router)
     add_error_handlers(app)
-
-    async def method_not_allowed(request: Request, _: Exception) -> Response:
-        methods = ", ".join(allowed_methods(request.scope["path"]))
-        return log_store_error_response(
-            MethodNotAllowedError(f"{request.method} is not allowed here: use one of {methods}.", allow=methods)
-        )
-
-    app.add_exception_handler(405, method_not_allowed)
-    app.add_middleware(RequestContextMiddleware, allowed_methods=allowed_methods)
     _describe_once(app)
     return app
 
 
 class Application(FastAPI):
-    """FastAPI, with a short way to the routes for records.
+    """FastAPI behind one guard, with a short way to the routes for records.
 
-    What it does for them (one regular expression after another, layers of middleware, dependencies that there are none
-    of) would take longer than the records themselves.
+    The order, for every request: ``RequestLog``, the route is found, the guard, and then what answers. FastAPI sees no
+    request that the guard has not let through, and none without a route.
+
+    What FastAPI does for the routes for records (one regular expression after another, layers of middleware,
+    dependencies that there are none of) would take longer than the records themselves.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, guard: Guard, **options: Any) -> None:
         super().__init__(**options)
-        self._record_routes = [
-            route
-            for router in ROUTERS
-            for route in router.routes
-            if isinstance(route, APIRoute) and route.path.startswith(_RECORDS) and "records" in route.tags
-        ]
-        self._records = RequestContextMiddleware(self._answer_records, allowed_methods)
-        self._find = functools.lru_cache(_PATHS_CACHED)(self._find_route)
-        self.short_requests = ShortRequests(lambda: self.state.api, self._find)
+        self.guard = guard
+        self.router.route_class = DeclaredRoute
+        for router in ROUTERS:
+            self.include_router(router)
+        self._routes = RouteTable(ROUTERS)
+        self.short_requests = ShortRequests(lambda: self.state.api, self._routes.find, guard)
+        self._answer_logged = RequestLog(self._admit)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"].startswith(_RECORDS):
-            found = self._find(scope["method"], scope["path"])
-            if found is not None:
-                scope["app"] = self
-                scope["route"], scope["path_params"] = found
-                await self._records(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
+        if scope["type"] == "http":
+            scope["app"] = self
+            await self._answer_logged(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
 
-    def _find_route(self, method: str, path: str) -> tuple[APIRoute, dict[str, str]] | None:
-        for route in self._record_routes:
-            if method in (route.methods or ()) and (found := route.path_regex.match(path)):
-                return route, found.groupdict()
-        return None
+    def build_middleware_stack(self) -> ASGIApp:
+        stack = super().build_middleware_stack()
+        # It would answer what nothing expected as text: RequestLog does that, for every way.
+        assert isinstance(stack, ServerErrorMiddleware)
+        return stack.app
+
+    async def _admit(self, arrival: Arrival, scope: Scope, receive: Receive, send: Send) -> None:
+        found = self._routes.find(arrival.method, scope["path"])
+        if found is None:
+            self.guard.admit(arrival, None, {})
+            await self._answer_without_route(scope)(scope, receive, send)
+            return
+        found.enter(scope)
+        enter(scope, self.guard.admit(arrival, found.route.requirement, found.path_parameters))
+        if arrival.method == "HEAD":
+            # The server leaves the body out.
+            scope = {**scope, "method": "GET"}
+        if "records" in found.route.tags:
+            await self._answer_records(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _answer_without_route(self, scope: Scope) -> Response:
+        method, path = scope["method"], scope["path"]
+        if not (methods := ", ".join(self._routes.allowed_methods(path))):
+            return log_store_error_response(
+                NoSuchResourceError(f"No resource at {path!r}; GET /openapi.json lists what there is.")
+            )
+        if method == "OPTIONS":
+            return Response(status_code=204, headers={"Allow": methods})
+        scope["route"] = self._routes.first(path)
+        return log_store_error_response(
+            MethodNotAllowedError(f"{method} is not allowed here: use one of {methods}.", allow=methods)
+        )
 
     async def _answer_records(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -121,22 +144,6 @@ class Application(FastAPI):
         except LogStoreError as error:
             response = log_store_error_response(error, topic_id_headers(scope))
         await response(scope, receive, send)
-
-
-def allowed_methods(path: str) -> list[str]:
-    """The methods that ``path`` has, HEAD and OPTIONS with them; none if there is nothing there."""
-    found = {
-        method
-        for router in ROUTERS
-        for route in router.routes
-        if isinstance(route, APIRoute) and route.path_regex.match(path)
-        for method in route.methods or ()
-    }
-    if path == "/openapi.json":
-        found = {"GET"}
-    if not found:
-        return []
-    return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
 
 def _describe_once(app: FastAPI) -> None:

@@ -77,6 +77,7 @@ HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     NotAcceptableError: HttpError(406, 406),
     SlowRequestError: HttpError(408, 408),
     UnsupportedMediaTypeError: HttpError(415, 415),
+    errors.AuthorizationError: HttpError(403, 40301),
     errors.UnknownTopicError: HttpError(404, 40401),
     errors.UnknownPartitionError: HttpError(404, 40402),
     errors.UnknownGroupError: HttpError(404, 40405),
@@ -149,18 +150,14 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make the framework's own errors look like ours. What is left, bugs, is caught in ``request_context``."""
+    """Make the framework's own errors look like ours. What is left, bugs, is caught in ``request_log``."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LogStoreError)
         return log_store_error_response(error, topic_id_headers(request.scope))
 
-    async def starlettes(request: Request, error: Exception) -> Response:
+    async def starlettes(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        if error.status_code == 404:
-            return log_store_error_response(
-                NoSuchResourceError(f"No resource at {request.scope['path']!r}; GET /openapi.json lists what there is.")
-            )
         return error_response(HttpError(error.status_code, error.status_code), str(error.detail), error.headers)
 
     async def validation(_: Request, error: Exception) -> Response:

@@ -47,6 +47,7 @@ _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
     "40003: what the headers say of the producer, or the idempotency key, is not.",
+    403: "40301: who asks may not do this; the message names operation and resource. Nothing was done.",
     404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
     "was meant, it was deleted and made again; 404: nothing at this path.",
     406: "Accept allows nothing of what there is.",
@@ -155,7 +156,7 @@ def _operation(
     ]
     parameters += [*headers, *_REQUEST_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
-    codes = set(errors) | {500}
+    codes = set(errors) | {403, 500}
     if path:
         codes |= {404, 422}
     if body is not None:

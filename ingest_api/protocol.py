@@ -29,7 +29,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body
-from ingest_api.short_requests import WHOLE_BYTES_MAX, HeaderPairs, ShortHead, ShortRequests
+from ingest_api.guard import HeaderPairs
+from ingest_api.short_requests import WHOLE_BYTES_MAX, ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -372,7 +373,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _start_short(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
         assert self.short_requests is not None
         cycle = _ShortCycle(self)
-        if not self.short_requests.begin(head, headers, body, cycle.answer):
+        if not self.short_requests.begin(head, headers, body, self.client[0] if self.client else "", cycle.answer):
             return False
         self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
         self._unanswered.append(cycle)

@@ -7,38 +7,30 @@ the byte; whatever is not plain about it (in its head or body, or a bound that i
 which then finds it untouched.
 """
 
+import asyncio
 import functools
 import time
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import httptools
-from fastapi.routing import APIRoute
 from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, offsets_of
 from ingest_api.gathering import GATHERED_BYTES_MAX, Places
+from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
 from ingest_api.idempotence import IDENTITY_HEADERS
-from ingest_api.request_context import (
-    CLIENT_ID,
-    REQUEST_ID,
-    error_answer,
-    log_fields,
-    record_answer,
-    request_id_of,
-    sane,
-)
+from ingest_api.request_log import error_answer, log_fields, record_answer
 from ingest_api.routers.produce import HEADERS_READ, read_head
+from ingest_api.routes import FoundRoute, Requirement
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
-
-HeaderPairs = Sequence[tuple[bytes, bytes]]
 
 _PRODUCE: Final = "/topics/{topic}"
 _LENGTH: Final = b"content-length"
@@ -69,6 +61,8 @@ class ShortHead:
     answer_type: str
     client_id: str
     string_keys: Callable[[TopicConfig], bool]
+    requirement: Requirement
+    path_parameters: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +80,12 @@ class ShortRequests:
     def __init__(
         self,
         state: Callable[[], ApiState | None],
-        find_route: Callable[[str, str], tuple[APIRoute, dict[str, str]] | None],
+        find_route: Callable[[str, str], FoundRoute | None],
+        guard: Guard,
     ) -> None:
         self._state = state
         self._find_route = find_route
+        self._guard = guard
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
         self._known: dict[bytes, KnownHead] = {}
 
@@ -115,7 +111,7 @@ class ShortRequests:
         parsed = httptools.parse_url(url)
         raw_path = parsed.path.decode("ascii")
         found = self._find_route("POST", urllib.parse.unquote(raw_path))
-        if found is None or found[0].path != _PRODUCE:
+        if found is None or found.route.path != _PRODUCE:
             return None
         try:
             head = read_head(parsed.query or b"", tuple(header for header in headers if header[0] in HEADERS_READ))
@@ -124,7 +120,16 @@ class ShortRequests:
         if not head.may_join:
             return None
         client_id = sane(headers, CLIENT_ID)
-        return ShortHead(found[1]["topic"], raw_path, head.timeout_ms, head.answer_type, client_id, head.string_keys)
+        return ShortHead(
+            found.path_parameters["topic"],
+            raw_path,
+            head.timeout_ms,
+            head.answer_type,
+            client_id,
+            head.string_keys,
+            found.route.requirement,
+            found.path_parameters,
+        )
 
     def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
         """Of a request that is there as a whole, if its head is one that was met before to the byte; and its body."""
@@ -145,9 +150,12 @@ class ShortRequests:
         self._known[told] = KnownHead(head, headers, len(body))
 
     def begin(
-        self, head: ShortHead, headers: HeaderPairs, body: bytes, answer: Callable[[Response, bytes], None]
+        self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
     ) -> bool:
-        """Whether ``answer`` will be called, with an answer and the request's id; else nothing has happened."""
+        """Whether ``answer`` will be called, with an answer and the request's id; else nothing has happened.
+
+        ``peer`` is the address that the request came from.
+        """
         state = self._state()
         if state is None:
             return False
@@ -159,7 +167,14 @@ class ShortRequests:
             reservation = state.requests.reserve(len(body))
         except LogStoreError:
             return False
-        request = _ShortRequest(head, request_id_of(headers), reservation, time.perf_counter(), answer)
+        arrival = Arrival("POST", request_id_of(headers), head.client_id, peer, headers)
+        request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
+        try:
+            # Last of all that may go wrong: what is left to the application is asked there, and counts once.
+            self._guard.admit(arrival, head.requirement, head.path_parameters)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+            asyncio.get_running_loop().call_soon(request.told, None, error)
+            return True
         string_keys = head.string_keys(topic.config)
         state.gathered.begin(topic, records, string_keys=string_keys, timeout_ms=head.timeout_ms, told=request.told)
         return True

@@ -163,6 +163,25 @@ class UnreadableRecordError(LogStoreError):
         self.offset = offset
 
 
+# ---- who asks may not ------------------------------------------------------------------------------------------------
+
+
+class AuthorizationError(LogStoreError):
+    """Who asks is known, and may not do this; nothing was done. The message names principal, operation and resource."""
+
+
+class TopicAuthorizationError(AuthorizationError):
+    kafka_name, kafka_code = "TOPIC_AUTHORIZATION_FAILED", 29
+
+
+class GroupAuthorizationError(AuthorizationError):
+    kafka_name, kafka_code = "GROUP_AUTHORIZATION_FAILED", 30
+
+
+class ClusterAuthorizationError(AuthorizationError):
+    kafka_name, kafka_code = "CLUSTER_AUTHORIZATION_FAILED", 31
+
+
 # ---- idempotent produce (KIP-98) ------------------------------------------------------------------------------------
 
 

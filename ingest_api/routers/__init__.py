@@ -5,6 +5,7 @@ from fastapi import APIRouter
 from ingest_api.routers import (
     clusters,
     configs,
+    description,
     fetch,
     groups,
     health,
@@ -28,4 +29,5 @@ ROUTERS: tuple[APIRouter, ...] = (
     health.router,
     status.router,
     metrics.router,
+    description.router,
 )

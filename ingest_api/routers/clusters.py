@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,15 +12,16 @@ from ingest_api import openapi
 from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model
 from ingest_api.content_types import JSON, answer_media_type
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query, shown
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import ConfigEntry, CreateTopicRequest, UpdateTopicRequest
 from ingest_api.state import api_state
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.errors import InvalidConfigError, UnknownClusterError
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["administration"])
+router = declared_router(tags=["administration"])
 
 _HOST = re.compile(r"[A-Za-z0-9._\-]+(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]+\](:[0-9]{1,5})?")
 
@@ -85,6 +85,7 @@ def _topic(request: Request, broker: Broker, name: str, topic: Topic | None, par
 
 
 @router.get("/v3/clusters", **openapi.LIST_CLUSTERS)
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def list_clusters(request: Request) -> Response:
     """The one cluster that this server belongs to."""
     read_query(request)
@@ -95,6 +96,7 @@ async def list_clusters(request: Request) -> Response:
 
 
 @router.get("/v3/clusters/{cluster_id}", **openapi.GET_CLUSTER)
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def get_cluster(request: Request) -> Response:
     """The cluster of this server."""
     read_query(request)
@@ -103,26 +105,32 @@ async def get_cluster(request: Request) -> Response:
 
 
 @router.get("/v3/clusters/{cluster_id}/topics", **openapi.LIST_CLUSTER_TOPICS)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_cluster_topics(request: Request) -> Response:
     """All topics, internal ones too, by name."""
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
+    found = broker.topics(include_internal=True)
+    names = [topic.name for topic in found]
+    access = api_state(request).access
+    shown = set(access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names))
     topics = [
-        _topic(request, broker, topic.name, topic, len(topic.partitions))
-        for topic in broker.topics(include_internal=True)
+        _topic(request, broker, topic.name, topic, len(topic.partitions)) for topic in found if topic.name in shown
     ]
     metadata = {"self": link(request, broker.cluster_id, "topics"), "next": None}
     return json_response({"kind": "KafkaTopicList", "metadata": metadata, "data": topics})
 
 
 @router.post("/v3/clusters/{cluster_id}/topics", status_code=201, **openapi.CREATE_TOPIC)
+@requires(Operation.CREATE, ResourceType.TOPIC, names_in="body")
 async def create_topic(request: Request) -> Response:
     """Create a topic; with `validate_only` only check that it could be."""
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
     asked = await receive_model(request, CreateTopicRequest)
+    api_state(request).access.require(context_of(request), Operation.CREATE, ResourceType.TOPIC, asked.topic_name)
     topic = await broker.create_topic(
         asked.topic_name,
         partitions=asked.partitions_count,
@@ -138,6 +146,7 @@ async def create_topic(request: Request) -> Response:
 
 
 @router.get("/v3/clusters/{cluster_id}/topics/{topic}", **openapi.GET_CLUSTER_TOPIC)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_cluster_topic(request: Request) -> Response:
     """One topic."""
     read_query(request)
@@ -148,6 +157,7 @@ async def get_cluster_topic(request: Request) -> Response:
 
 
 @router.patch("/v3/clusters/{cluster_id}/topics/{topic}", **openapi.UPDATE_TOPIC)
+@requires(Operation.ALTER, ResourceType.TOPIC)
 async def update_topic(request: Request) -> Response:
     """Grow the number of partitions. Records stay where they are; keys hash to other partitions from now on."""
     read_query(request)
@@ -160,6 +170,7 @@ async def update_topic(request: Request) -> Response:
 
 
 @router.delete("/v3/clusters/{cluster_id}/topics/{topic}", status_code=204, **openapi.DELETE_TOPIC)
+@requires(Operation.DELETE, ResourceType.TOPIC)
 async def delete_topic(request: Request) -> Response:
     """Delete a topic and its Delta table."""
     read_query(request)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,14 +12,14 @@ from ingest_api.content_types import JSON, answer_media_type
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.parameters import read_query
 from ingest_api.routers.clusters import broker_of, config_changes, link
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import AlterConfigsRequest, ConfigEntry, UpdateConfigRequest
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["administration"])
+router = declared_router(tags=["administration"])
 
 
 def _synonyms(broker: Broker, topic: Topic, key: ConfigKey) -> list[dict[str, str]]:
@@ -62,6 +61,7 @@ def _key_in_path(request: Request) -> ConfigKey:
 
 
 @router.get("/v3/clusters/{cluster_id}/topics/{topic}/configs", **openapi.LIST_CONFIGS)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 async def list_configs(request: Request) -> Response:
     """Every key with its value, set or default."""
     read_query(request)
@@ -74,6 +74,7 @@ async def list_configs(request: Request) -> Response:
 
 
 @router.post("/v3/clusters/{cluster_id}/topics/{topic}/configs:alter", status_code=204, **openapi.ALTER_CONFIGS)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def alter_configs(request: Request) -> Response:
     """Set keys, or take them back to their defaults: all of them, or none if one is wrong."""
     read_query(request)
@@ -89,6 +90,7 @@ async def alter_configs(request: Request) -> Response:
 
 
 @router.get("/v3/clusters/{cluster_id}/topics/{topic}/configs/{name}", **openapi.GET_CONFIG)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 async def get_config(request: Request) -> Response:
     """One key."""
     read_query(request)
@@ -99,6 +101,7 @@ async def get_config(request: Request) -> Response:
 
 
 @router.put("/v3/clusters/{cluster_id}/topics/{topic}/configs/{name}", status_code=204, **openapi.UPDATE_CONFIG)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def update_config(request: Request) -> Response:
     """Set one key; null takes it back to its default."""
     read_query(request)
@@ -111,6 +114,7 @@ async def update_config(request: Request) -> Response:
 
 
 @router.delete("/v3/clusters/{cluster_id}/topics/{topic}/configs/{name}", status_code=204, **openapi.RESET_CONFIG)
+@requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def reset_config(request: Request) -> Response:
     """Take one key back to its default."""
     read_query(request)

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,16 +18,18 @@ from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import client_left, receive_model
 from ingest_api.content_types import FETCH_SECTIONS, answer_media_type
 from ingest_api.errors import ClientDisconnectedError, http_error
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import FetchRequest
 from ingest_api.state import ApiState, api_state
-from logstore.broker.broker import Broker
+from logstore.broker.access import Operation, ResourceType, refusal
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.records.fetch_sections import Section, encode_sections
 from logstore.records.stored_batch import encode_blocks
 
-router = APIRouter(tags=["records"])
+router = declared_router(tags=["records"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ class _Read:
 
 
 @router.post("/fetch", **openapi.FETCH_MANY)
+@requires(Operation.READ, ResourceType.TOPIC, names_in="body")
 async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
     read_query(request)
@@ -63,7 +65,7 @@ async def _read_or_wait(request: Request, state: ApiState, asked: FetchRequest) 
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + asked.max_wait_ms / 1000
-    found = await _read(state.broker, asked)
+    found = await _read(request, asked)
     if _is_enough(found, asked) or not asked.max_wait_ms:
         return found
     ends: tuple[asyncio.Future[Any], ...] = (
@@ -75,7 +77,7 @@ async def _read_or_wait(request: Request, state: ApiState, asked: FetchRequest) 
             await asyncio.wait((*found.advances, *ends), timeout=left, return_when=asyncio.FIRST_COMPLETED)
             if ends[0].done() and ends[0].result():
                 raise ClientDisconnectedError
-            found = await _read(state.broker, asked)
+            found = await _read(request, asked)
             if any(end.done() for end in ends):
                 break
     finally:
@@ -91,8 +93,12 @@ def _is_enough(found: _Read, asked: FetchRequest) -> bool:
     return failed or found.num_bytes >= max(1, asked.min_bytes) or not found.advances
 
 
-async def _read(broker: Broker, asked: FetchRequest) -> _Read:
+async def _read(request: Request, asked: FetchRequest) -> _Read:
     """What there is now, up to ``max_bytes`` of records (at least one, if there is any)."""
+    state, context = api_state(request), context_of(request)
+    broker = state.broker
+    topics = {wanted.topic for wanted in asked.partitions}
+    readable = frozenset(state.access.authorize(context, Operation.READ, ResourceType.TOPIC, [*topics]))
     sections: list[Section] = []
     advances: list[asyncio.Future[None]] = []
     num_bytes = 0
@@ -100,6 +106,8 @@ async def _read(broker: Broker, asked: FetchRequest) -> _Read:
         if num_bytes >= asked.max_bytes:
             break
         try:
+            if wanted.topic not in readable:
+                raise refusal(context, Operation.READ, ResourceType.TOPIC, wanted.topic)
             topic = broker.topic(wanted.topic)
             require_topic_id(topic, wanted.topic_id)
             log = topic.partition(wanted.partition)

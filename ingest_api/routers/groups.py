@@ -1,6 +1,7 @@
 """Consumer groups: what they have committed, and how far behind they are."""
 
-from fastapi import APIRouter
+from collections.abc import Iterable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,68 +10,90 @@ from ingest_api import openapi
 from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
+from ingest_api.guard import context_of
 from ingest_api.parameters import TOPIC, read_query, read_text_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import CommitOffsetsRequest
 from ingest_api.state import api_state
+from logstore.broker.access import Operation, ResourceType
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["groups"])
+router = declared_router(tags=["groups"])
 
 
 @router.get("/groups", **openapi.LIST_GROUPS)
+@requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(request: Request) -> Response:
     """Names of all groups that have committed something, sorted."""
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    return json_response(api_state(request).groups.groups(), media_type=media_type)
+    state = api_state(request)
+    names = state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.GROUP, state.groups.groups())
+    return json_response(names, media_type=media_type)
 
 
 @router.post("/groups/{group}/offsets", **openapi.COMMIT_OFFSETS)
+@requires(Operation.READ, ResourceType.GROUP)
 async def commit_offsets(request: Request) -> Response:
     """Commit offsets, all of them or none, also lower ones than before; answers when that is durable."""
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    asked = await receive_model(request, CommitOffsetsRequest)
+    state, asked = api_state(request), await receive_model(request, CommitOffsetsRequest)
+    for entry in asked.offsets:
+        state.access.require(context_of(request), Operation.READ, ResourceType.TOPIC, entry.topic)
     offsets = [
         OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in asked.offsets
     ]
-    await api_state(request).groups.commit(request.path_params["group"], offsets)
+    await state.groups.commit(request.path_params["group"], offsets)
     return json_response({"offsets": [_committed(offset) for offset in offsets]}, media_type=media_type)
 
 
 @router.get("/groups/{group}/offsets", **openapi.GET_GROUP_OFFSETS)
+@requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_offsets(request: Request) -> Response:
     """What the group has committed, by topic and partition."""
     topic = read_text_query(request, TOPIC)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    committed = api_state(request).groups.committed(request.path_params["group"], topic)
-    return json_response({"offsets": committed}, media_type=media_type)
+    state = api_state(request)
+    if topic is not None:
+        state.access.require(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, topic)
+    committed = state.groups.committed(request.path_params["group"], topic)
+    shown = _described(request, {entry.topic for entry in committed})
+    return json_response({"offsets": [entry for entry in committed if entry.topic in shown]}, media_type=media_type)
 
 
 @router.get("/groups/{group}/lag", **openapi.GET_GROUP_LAG)
+@requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(request: Request) -> Response:
     """How many offsets there are between what the group has committed and the end, by topic and partition."""
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     group = request.path_params["group"]
     lags = api_state(request).groups.lag(group)
+    shown = _described(request, {found.topic for found in lags})
+    lags = [found for found in lags if found.topic in shown]
     answer = {
         "group": group,
         "total_lag": sum(found.lag for found in lags),
-        "max_lag": max(found.lag for found in lags),
+        "max_lag": max((found.lag for found in lags), default=0),
         "partitions": lags,
     }
     return json_response(answer, media_type=media_type)
 
 
 @router.delete("/groups/{group}", status_code=204, **openapi.DELETE_GROUP)
+@requires(Operation.DELETE, ResourceType.GROUP)
 async def delete_group(request: Request) -> Response:
     """Take back all that the group has committed."""
     read_query(request)
     await api_state(request).groups.delete(request.path_params["group"])
     return Response(status_code=204)
+
+
+def _described(request: Request, topics: Iterable[str]) -> frozenset[str]:
+    """Those topics that whoever asks may see."""
+    access = api_state(request).access
+    return frozenset(access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, [*topics]))
 
 
 def _committed(offset: OffsetToCommit) -> dict[str, str | int]:

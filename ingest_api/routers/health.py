@@ -1,19 +1,22 @@
 """Whether the process lives, and whether it takes records: for load balancers and supervisors."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import json_response
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
+from ingest_api.routes import declared_router, open_to_all
 from ingest_api.state import api_state
+from logstore.broker.access import Operation, ResourceType
 from logstore.errors import BrokerNotReadyError
 
-router = APIRouter(prefix="/health", tags=["health"])
+router = declared_router(prefix="/health", tags=["health"])
 
 
 @router.get("/live", **openapi.LIVE)
+@open_to_all
 async def live(request: Request) -> Response:
     """The process answers, also while the store starts. Restart it when this does not come."""
     read_query(request)
@@ -21,6 +24,7 @@ async def live(request: Request) -> Response:
 
 
 @router.get("/ready", **openapi.READY)
+@open_to_all
 async def ready(request: Request) -> Response:
     """The store takes appends; else 503 with the reason, the first of which is that it is starting.
 
@@ -28,7 +32,9 @@ async def ready(request: Request) -> Response:
     """
     read_query(request)
     state = api_state(request)
-    reason = state.not_ready_reason
-    if reason is not None:
-        raise BrokerNotReadyError(f"Not ready: {reason}.")
-    return json_response({"status": "ready", "problems": api_state(request).broker.problems()})
+    if state.not_ready_reason is not None:
+        raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")
+    problems = state.broker.problems()
+    names = [problem.topic for problem in problems]
+    shown = set(state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names))
+    return json_response({"status": "ready", "problems": [found for found in problems if found.topic in shown]})

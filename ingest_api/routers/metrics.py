@@ -2,20 +2,22 @@
 
 import asyncio
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.parameters import read_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.store_metrics import observe, render
+from logstore.broker.access import Operation, ResourceType
 from logstore.observability import IN_FLIGHT_BYTES, METRICS_CONTENT_TYPE, render_metrics
 
-router = APIRouter(tags=["health"])
+router = declared_router(tags=["health"])
 
 
 @router.get("/metrics", **openapi.METRICS)
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format; only those of the process while the store starts."""
     read_query(request)

@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fastapi import APIRouter
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
@@ -28,10 +27,13 @@ from ingest_api.content_types import (
     request_media_type,
 )
 from ingest_api.errors import ParameterError
+from ingest_api.guard import context_of
 from ingest_api.idempotence import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, partition_in_path, required
+from ingest_api.routes import declared_router, requires
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
@@ -41,9 +43,7 @@ from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
 from logstore.topic_config import TopicConfig
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["records"])
+router = declared_router(tags=["records"])
 
 # An answer with an offset per record takes about this many bytes for each.
 _ANSWER_BYTES_PER_RECORD = 64
@@ -134,12 +134,14 @@ def _head_of(request: Request) -> _Head:
 
 
 @router.post("/topics/{topic}", **openapi.PRODUCE)
+@requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce(request: Request) -> Response:
     """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
     return await _produce(request, None)
 
 
 @router.post("/topics/{topic}/partitions/{partition}", **openapi.PRODUCE_TO_PARTITION)
+@requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce_to_partition(request: Request) -> Response:
     """Append records to one partition."""
     return await _produce(request, partition_in_path(request))
@@ -228,6 +230,7 @@ def _existing_topic(request: Request) -> Topic | None:
         # Who means a certain one does not want another.
         if topic_ids or not state.settings.auto_create_topics_enable:
             raise
+        state.access.require(context_of(request), Operation.CREATE, ResourceType.TOPIC, request.path_params["topic"])
         return None
     for topic_id in topic_ids:
         require_topic_id(topic, topic_id)

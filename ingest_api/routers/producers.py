@@ -1,6 +1,5 @@
 """Ids for idempotent producers (KIP-98)."""
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,13 +8,16 @@ from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model_or_none
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
 from ingest_api.parameters import read_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import InitProducerRequest
 from ingest_api.state import api_state
+from logstore.broker.access import Operation, ResourceType
 
-router = APIRouter(tags=["records"])
+router = declared_router(tags=["records"])
 
 
 @router.post("/producers", **openapi.INIT_PRODUCER)
+@requires(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)
 async def init_producer(request: Request) -> Response:
     """Hand out a producer id with epoch 0; for an id and its epoch, the same id with the next epoch."""
     read_query(request)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pyarrow as pa
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -35,17 +34,17 @@ from ingest_api.parameters import (
     read_time_query,
     required,
 )
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import FetchResult, Topic
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.stored_batch import StoredBatch, encode_blocks
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["records"])
+router = declared_router(tags=["records"])
 
 _Result = FetchResult[pa.Table] | FetchResult[list[StoredBatch]]
 _Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
@@ -69,6 +68,7 @@ _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 
 
 @router.get("/topics/{topic}/partitions/{partition}/records", **openapi.FETCH)
+@requires(Operation.READ, ResourceType.TOPIC)
 async def fetch(request: Request) -> Response:
     """Read records from an offset on, waiting for some at the end of the log."""
     state = api_state(request)
@@ -146,6 +146,7 @@ async def _answer(
 
 
 @router.get("/topics/{topic}/partitions/{partition}/offsets", **openapi.OFFSETS)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def offsets(request: Request) -> Response:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     state = api_state(request)
@@ -162,6 +163,7 @@ async def offsets(request: Request) -> Response:
 
 
 @router.post("/topics/{topic}/partitions/{partition}/delete-records", **openapi.DELETE_RECORDS)
+@requires(Operation.DELETE, ResourceType.TOPIC)
 async def delete_records(request: Request) -> Response:
     """Move the log start offset forward: readers no longer see what is before it."""
     state = api_state(request)

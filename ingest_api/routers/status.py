@@ -2,22 +2,24 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import json_response
 from ingest_api.parameters import read_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.open_files import connections_within, open_files_limit
 
-router = APIRouter(tags=["health"])
+router = declared_router(tags=["health"])
 
 
 @router.get("/status", **openapi.STATUS)
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def status(request: Request) -> Response:
     """What `logstore status` and `logstore topic list` show: the store, its topics, and what is wrong with them."""
     read_query(request)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -10,25 +9,31 @@ from ingest_api import openapi
 from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model_or_none
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
+from ingest_api.guard import context_of
 from ingest_api.parameters import partition_in_path, read_query
+from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import DropForeignFilesRequest, RefreshRequest, RollRequest
 from ingest_api.state import api_state
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
 
-# ruff: noqa: FAST003 - what a path names is read, strictly, off the request
-
-router = APIRouter(tags=["topics"])
+router = declared_router(tags=["topics"])
 
 
 @router.get("/topics", **openapi.LIST_TOPICS)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
 async def list_topics(request: Request) -> Response:
     """Names of all topics that are not internal, sorted."""
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    return json_response([topic.name for topic in api_state(request).broker.topics()], media_type=media_type)
+    state = api_state(request)
+    names = [topic.name for topic in state.broker.topics()]
+    shown = state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names)
+    return json_response(shown, media_type=media_type)
 
 
 @router.get("/topics/{topic}", **openapi.GET_TOPIC)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_topic(request: Request) -> Response:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
     read_query(request)
@@ -46,6 +51,7 @@ async def get_topic(request: Request) -> Response:
 
 
 @router.get("/topics/{topic}/partitions", **openapi.LIST_PARTITIONS)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(request: Request) -> Response:
     """The state of each partition."""
     read_query(request)
@@ -56,6 +62,7 @@ async def list_partitions(request: Request) -> Response:
 
 
 @router.get("/topics/{topic}/partitions/{partition}", **openapi.GET_PARTITION)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(request: Request) -> Response:
     """The state of one partition."""
     read_query(request)
@@ -65,6 +72,7 @@ async def get_partition(request: Request) -> Response:
 
 
 @router.post("/topics/{topic}/roll", **openapi.ROLL)
+@requires(Operation.ALTER, ResourceType.TOPIC)
 async def roll(request: Request) -> Response:
     """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
     read_query(request)
@@ -78,6 +86,7 @@ async def roll(request: Request) -> Response:
 
 
 @router.post("/topics/{topic}/refresh", **openapi.REFRESH)
+@requires(Operation.ALTER, ResourceType.TOPIC)
 async def refresh(request: Request) -> Response:
     """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
     read_query(request)
@@ -89,6 +98,7 @@ async def refresh(request: Request) -> Response:
 
 
 @router.post("/topics/{topic}/drop-foreign-files", **openapi.DROP_FOREIGN_FILES)
+@requires(Operation.ALTER, ResourceType.TOPIC)
 async def drop_foreign_files(request: Request) -> Response:
     """Take files that other writers added out of the Delta table, so that its partitions are served again."""
     read_query(request)

@@ -41,6 +41,7 @@ class _ErrorBody(msgspec.Struct):
 
 _ERRORS: Mapping[int, type[LogStoreError]] = {
     40002: errors.InvalidRequestError,
+    40301: errors.AuthorizationError,
     40401: errors.UnknownTopicError,
     40402: errors.UnknownPartitionError,
     40405: errors.UnknownGroupError,

@@ -14,7 +14,7 @@ OPERATIONS = sorted(
     (route.path, method.lower())
     for router in ROUTERS
     for route in router.routes
-    if isinstance(route, APIRoute)
+    if isinstance(route, APIRoute) and route.include_in_schema
     for method in route.methods or ()
 )
 

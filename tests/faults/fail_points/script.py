@@ -184,7 +184,7 @@ class Script:
     def _app(self) -> FastAPI:
         """Of the store that runs when it is first needed."""
         app = create_app(self._settings)
-        app.state.api = ApiState(self._settings, self.broker, self.groups)
+        app.state.api = ApiState(self._settings, self.broker, self.groups, app.guard.access)
         return app
 
     async def _post(self, path: str, body: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:

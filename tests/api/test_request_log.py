@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 
-from ingest_api.request_context import RequestContextMiddleware
+from ingest_api.request_log import RequestLog
 from logstore.observability import CLIENT_LABELS_MAX, configure_logging
 from tests.api.api_client import assert_error
 
@@ -184,7 +184,7 @@ async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_
         sent.append(message)
 
     scope = {"type": "http", "method": "POST", "path": "/topics/t", "raw_path": b"/topics/t", "headers": []}
-    request = asyncio.create_task(RequestContextMiddleware(never, lambda _: ["POST"])(scope, None, send))
+    request = asyncio.create_task(RequestLog(never)(scope, None, send))
     await asyncio.sleep(0)
     request.cancel()
     with contextlib.suppress(asyncio.CancelledError):

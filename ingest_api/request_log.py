@@ -1,22 +1,20 @@
-"""What is the same for every request: its id, its line in the log, its metrics, HEAD and OPTIONS, and the last net.
+"""What is the same for every request: its id, its line in the log, its metrics, and the last net.
 
-The outermost layer of the application. Invariants: every answer carries ``X-Request-Id``; the same id is on every log
-line of the request; an exception that nothing below expected becomes a JSON 500 without a traceback and one error in
-the log; a client that is gone is no error.
+The outermost layer; the guard comes next. Invariants: every answer carries ``X-Request-Id``; the same id is on every
+log line of the request; an exception that nothing below expected becomes a JSON 500 without a traceback and one error
+in the log; a client that is gone is no error.
 """
 
 import asyncio
 import functools
 import logging
-import random
-import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 import structlog
 from prometheus_client import Counter, Histogram
 from starlette.responses import Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from ingest_api.errors import (
     INTERNAL_ERROR,
@@ -24,14 +22,13 @@ from ingest_api.errors import (
     error_response,
     log_store_error_response,
 )
+from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, request_id_of, sane
 from logstore.errors import LogStoreError, RequestTimedOutError
 from logstore.observability import LOG_FIELDS, REQUEST_SECONDS, REQUESTS, client_label
 
 log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
-_SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
-REQUEST_ID, CLIENT_ID = b"x-request-id", b"logstore-client-id"
 _READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # What nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
@@ -39,55 +36,53 @@ _NO_ROUTE = "none"
 _READING_ROUTES = ("/fetch",)
 
 
-class RequestContextMiddleware:
-    """``allowed_methods`` gives the methods that a path has, none if there is no such path."""
+class RequestLog:
+    """Around ``app(arrival, scope, receive, send)``, which answers a request or raises what it fails with."""
 
-    def __init__(self, app: ASGIApp, allowed_methods: Callable[[str], list[str]]) -> None:
+    def __init__(self, app: Callable[[Arrival, Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
-        self._allowed_methods = allowed_methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         given = [header for header in scope["headers"] if header[0] in _READ_HEADERS]
-        request_id = request_id_of(given)
-        client_id = sane(given, CLIENT_ID)
+        peer = scope.get("client")
+        arrival = Arrival(
+            scope["method"],
+            request_id_of(given),
+            sane(given, CLIENT_ID),
+            peer[0] if peer else "",
+            scope["headers"],
+        )
         expects = any(name == b"expect" and value.lower() == b"100-continue" for name, value in given)
-        exchange = _Exchange(scope, receive, send, request_id, expects)
-        token = LOG_FIELDS.set(log_fields(request_id, client_id))
+        exchange = _Exchange(scope, receive, send, arrival, expects)
+        token = LOG_FIELDS.set(log_fields(arrival.request_id, arrival.client_id))
         began = time.perf_counter()
         try:
             await self._answer(exchange)
         finally:
-            # FastAPI leaves the matched route in the scope; a path of a client's own making is never a label.
-            route = getattr(exchange.scope.get("route"), "path", _NO_ROUTE)
+            # A path of a client's own making is never a label.
+            route = getattr(scope.get("route"), "path", _NO_ROUTE)
             seconds = time.perf_counter() - began
             record_answer(
-                exchange.method, route, exchange.raw_path, exchange.status, exchange.sent_bytes, client_id, seconds
+                arrival.method,
+                route,
+                exchange.raw_path,
+                exchange.status,
+                exchange.sent_bytes,
+                arrival.client_id,
+                seconds,
             )
             LOG_FIELDS.reset(token)
 
     async def _answer(self, exchange: "_Exchange") -> None:
-        scope = exchange.scope
-        if scope["method"] == "OPTIONS" and (methods := self._allowed_methods(scope["path"])):
-            await exchange.send(
-                {"type": "http.response.start", "status": 204, "headers": [(b"allow", ", ".join(methods).encode())]}
-            )
-            await exchange.send({"type": "http.response.body"})
-            return
-        if scope["method"] == "HEAD" and "GET" in self._allowed_methods(scope["path"]):
-            # The server leaves the body out.
-            exchange.scope = {**scope, "method": "GET"}
         try:
-            await self._app(exchange.scope, exchange.receive, exchange.send)
+            await self._app(exchange.arrival, exchange.scope, exchange.receive, exchange.send)
         except ClientDisconnectedError:
             exchange.status = exchange.status or _CLIENT_CLOSED_REQUEST
         except (asyncio.CancelledError, Exception) as error:
-            answer = error_answer(error, scope["method"], exchange.raw_path, exchange.request_id)
+            answer = error_answer(error, exchange.arrival.method, exchange.raw_path, exchange.arrival.request_id)
             begun = exchange.status != 0
             if not begun:
-                await answer(scope, exchange.receive, exchange.send)
+                await answer(exchange.scope, exchange.receive, exchange.send)
             if begun or isinstance(error, asyncio.CancelledError):
                 raise
 
@@ -95,10 +90,9 @@ class RequestContextMiddleware:
 class _Exchange:
     """One request and its answer: what passes between the server and the application."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, request_id: str, expects: bool) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, expects: bool) -> None:
         self.scope = scope
-        self.request_id = request_id
-        self.method: str = scope["method"]
+        self.arrival = arrival
         # As sent, percent-encoded: what a log line may hold whatever the path says.
         self.raw_path: str = scope["raw_path"].decode("latin-1")
         self.status = 0
@@ -114,7 +108,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message["headers"], (b"x-request-id", self.request_id.encode())]
+            headers = [*message["headers"], (b"x-request-id", self.arrival.request_id.encode())]
             if self._awaits_continue:
                 # The client was never told to go on, so whether its body still comes is unknown: start afresh.
                 headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
@@ -172,14 +166,3 @@ def _requests(method: str, route: str, status: int, client: str) -> Counter:
 @functools.lru_cache(1024)
 def _request_seconds(method: str, route: str) -> Histogram:
     return REQUEST_SECONDS.labels(method, route)
-
-
-def request_id_of(headers: Sequence[tuple[bytes, bytes]]) -> str:
-    """The client's if it is fit for a log, else a new one."""
-    return sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
-
-
-def sane(headers: Sequence[tuple[bytes, bytes]], wanted: bytes) -> str:
-    """The header's value if it is there once, printable and at most 128 characters; else ""."""
-    values = [value for name, value in headers if name == wanted] if headers else ()
-    return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

@@ -1,0 +1,90 @@
+"""The one guard: every request passes it, whichever way it comes, before anything is done for it.
+
+Ways: the application's routes, HEAD, OPTIONS, paths that are not there, and short requests, which meet no application.
+The guard says who asks (a ``RequestContext``), whether who asks may do what the route declares, and how much of it.
+Names that stand in bodies are asked for by the routes, of the same ``Access``.
+"""
+
+import math
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from ingest_api.routes import Requirement
+from logstore.broker.access import Access, QuotaKind
+from logstore.broker.context import ANONYMOUS, Principal, RequestContext
+from logstore.errors import ThrottledError
+
+HeaderPairs = Sequence[tuple[bytes, bytes]]
+
+REQUEST_ID: Final = b"x-request-id"
+CLIENT_ID: Final = b"logstore-client-id"
+_SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
+_IN_SCOPE: Final = "logstore.context"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What came, before anybody has looked who sent it. ``peer`` is an address; ``headers`` have lower-case names."""
+
+    method: str
+    request_id: str
+    client_id: str
+    peer: str
+    headers: HeaderPairs
+
+
+class Guard:
+    def __init__(self, access: Access, listener: str = "HTTP") -> None:
+        self.access = access
+        self._listener = listener
+
+    def admit(
+        self, arrival: Arrival, requirement: Requirement | None, path_parameters: Mapping[str, str]
+    ) -> RequestContext:
+        """The context of a request that may be carried out. ``requirement`` of its route; None if there is no route.
+
+        Raises AuthorizationError, ThrottledError. Asked once for a request: what it uses of a quota is counted here.
+        """
+        principal = self._authenticate(arrival)
+        context = RequestContext(arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal)
+        if requirement is not None and requirement.operation is not None:
+            for name in requirement.names(path_parameters):
+                self.access.require(context, requirement.operation, requirement.resource_type, name)
+        seconds = self.access.charge(context, QuotaKind.REQUESTS, 1)
+        if seconds > 0:
+            raise ThrottledError(
+                f"{principal} sends more requests than its quota allows: wait.", retry_after_s=math.ceil(seconds)
+            )
+        return context
+
+    def _authenticate(self, _: Arrival) -> Principal:
+        return ANONYMOUS
+
+
+def enter(scope: Scope, context: RequestContext) -> None:
+    """Put ``context`` where routes find it."""
+    scope[_IN_SCOPE] = context
+
+
+def context_of(request: Request) -> RequestContext:
+    """Who asks."""
+    context = request.scope[_IN_SCOPE]
+    assert isinstance(context, RequestContext)
+    return context
+
+
+def request_id_of(headers: HeaderPairs) -> str:
+    """The client's if it is fit for a log, else a new one."""
+    return sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
+
+
+def sane(headers: HeaderPairs, wanted: bytes) -> str:
+    """The header's value if it is there once, printable and at most 128 characters; else ""."""
+    values = [value for name, value in headers if name == wanted] if headers else ()
+    return values[0].decode() if len(values) == 1 and _SANE.fullmatch(values[0]) else ""

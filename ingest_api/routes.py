@@ -1,0 +1,130 @@
+"""Which route a request is for, and what each route says that it does: the guard asks by that whether it may be done.
+
+Invariant: a route without such a declaration cannot be made.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from fastapi import APIRouter
+from fastapi.routing import APIRoute
+from starlette.types import Receive, Scope, Send
+
+from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
+
+# A path may have 64 KiB: this many of them at the worst.
+_PATHS_CACHED: Final = 256
+_FOUND: Final = "logstore.route"
+_PARAMETERS: Final = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group"}
+
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Requirement:
+    """The operation, and the type of what it is done to; None: anybody may.
+
+    ``names_in`` the path: the guard asks. In the body or the answer: the route asks, name by name.
+    """
+
+    operation: Operation | None
+    resource_type: ResourceType
+    names_in: Literal["path", "body", "answer"]
+
+    def names(self, path_parameters: Mapping[str, str]) -> Sequence[str]:
+        """The resources that the path names."""
+        if self.operation is None or self.names_in != "path":
+            return ()
+        if self.resource_type is ResourceType.CLUSTER:
+            return (CLUSTER_NAME,)
+        return (path_parameters[_PARAMETERS[self.resource_type]],)
+
+
+_declared: dict[Callable[..., Any], Requirement] = {}
+
+
+def requires(
+    operation: Operation, resource_type: ResourceType, *, names_in: Literal["path", "body", "answer"] = "path"
+) -> Callable[[Endpoint], Endpoint]:
+    """Declare what the endpoint of a route does; stands below ``@router.get`` and its like."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        _declared[endpoint] = Requirement(operation, resource_type, names_in)
+        return endpoint
+
+    return declare
+
+
+def open_to_all(endpoint: Endpoint) -> Endpoint:
+    """Declare that the endpoint tells no more than anybody who reaches the port may know."""
+    _declared[endpoint] = Requirement(None, ResourceType.CLUSTER, "path")
+    return endpoint
+
+
+class DeclaredRoute(APIRoute):
+    """A route whose endpoint says what it does (else TypeError), and that runs only when the guard was asked for it."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        declared = _declared.get(endpoint)
+        if declared is None:
+            raise TypeError(f"The route {path} does not say which operation it is: put @requires(...) on its endpoint.")
+        parameter = _PARAMETERS.get(declared.resource_type)
+        if parameter is not None and (f"{{{parameter}}}" in path) != (declared.names_in == "path"):
+            raise TypeError(f"The route {path} says that its names are in the {declared.names_in}: that is not so.")
+        super().__init__(path, endpoint, **options)
+        self.requirement = declared
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # Routes are found twice, here and by the framework, which may try them in another order some day.
+        if scope.get(_FOUND) is not self:
+            raise RuntimeError(f"The guard was not asked for the route {self.path}.")
+        await super().handle(scope, receive, send)
+
+
+def declared_router(**options: Any) -> APIRouter:
+    """An APIRouter whose routes are DeclaredRoutes."""
+    return APIRouter(route_class=DeclaredRoute, **options)
+
+
+class FoundRoute(NamedTuple):
+    route: DeclaredRoute
+    path_parameters: dict[str, str]
+
+    def enter(self, scope: Scope) -> None:
+        """Say in ``scope`` that the request is for this route."""
+        scope[_FOUND] = scope["route"] = self.route
+        scope["path_params"] = self.path_parameters
+
+
+class RouteTable:
+    """Every route there is, tried in the order of ``routers``. TypeError for one that says not what it does."""
+
+    def __init__(self, routers: Sequence[APIRouter]) -> None:
+        self._routes: list[DeclaredRoute] = []
+        for route in (route for router in routers for route in router.routes):
+            if not isinstance(route, DeclaredRoute):
+                raise TypeError(f"{route} does not say which operation it is: make its router with declared_router.")
+            self._routes.append(route)
+        self.find = functools.lru_cache(_PATHS_CACHED)(self._find)
+
+    def _find(self, method: str, path: str) -> FoundRoute | None:
+        """HEAD is GET."""
+        if method == "HEAD":
+            method = "GET"
+        for route in self._routes:
+            if method in (route.methods or ()) and (found := route.path_regex.match(path)):
+                return FoundRoute(route, found.groupdict())
+        return None
+
+    def allowed_methods(self, path: str) -> list[str]:
+        """The methods that ``path`` has, HEAD and OPTIONS with them; none if there is nothing there."""
+        found = {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
+        if not found:
+            return []
+        return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
+
+    def first(self, path: str) -> DeclaredRoute | None:
+        """The first route at ``path``, whatever the method; None if there is nothing there."""
+        return next((route for route in self._routes if route.path_regex.match(path)), None)

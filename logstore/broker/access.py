@@ -1,0 +1,149 @@
+"""Who may do what, and how much of it: two plain calls, ``authorize`` and ``charge``.
+
+Names of topics stand in bodies too, so each name is asked for by itself. Today everybody may do everything, without
+quotas. Invariant: a decision is remembered for as long as the view that made it is the current one, and no longer.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, Protocol
+
+from logstore.broker.context import Principal, RequestContext
+from logstore.errors import (
+    AuthorizationError,
+    ClusterAuthorizationError,
+    GroupAuthorizationError,
+    TopicAuthorizationError,
+)
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+
+
+class Operation(StrEnum):
+    """Kafka's (``AclOperation``)."""
+
+    READ = "READ"
+    WRITE = "WRITE"
+    CREATE = "CREATE"
+    DELETE = "DELETE"
+    ALTER = "ALTER"
+    DESCRIBE = "DESCRIBE"
+    CLUSTER_ACTION = "CLUSTER_ACTION"
+    DESCRIBE_CONFIGS = "DESCRIBE_CONFIGS"
+    ALTER_CONFIGS = "ALTER_CONFIGS"
+    IDEMPOTENT_WRITE = "IDEMPOTENT_WRITE"
+
+
+class ResourceType(StrEnum):
+    """Kafka's (``ResourceType``)."""
+
+    TOPIC = "TOPIC"
+    GROUP = "GROUP"
+    CLUSTER = "CLUSTER"
+    TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
+
+
+class QuotaKind(StrEnum):
+    """What is counted."""
+
+    REQUESTS = "REQUESTS"
+    PRODUCED_BYTES = "PRODUCED_BYTES"
+    FETCHED_BYTES = "FETCHED_BYTES"
+
+
+#: Kafka's name of the one resource of type CLUSTER.
+CLUSTER_NAME: Final = "kafka-cluster"
+
+_DECISIONS_MAX = 100_000
+# A longer name is nobody's: it is not worth to be remembered.
+_NAME_LENGTH_MAX = GROUP_NAME_LENGTH_MAX
+_ERRORS: dict[ResourceType, type[AuthorizationError]] = {
+    ResourceType.TOPIC: TopicAuthorizationError,
+    ResourceType.GROUP: GroupAuthorizationError,
+    ResourceType.CLUSTER: ClusterAuthorizationError,
+}
+
+
+class AccessView(Protocol):
+    """All rules as of one ``version``; a change of a rule is another view. Its answers never change."""
+
+    @property
+    def version(self) -> int: ...
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AllowAll:
+    """Everybody may do everything."""
+
+    version: int = 0
+
+    def allows(self, *_: object) -> bool:
+        return True
+
+
+class Access:
+    """On the broker's event loop, as all who ask."""
+
+    def __init__(self, view: AccessView | None = None) -> None:
+        self._view = view or AllowAll()
+        # By principal and its groups, host, operation and type; then by name.
+        self._decisions: dict[tuple[Principal, str, Operation, ResourceType], dict[str, bool]] = {}
+        self._count = 0
+
+    @property
+    def view(self) -> AccessView:
+        return self._view
+
+    def replace(self, view: AccessView) -> None:
+        """Decide by ``view`` from now on, unless a later one is there already."""
+        if view.version > self._view.version:
+            self._view = view
+            self._forget()
+
+    def authorize(
+        self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]
+    ) -> list[str]:
+        """Those of ``names`` with which the operation is allowed, in their order."""
+        key = (context.principal, context.peer, operation, resource_type)
+        known = self._decisions.get(key)
+        if known is None:
+            known = self._decisions[key] = {}
+        allowed = []
+        for name in names:
+            decision = known.get(name)
+            if decision is None:
+                decision = self._view.allows(*key, name)
+                if len(name) <= _NAME_LENGTH_MAX:
+                    known[name] = decision
+                    self._count += 1
+            if decision:
+                allowed.append(name)
+        if self._count > _DECISIONS_MAX or len(self._decisions) > _DECISIONS_MAX:
+            self._forget()
+        return allowed
+
+    def require(self, context: RequestContext, operation: Operation, resource_type: ResourceType, name: str) -> None:
+        """Raise the AuthorizationError of the type unless the operation is allowed with ``name``."""
+        if not self.authorize(context, operation, resource_type, (name,)):
+            raise refusal(context, operation, resource_type, name)
+
+    def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:  # noqa: ARG002 - no quotas yet
+        """Count ``amount`` (requests, bytes) for who asks; how many seconds to wait before more, 0 within the quota."""
+        return 0.0
+
+    def _forget(self) -> None:
+        self._decisions = {}
+        self._count = 0
+
+
+def refusal(
+    context: RequestContext, operation: Operation, resource_type: ResourceType, name: str
+) -> AuthorizationError:
+    """What to raise, or to tell, for a name that ``authorize`` did not give back."""
+    return _ERRORS.get(resource_type, AuthorizationError)(
+        f"{context.principal} may not {operation} the {resource_type.lower()} {name!r}: ask for the permission."
+    )
