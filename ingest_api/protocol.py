@@ -29,8 +29,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.bodies import CONNECTION
 from ingest_api.errors import HttpError, error_body
-from ingest_api.guard import HeaderPairs
-from ingest_api.short_requests import WHOLE_BYTES_MAX, ShortHead, ShortRequests
+from ingest_api.short_requests import ShortHead, ShortRequests
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -98,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = False
         self._head_bytes = 0
+        self._head_bytes_at_most = 0
         self._framing_bytes = 0
         self._body_bytes_read = 0
         self._dropped_bytes = 0
@@ -106,8 +106,9 @@ class HttpProtocol(HttpToolsProtocol):
         # Of a request that is short, unless its body turns out to come later: its head and what is there of its body.
         self._short_head: ShortHead | None = None
         self._short_body = b""
-        # While the parser reads what has come: all of that, if nothing was under way before and it is small.
-        self._received_at_rest = b""
+        # What the client is to do next is due then, and what happens otherwise. The timer may ring before.
+        self._due: float | None = None
+        self._otherwise: Callable[[], None] = self._close
         self._client_timer: asyncio.TimerHandle | None = None
         self._answer_timer: asyncio.TimerHandle | None = None
 
@@ -126,6 +127,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._expect_nothing()
+        if self._client_timer is not None:
+            self._client_timer.cancel()
         self._stop_answer_timer()
         for cycle in self._unanswered:
             cycle.disconnected = True
@@ -134,20 +137,32 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _expect_within(self, seconds: float, otherwise: Callable[[], None]) -> None:
         """Wait for the client to do the next thing."""
-        self._expect_nothing()
-        due = self.loop.time() + seconds
-        self._client_timer = self.loop.call_at(due, self._time_is_up, due, otherwise)
+        self._due = due = self.loop.time() + seconds
+        self._otherwise = otherwise
+        # A timer a request would be work: one that is set rings in vain instead, and is set again for what is left.
+        if self._client_timer is None or self._client_timer.when() > due:
+            self._set_client_timer(due)
 
-    def _time_is_up(self, due: float, otherwise: Callable[[], None]) -> None:
-        if self.loop.time() - due > _LATE_SECONDS:
-            self._client_timer = self.loop.call_later(_READ_FIRST_SECONDS, otherwise)
-        else:
-            otherwise()
-
-    def _expect_nothing(self) -> None:
+    def _set_client_timer(self, due: float) -> None:
         if self._client_timer is not None:
             self._client_timer.cancel()
-            self._client_timer = None
+        self._client_timer = self.loop.call_at(due, self._look_whether_time_is_up)
+
+    def _look_whether_time_is_up(self) -> None:
+        self._client_timer = None
+        if self._due is None:
+            return
+        late = self.loop.time() - self._due
+        if late < 0:
+            self._set_client_timer(self._due)
+        elif late > _LATE_SECONDS:
+            self._expect_within(_READ_FIRST_SECONDS, self._otherwise)
+        else:
+            self._due = None
+            self._otherwise()
+
+    def _expect_nothing(self) -> None:
+        self._due = None
 
     def _head_timed_out(self) -> None:
         seconds = self.limits.head_seconds
@@ -206,13 +221,9 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return
-        at_rest = not (self._in_head or self._in_body or self._unanswered)
-        may_be_whole = at_rest and len(data) <= WHOLE_BYTES_MAX
-        if may_be_whole and self._begin_known(data):
-            return
-        self._received_at_rest = data if may_be_whole else b""
         number = self._request_number
         self._body_bytes_read = 0
+        self._head_bytes_at_most = self._head_bytes_at_most + len(data) if self._in_head else len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -221,9 +232,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse(
                 _MALFORMED, "Malformed HTTP: the request line, the headers or the framing of the body is broken."
             )
-        self._received_at_rest = b""
         if self._short_head is not None and self._refusal is None:
             self._begin_application()
+        if self._in_head and self._due is None and self._refusal is None:
+            self._expect_within(self.limits.head_seconds, self._head_timed_out)
         if number == self._request_number:  # else most of what has just come may belong to the request before
             self._bound_framing(len(data))
 
@@ -247,7 +259,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._request_number += 1
         self._in_head = True
         self._head_bytes = self._framing_bytes = self._dropped_bytes = 0
-        self._expect_within(self.limits.head_seconds, self._head_timed_out)
+        self._expect_nothing()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers come here as well, after the end of the head. They mean nothing to us, and must not become headers.
@@ -257,7 +269,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._expect_nothing()
-        if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_BYTES_MAX:
+        if self._head_bytes_at_most > HEAD_BYTES_MAX and self._sum_of_head() > HEAD_BYTES_MAX:
             self._refuse_large_head()
         elif len(self._unanswered) >= PIPELINED_REQUESTS_MAX:
             self._refuse(
@@ -265,7 +277,7 @@ class HttpProtocol(HttpToolsProtocol):
                 f"{PIPELINED_REQUESTS_MAX} requests of this connection wait for their answers; read those first. "
                 "Nothing was stored for this one.",
             )
-        elif self.parser.get_http_version() == "1.1" and sum(name == b"host" for name, _ in self.headers) != 1:
+        elif self.parser.get_http_version() == "1.1" and len([1 for name, _ in self.headers if name == b"host"]) != 1:
             self._refuse(_MALFORMED, "A request of HTTP/1.1 has exactly one Host header.")
         if self._refusal is not None:
             raise ValueError  # makes the parser stop
@@ -275,6 +287,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._short_head = self._find_short_head()
         if self._short_head is None:
             self._begin_application()
+
+    def _sum_of_head(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _begin_application(self) -> None:
         """Leave the request to it, with what has come of the body."""
@@ -345,36 +360,12 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether the request, which is there as a whole, is under way; else the application has it."""
         assert self.short_requests is not None
         assert self._short_head is not None
-        if not self._start_short(self._short_head, self.headers, self._short_body):
+        cycle = _ShortCycle(self)
+        peer = self.client[0] if self.client else ""
+        if not self.short_requests.begin(self._short_head, self.headers, self._short_body, peer, cycle.answer):
             self._begin_application()
             return False
-        if self._received_at_rest:
-            self.short_requests.remember(self._short_head, self.headers, self._received_at_rest, self._short_body)
         self._short_head, self._short_body = None, b""
-        return True
-
-    def _begin_known(self, data: bytes) -> bool:
-        """Whether ``data`` was a request like one before, which is under way; else nothing has happened.
-
-        The parser does not see it, and awaits the next request as before: it would read the same head from the same
-        bytes.
-        """
-        if self.short_requests is None or self.flow.write_paused:
-            return False
-        found = self.short_requests.known(data)
-        if found is None:
-            return False
-        known, body = found
-        if not self._start_short(known.head, known.headers, body):
-            return False
-        self._expect_nothing()
-        return True
-
-    def _start_short(self, head: ShortHead, headers: HeaderPairs, body: bytes) -> bool:
-        assert self.short_requests is not None
-        cycle = _ShortCycle(self)
-        if not self.short_requests.begin(head, headers, body, self.client[0] if self.client else "", cycle.answer):
-            return False
         self.cycle = cycle  # type: ignore[assignment]  # has all that is asked of one that is not started
         self._unanswered.append(cycle)
         return True
@@ -399,14 +390,17 @@ class HttpProtocol(HttpToolsProtocol):
     # ---- it is answered ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        """uvicorn's, but for its timer: those here know more."""
         if self._unanswered:
             self._unanswered.popleft()
-        super().on_response_complete()
-        # uvicorn's own timer; those here know more.
-        self._unset_keepalive_if_required()
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._watch_answer()
-        elif self._unanswered:
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        if self._unanswered:
             pass
         elif self._refusal is not None:
             self._send_refusal()

@@ -20,11 +20,11 @@ from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, offsets_of
 from ingest_api.gathering import GATHERED_BYTES_MAX, Places
-from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
+from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
 from ingest_api.idempotence import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
 from ingest_api.routers.produce import HEADERS_READ, read_head
-from ingest_api.routes import FoundRoute, Requirement
+from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
@@ -34,7 +34,6 @@ from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = "/topics/{topic}"
 _LENGTH: Final = b"content-length"
-_HEAD_END: Final = b"\r\n\r\n"
 # What makes a request one for the application, whatever it says.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
@@ -46,32 +45,18 @@ _NOT_PLAIN: Final = IDENTITY_HEADERS | {
 _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
-_KNOWN_BYTES_MAX: Final = 1024
-#: Head and body of one whose head may be known.
-WHOLE_BYTES_MAX: Final = _KNOWN_BYTES_MAX + len(_HEAD_END) + GATHERED_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class ShortHead:
     """What the heads of many requests say."""
 
-    topic: str
+    found: FoundRoute
     path: str
     timeout_ms: int
     answer_type: str
     client_id: str
     string_keys: Callable[[TopicConfig], bool]
-    requirement: Requirement
-    path_parameters: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class KnownHead:
-    """A head that was parsed before, with the length that it gives its body."""
-
-    head: ShortHead
-    headers: HeaderPairs
-    length: int
 
 
 class ShortRequests:
@@ -87,7 +72,6 @@ class ShortRequests:
         self._find_route = find_route
         self._guard = guard
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
-        self._known: dict[bytes, KnownHead] = {}
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
         """Of a POST of HTTP/1.1; None if the request is not short."""
@@ -120,34 +104,7 @@ class ShortRequests:
         if not head.may_join:
             return None
         client_id = sane(headers, CLIENT_ID)
-        return ShortHead(
-            found.path_parameters["topic"],
-            raw_path,
-            head.timeout_ms,
-            head.answer_type,
-            client_id,
-            head.string_keys,
-            found.route.requirement,
-            found.path_parameters,
-        )
-
-    def known(self, data: bytes) -> tuple[KnownHead, bytes] | None:
-        """Of a request that is there as a whole, if its head is one that was met before to the byte; and its body."""
-        head, _, body = data.partition(_HEAD_END)
-        known = self._known.get(head)
-        return (known, body) if known is not None and len(body) == known.length else None
-
-    def remember(self, head: ShortHead, headers: HeaderPairs, data: bytes, body: bytes) -> None:
-        """``data`` was received as the parser awaited a request, and was one with this head and body.
-
-        What stands before that body is then its head. One with an id of its own does not come again.
-        """
-        told, _, rest = data.partition(_HEAD_END)
-        if rest != body or len(told) > _KNOWN_BYTES_MAX or any(name == REQUEST_ID for name, _ in headers):
-            return
-        if len(self._known) == _HEADS_CACHED:
-            self._known.clear()
-        self._known[told] = KnownHead(head, headers, len(body))
+        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, head.string_keys)
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
@@ -160,7 +117,7 @@ class ShortRequests:
         if state is None:
             return False
         try:
-            topic = state.broker.topic(head.topic)
+            topic = state.broker.topic(head.found.path_parameters["topic"])
             records = state.gathered.open(topic, body)
             if not records:
                 return False
@@ -171,7 +128,7 @@ class ShortRequests:
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
             # Last of all that may go wrong: what is left to the application is asked there, and counts once.
-            self._guard.admit(arrival, head.requirement, head.path_parameters)
+            self._guard.admit(arrival, head.found.route.requirement, head.found.path_parameters)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             asyncio.get_running_loop().call_soon(request.told, None, error)
             return True
