@@ -15,7 +15,7 @@ from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
 from compaction_jobs.planning import CompactionPlan, base_offset, group_files, plan_compaction
 from compaction_jobs.report import TopicReport, totals
-from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, rewrite
+from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, require_whole, rewrite
 from compaction_jobs.segment_tasks import (
     COUNT_COLUMNS,
     KEY_COLUMNS,
@@ -31,11 +31,9 @@ from compaction_jobs.segment_tasks import (
 )
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import compaction_waits
-from logstore.delta.log_entries import removals_since
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
-from logstore.errors import CorruptionError, MissingRecordsError, StorageError
-from logstore.log.history import history_gaps, missing_ranges, removed_ranges
+from logstore.errors import CorruptionError, StorageError
 from logstore.topic_config import TopicConfig
 
 if TYPE_CHECKING:
@@ -60,7 +58,7 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
     plans = [plan for plan in found if plan]
     if not plans:
         return Outcome()
-    _require_whole(topic, snapshot, plans)
+    require_whole(topic, snapshot, {plan.partition: plan.clean_point for plan in plans})
     planned = frozenset(plan.partition for plan in plans)
     files = [file for plan in plans for file in plan.files]
     if context.dry_run:
@@ -81,22 +79,6 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
         for plan in plans
     ]
     return commit(topic, snapshot, parts, data_change=False, operation=OPERATION)
-
-
-def _require_whole(topic: JobTopic, snapshot: TopicSnapshot, plans: Sequence[CompactionPlan]) -> None:
-    """Raise MissingRecordsError if somebody took records out below a clean point: readers pass over what lies there."""
-    gaps = {p: found for plan in plans if (found := history_gaps(snapshot, p := plan.partition))}
-    if not gaps:
-        return
-    path = topic.table.path
-    removed = removed_ranges(removals_since(path, -1), None, path)
-    for partition, found in gaps.items():
-        for gap in missing_ranges(found, removed.get(partition, []), unexplained=None):
-            raise MissingRecordsError(
-                f"{topic.name}-{partition}: offsets {gap.start} to {gap.end - 1} are missing: {gap.cause}. Compaction "
-                "would hide that: restore the table to the version before, or give them up with logstore topic "
-                "delete-records"
-            )
 
 
 def _compact(

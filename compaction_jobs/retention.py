@@ -12,7 +12,7 @@ from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
 from compaction_jobs.planning import plan_retention
 from compaction_jobs.report import NOTHING, TopicReport, totals
-from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, rewrite
+from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, require_whole, rewrite
 from compaction_jobs.segment_tasks import WRITTEN_COLUMNS, Source, WriteTask, Written, write_whole
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import retention_waits
@@ -34,6 +34,7 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
     plans = [plan for plan in found if plan]
     boundaries = {plan.partition: plan.boundary for plan in plans if plan.boundary}
     removed = totals(file for plan in plans for file in plan.expired)
+    require_whole(topic, snapshot, {plan.partition: plan.log_start for plan in plans})
     if context.dry_run:
         # How much of a boundary file stays, only reading it tells.
         return Outcome(frozenset(plan.partition for plan in plans), removed, None if boundaries else NOTHING)

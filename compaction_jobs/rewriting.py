@@ -3,16 +3,18 @@
 Invariant: nothing is planned twice but what a commit left out, so that a job ends however fast others commit.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import Waiting
+from logstore.delta.log_entries import removals_since
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
-from logstore.errors import CommitRefusedError, LogStoreError, StorageError
+from logstore.errors import CommitRefusedError, LogStoreError, MissingRecordsError, StorageError
+from logstore.log.history import history_gaps, missing_ranges, removed_ranges
 from logstore.topic_config import TopicConfig
 
 #: How often a topic is planned at most. Only another job on the same files makes a second plan necessary.
@@ -100,6 +102,29 @@ def commit(
         (done.version,) if committed else (),
         done.refused,
     )
+
+
+def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, int]) -> None:
+    """Raise MissingRecordsError if somebody took records out of a partition below its end in ``ends``.
+
+    Readers pass over what lies below a log start or a clean point: the job would hide the loss.
+    """
+    gaps = {
+        partition: found
+        for partition, end in ends.items()
+        if (found := [gap for gap in history_gaps(snapshot, partition) if gap[0] < end])
+    }
+    if not gaps:
+        return
+    path = topic.table.path
+    removed = removed_ranges(removals_since(path, -1), None, path)
+    for partition, found in gaps.items():
+        for gap in missing_ranges(found, removed.get(partition, []), unexplained=None):
+            raise MissingRecordsError(
+                f"{topic.name}-{partition}: offsets {gap.start} to {gap.end - 1} are missing: {gap.cause}. This job "
+                "would hide that: restore the table to the version before, or give them up with logstore topic "
+                "delete-records"
+            )
 
 
 def refused_as_overtaken(

@@ -187,6 +187,7 @@ class GroupCoordinator:
             topic = self._broker.topic(asked.topic)
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
+            partition_log.require_served()
             if not 0 <= asked.offset <= partition_log.high_watermark:
                 raise OffsetOutOfRangeError(
                     f"Cannot commit offset {asked.offset} of {asked.topic}-{asked.partition}: "

@@ -83,6 +83,7 @@ class OffsetLog:
         self._num_partitions = len(topic.partitions)
         for partition_log in topic.partitions:
             try:
+                partition_log.require_served()
                 await self._load(topic, partition_log)
             except (QuarantinedError, MissingRecordsError, CorruptionError) as error:
                 self._unloaded[partition_log.partition] = error

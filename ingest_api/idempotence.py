@@ -59,10 +59,11 @@ REQUEST_HEADERS: Final[list[dict[str, Any]]] = [
 ]
 
 
-def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes) -> Callable[[bytes], Identity] | None:
+def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes, form: str) -> Callable[[bytes], Identity] | None:
     """What makes an identity of a body (inflated), from the request's headers as ASGI has them; None without one.
 
-    ``secret`` is the store's. Raises InvalidProducerRequestError.
+    ``secret`` is the store's; ``form`` what the request says of its body: another form of the same bytes is another
+    request. Raises InvalidProducerRequestError.
     """
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:
@@ -84,7 +85,7 @@ def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes) -> Callab
                 f"{IDEMPOTENCY_KEY} cannot be {shown(key)}: send 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} printable ASCII "
                 "characters, a UUID for example."
             )
-        return lambda body: IdempotencyKey.of(key, body, secret)
+        return lambda body: IdempotencyKey.of(key, body, secret, form)
     identity = _producer(found)
     return lambda _: identity
 

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from logstore.errors import DataDirectoryError, LockLostError
@@ -78,6 +79,12 @@ class LockFile:
         assert self._fd is not None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+
+def require_all(locks: Iterable[LockFile]) -> None:
+    """LockLostError unless all of them are ``held``."""
+    for lock in locks:
+        lock.require()
 
 
 def _holder(fd: int) -> str:

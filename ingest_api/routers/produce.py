@@ -93,12 +93,18 @@ class _Head:
     form: _Format
     coding: str | None
     answer_type: str
+    media_type: str
     #: What is asked of keys in JSON; None: as the topic has it.
     key_format: int | None
 
     def string_keys(self, config: TopicConfig) -> bool:
         """Whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
         return config.string_keys if self.key_format is None else bool(self.key_format)
+
+    @property
+    def body_form(self) -> str:
+        """How the request wants its body to be read."""
+        return self.media_type if self.key_format is None else f"{self.media_type} {self.key_format}"
 
     @property
     def may_join(self) -> bool:
@@ -114,12 +120,15 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     """``headers``: those of HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
     query = parse_query(query_string, (ACKS, TIMEOUT_MS, KEY_FORMAT))
     given = Headers(raw=list(headers))
-    form = _FORMATS[request_media_type(given, tuple(_FORMATS))]
+    media_type = request_media_type(given, tuple(_FORMATS))
+    form = _FORMATS[media_type]
     answer_type = answer_media_type(given, METADATA_TYPES)
     coding, key_format = request_coding(given), query[KEY_FORMAT.name]
     if key_format is not None and not form.is_json:
         raise ParameterError("Query parameter key_format is for keys in JSON: leave it out with other formats.")
-    return _Head(required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, key_format)
+    return _Head(
+        required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, media_type, key_format
+    )
 
 
 # Producers send the same again and again.
@@ -155,7 +164,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     topic = _existing_topic(request)
     if topic is not None and partition is not None:
         topic.partition(partition)
-    identify = identity_of(request.scope["headers"], state.broker.idempotency_secret)
+    identify = identity_of(request.scope["headers"], state.broker.idempotency_secret, head.body_form)
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)

@@ -15,7 +15,7 @@ from weakref import WeakSet
 from logstore.broker.due_topics import PRESSURE
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.journal.journal import Journal
-from logstore.lock_file import LockFile
+from logstore.lock_file import LockFile, require_all
 from logstore.log.topic import Topic
 from logstore.observability import THROTTLED
 from logstore.settings import Settings
@@ -60,6 +60,10 @@ class Admission:
     def lost_lock(self) -> Path | None:
         """The lock that was taken away from this process; None while it has all of them."""
         return next((lock.path for lock in self._locks if not lock.held), None)
+
+    def require_locks(self) -> None:
+        """Raise LockLostError once another process may be serving the data directory."""
+        require_all(self._locks)
 
     def require_ready(self) -> None:
         """Raise BrokerNotReadyError, or what the journal failed with."""

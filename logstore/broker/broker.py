@@ -5,6 +5,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 """
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 from typing import Self
 
@@ -23,7 +24,7 @@ from logstore.errors import BrokerNotReadyError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal
 from logstore.limits import JOURNAL_FILE_BYTES, MIB
-from logstore.lock_file import LockFile
+from logstore.lock_file import LockFile, require_all
 from logstore.log.log_reader import FetchResult
 from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
@@ -58,7 +59,7 @@ class Broker:
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = Roller(journal, filesystem, clock, self._writers)
+        self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, clock)
@@ -115,10 +116,6 @@ class Broker:
         filesystem.make_directory(settings.data)
         locks = [LockFile.acquire(settings.data)]
 
-        def require_locks() -> None:
-            for lock in locks:
-                lock.require()
-
         try:
             coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
             journal_directory = home / "journal" / "0"
@@ -128,7 +125,11 @@ class Broker:
             catalog = TopicCatalog(settings.data, filesystem)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
-                journal_directory, filesystem=filesystem, clock=clock, file_bytes=file_bytes, require_lock=require_locks
+                journal_directory,
+                filesystem=filesystem,
+                clock=clock,
+                file_bytes=file_bytes,
+                require_lock=functools.partial(require_all, locks),
             )
             broker = cls(settings, coordinator, catalog, journal, locks, clock, filesystem)
             await broker._recover()

@@ -44,14 +44,14 @@ def find_problems(
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
     known = {topic.topic_id for topic in topics.values()}
-    for topic_id, count in unserved.unsealed_records.items():
+    for topic_id in sorted({*unserved.unsealed_records, *(key[0] for key in unserved.snapshots)} - known, key=str):
+        count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
         remedy = (
             "Mend the topic that is quarantined, or bring its directory back, and restart the store. To give the "
             f"records up, make an empty directory deleted/{topic_id} in the data directory"
         )
-        if topic_id not in known:
-            found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
+        found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
     for topic in topics.values():
         for p in topic.partitions:
             if (error := p.quarantined) is not None:

@@ -141,7 +141,7 @@ class Producing:
         if identity is not None:
             return await self._produce_once(topic, records, partition, acks, timeout_ms, identity)
         _check_keys(topic, records)
-        parts, payloads = await self._encode(topic, records, partition, next(self._sticky))
+        parts, payloads = await self._encode(topic, records, partition, _sticky_partition(topic, next(self._sticky)))
         self._filesystem.reached("produce.parsed")
         self._admission.require_ready()
         self._admission.require_room(topic, sum(len(payload) for payload in payloads))
@@ -305,7 +305,10 @@ def _check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | ra
 
 
 def _sticky_partition(topic: Topic, turn: int) -> int:
-    """For records that leave it open: one that is served, if there is any."""
+    """For records that leave it open: one that is served, if there is any.
+
+    Not for requests with an idempotency key: a retry of them must go where the first try went.
+    """
     served = [p.partition for p in topic.partitions if p.quarantined is None] or [0]
     return served[turn % len(served)]
 
@@ -321,7 +324,7 @@ def _split(topic: Topic, records: Records, partition: int | None, sticky: int) -
                 )
         return list(records.parts)
     if partition is None:
-        chosen = choose_partitions(records, len(topic.partitions), _sticky_partition(topic, sticky))
+        chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
         return split_by_partition(records, chosen)
     topic.partition(partition)
     if records.partitions is not None:

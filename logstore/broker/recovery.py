@@ -35,6 +35,8 @@ class Unserved:
     unsealed_records: dict[UUID, int]
     #: The newest snapshot frame of each partition: of those topics, and of those of others that are not recovered.
     snapshots: dict[PartitionKey, Frame]
+    #: By topic id, of topics that are served: how many partitions the journal has frames of, if the table has fewer.
+    lost_partitions: dict[UUID, int]
     #: Topics that were deleted, of which the journal has frames.
     deleted: set[UUID]
 
@@ -50,6 +52,7 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
     snapshots: dict[PartitionKey, PartitionSnapshot] = {}
     frames: dict[PartitionKey, Frame] = {}
     unserved: set[UUID] = set()
+    lost: dict[UUID, int] = {}
     unsealed: dict[UUID, int] = {}
     for frame in journal.recover():
         header = frame.header
@@ -62,7 +65,9 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
             if partition_log is not None:
                 partition_log.recover_append_time(header.append_time_ms)
                 partition_log.recover_snapshot(snapshots[key])
-        if partition_log is None:
+        if partition_log is None and header.topic_id in topics:
+            lost[header.topic_id] = max(lost.get(header.topic_id, 0), header.partition + 1)
+        elif partition_log is None:
             unserved.add(header.topic_id)
             sealed = snapshots[key].sealed_offset if key in snapshots else 0
             if header.type == FrameType.DATA and header.end_offset > sealed:
@@ -80,7 +85,7 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
     for topic_id, partition in kept:
         journal.release(topic_id, partition, snapshots[topic_id, partition].sealed_offset)
     kept += [key for key, partition_log in logs.items() if not partition_log.recovered and key in frames]
-    return Unserved(unsealed, {key: frames[key] for key in kept}, gone)
+    return Unserved(unsealed, {key: frames[key] for key in kept}, lost, gone)
 
 
 def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:

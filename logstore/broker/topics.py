@@ -77,7 +77,7 @@ class Topics:
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: By name: what is in the way of serving a topic whose directory is there.
         self._quarantined: dict[str, QuarantinedError] = {}
-        self._unserved = Unserved({}, {}, set())
+        self._unserved = Unserved({}, {}, {}, set())
 
     async def recover(self, coordinator: Coordinator, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
@@ -89,6 +89,8 @@ class Topics:
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
         self._deleted = frozenset(self._catalog.deleted())
         self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
+        for topic_id, count in self._unserved.lost_partitions.items():
+            await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
         await self._journal.start(self._snapshot_frames)
         filesystem.reached("recovery.half")
@@ -103,6 +105,17 @@ class Topics:
                 continue
             for partition_log in topic.partitions:
                 self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
+
+    async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
+        """The table has fewer partitions than the journal: somebody overwrote the commit that added them (rule R7)."""
+        await asyncio.to_thread(topic.table.add_partitions, count)
+        before = len(topic.partitions)
+        topic.follow(await asyncio.to_thread(topic.table.snapshot))
+        for partition_log in topic.partitions[before:]:
+            why = "the commit that added it to the table was overwritten; it is committed again"
+            partition_log.quarantine(why, "Restart the store: it then reads what the journal has of it")
+            partition_log.postpone_recovery(None)
+            log.error("partition.quarantined", topic=topic.name, partition=partition_log.partition, why=why)
 
     async def stop(self) -> None:
         """A removal under way comes to its end; the next start finishes the others."""
@@ -344,6 +357,11 @@ class Topics:
 
         async def locked() -> T:
             async with self._lock:
+                try:
+                    self._admission.require_locks()
+                except LogStoreError:
+                    change.close()
+                    raise
                 return await change
 
         return await asyncio.shield(asyncio.create_task(locked()))

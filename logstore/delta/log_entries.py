@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
-from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, entry_digest, stored_digest
+from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_digest, stored_digest
 from logstore.errors import CorruptionError
 
 LOG_DIRECTORY = "_delta_log"
@@ -53,8 +53,6 @@ class LogEntry:
     added: frozenset[str]
     removed: frozenset[str]
     commit_id: str | None = None
-    #: As its writer calls it: ``WRITE``, ``DELETE``, ``RESTORE`` ... None of a checkpoint, which does not tell.
-    operation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +130,7 @@ def read_actions(path: Path) -> list[Action]:
 def read_entry(path: Path) -> LogEntry:
     """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
     actions = read_actions(path)
-    commit_id = operation = None
+    commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
     removed: set[str] = set()
@@ -145,17 +143,20 @@ def read_entry(path: Path) -> LogEntry:
             removed.add(action.remove.path)
         elif action.commit_info is not None:
             commit_id = action.commit_info.get(COMMIT_ID_KEY)
-            operation = action.commit_info.get("operation")
-    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id, operation)
+    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id)
 
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Who took a file out of the table: ``ours``, or somebody else's ``operation``."""
+    """Who took a file out of the table: ``ours``, or somebody else's ``operation``.
+
+    ``bounds``: its partition, first offset and end, where an entry with its statistics is still there.
+    """
 
     version: int
     operation: str
     ours: bool
+    bounds: tuple[int, int, int] | None = None
 
 
 def removals_since(table_path: Path, version: int) -> dict[str, Removal]:
@@ -164,16 +165,47 @@ def removals_since(table_path: Path, version: int) -> dict[str, Removal]:
     CorruptionError, OSError.
     """
     found: dict[str, Removal] = {}
-    for number in sorted(v for v in list_log(table_path).entries if v > version):
+    bounds: dict[str, tuple[int, int, int]] = {}
+    for number in sorted(list_log(table_path).entries):
         try:
-            entry = read_entry(entry_path(table_path, number))
+            actions = read_actions(entry_path(table_path, number))
         except FileNotFoundError:
             continue  # cleaned up meanwhile
-        removal = Removal(number, str(entry.operation), entry.commit_id is not None)
-        found.update(dict.fromkeys(entry.removed, removal))
-        for path in entry.added:
-            found.pop(path, None)
+        info: dict[str, Any] = next((a.commit_info for a in actions if a.commit_info is not None), {})
+        added = [action.add for action in actions if action.add is not None]
+        bounds.update((add.path, known) for add in added if (known := _bounds(add)) is not None)
+        if number <= version:
+            continue
+        for action in actions:
+            if action.remove is not None:
+                path = action.remove.path
+                ours = info.get(COMMIT_ID_KEY) is not None
+                found[path] = Removal(number, str(info.get("operation")), ours, bounds.get(path))
+        for add in added:
+            found.pop(add.path, None)
     return found
+
+
+def _bounds(add: Add) -> tuple[int, int, int] | None:
+    """Partition, first offset and end of a file, as its statistics have them."""
+    try:
+        stats = msgspec.json.decode(add.stats or "null", type=_Stats)
+        return (
+            int((add.partition_values or {})["partition"] or ""),
+            stats.min_values.offset,
+            stats.max_values.offset + 1,
+        )
+    except (msgspec.MsgspecError, KeyError, ValueError):
+        return None
+
+
+class _Offset(msgspec.Struct):
+    offset: int
+
+
+class _Stats(msgspec.Struct, rename="camel"):
+    min_values: _Offset
+    max_values: _Offset
 
 
 def _parse(version: int, raw: bytes) -> list[Action]:

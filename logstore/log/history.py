@@ -24,12 +24,11 @@ class MissingSegmentsError(CorruptionError):
 
 
 def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
-    """Offset ranges below ``sealed`` that no file holds, from the log start and the clean point on.
+    """Offset ranges from the log start to ``sealed`` that no file holds.
 
     Rolls leave no gaps; compaction does, below the clean point.
     """
-    state = snapshot.partitions[partition]
-    return snapshot.uncovered(partition, max(state.log_start, state.cleaned))
+    return snapshot.uncovered(partition, snapshot.partitions[partition].log_start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +38,11 @@ class MissingRange:
     start: int
     end: int
     cause: str
+
+    def within(self, gaps: Sequence[tuple[int, int]]) -> "list[MissingRange]":
+        """What of it lies in ``gaps``."""
+        cut = ((max(self.start, start), min(self.end, end)) for start, end in gaps)
+        return [MissingRange(start, end, self.cause) for start, end in cut if start < end]
 
 
 def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -68,9 +72,9 @@ class RemovedRange:
 def removed_ranges(
     removals: Mapping[str, Removal], before: TopicSnapshot | None, table_path: Path
 ) -> dict[int, list[RemovedRange]]:
-    """The ranges of removed files by partition: as ``before`` has them, else as their own footers say.
+    """The ranges of removed files by partition: as ``before`` or the log has them, else as their own footers say.
 
-    A file of neither is left out. CorruptionError, OSError.
+    A file that nothing tells of is left out. CorruptionError, OSError.
     """
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
@@ -78,6 +82,8 @@ def removed_ranges(
         name = parse_segment_name(path)
         if path in known:
             partition, start, end = known[path]
+        elif removal.bounds is not None:
+            partition, start, end = removal.bounds
         elif name is not None:
             partition, start, end = name.partition, name.base_offset, name.base_offset + 1
             with contextlib.suppress(FileNotFoundError, CorruptionError):

@@ -121,7 +121,16 @@ def _step_back() -> None:
 
 
 class Roller:
-    def __init__(self, journal: Journal, filesystem: FileSystem, clock: Clock, executor: Executor) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        filesystem: FileSystem,
+        clock: Clock,
+        executor: Executor,
+        require_lock: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``require_lock`` raises LockLostError once the tables may be another process's to write."""
+        self._require_lock = require_lock
         self._journal = journal
         self._clock = clock
         self._filesystem = filesystem
@@ -158,6 +167,7 @@ class Roller:
         async def run() -> T:
             async with topic.commit_lock:
                 _require(topic)
+                self._require_lock()
                 result = await self._in_thread(change)
                 await self._follow(topic)
                 return result
@@ -180,6 +190,7 @@ class Roller:
     async def _roll(self, topic: Topic, select: Callable[[PartitionLog], bool]) -> RollResult:
         async with topic.commit_lock:
             _require(topic)
+            self._require_lock()
             refused = await self._commit(topic, await self._left_over(topic))
             wanted = [p for p in topic.partitions if select(p) and p.partition not in refused]
             parts = await self._write_new(topic, wanted)
@@ -302,6 +313,7 @@ class Roller:
         async with topic.commit_lock:
             if topic.deleted:
                 return
+            self._require_lock()
             try:
                 await self._follow(topic, at_start=at_start)
             except CorruptionError as error:
@@ -361,7 +373,7 @@ class Roller:
             )
             before = partition_log.missing
             kept = before if looked_at is not None else ()
-            known = [gap for gap in kept if any(a <= gap.start and gap.end <= b for a, b in found)]
+            known = [left for gap in kept for left in gap.within(found)]
             partition_log.missing = tuple(sorted({*known, *missing}, key=lambda gap: gap.start))
             for gap in partition_log.missing:
                 if gap not in before:
@@ -385,6 +397,11 @@ class Roller:
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
         """Rule R7: commit the same files again for what the table has forgotten."""
         path = topic.table.path
+        grown = len(topic.partitions) > snapshot.num_partitions
+        if grown:
+            log.error("partitions.overwritten", topic=topic.name, version=snapshot.version, now=snapshot.num_partitions)
+            topic.table.add_partitions(len(topic.partitions))
+            snapshot = topic.table.snapshot()
         ours = [p for p in topic.partitions if p.recovered and _is_sound(snapshot, p.partition)]
         sound = {p.partition for p in ours}
         behind = [p for p in ours if snapshot.partitions[p.partition].sealed < p.sealed_offset]
@@ -397,7 +414,7 @@ class Roller:
         if at_start:
             lost += [s for p in ours for s in self._to_fill_gaps(path, snapshot, p.partition)]
         if not behind and not lost and not starts:
-            return _Restored(any=False, failed={})
+            return _Restored(any=grown, failed={})
         log.error(
             "roll.overwritten",
             topic=topic.name,
@@ -440,7 +457,11 @@ class Roller:
             return kept and name not in snapshot.tombstones and (path / name).stat().st_mtime_ns // 10**6 > oldest_ms
 
         segments: list[Segment] = []
+        cleaned = snapshot.partitions[partition].cleaned
         for start, end in history_gaps(snapshot, partition):
+            if end <= cleaned:
+                continue  # compaction leaves gaps
+            start = max(start, cleaned)  # noqa: PLW2901
             try:
                 segments += sealed_segments_on_disk(path, partition, start, end, wanted=was_lost)
             except MissingSegmentsError as error:

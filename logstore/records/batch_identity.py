@@ -107,11 +107,12 @@ class IdempotencyKey:
     partition_hash: int
 
     @classmethod
-    def of(cls, text: str, body: bytes, secret: bytes) -> Self:
-        """``body`` is inflated."""
+    def of(cls, text: str, body: bytes, secret: bytes, form: str = "") -> Self:
+        """``body`` is inflated; ``form`` says how the request wants it to be read."""
         name = text.encode()
         epoch = int.from_bytes(blake2b(key=secret, person=b"secret", digest_size=2).digest(), "little")
         of_request = blake2b(len(name).to_bytes(2, "little") + name, key=secret, person=b"request", digest_size=32)
+        of_request.update(len(form).to_bytes(2, "little") + form.encode())
         of_request.update(body)
         return cls(
             int.from_bytes(blake2b(name, key=secret, person=b"name", digest_size=8).digest(), "little"),

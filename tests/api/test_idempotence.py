@@ -216,6 +216,20 @@ def test_a_retry_after_another_key_format_gets_its_first_answer(store: Store) ->
     assert store.end_offsets(topic) == before
 
 
+def test_the_same_bytes_in_another_form_are_another_request(store: Store) -> None:
+    topic = store.create_topic()
+    body = {"records": [{"value": "aGk="}]}
+    path = f"/topics/{topic}"
+    assert store.post(path, body, Idempotency_Key="k").status_code == 200
+    binary = "application/vnd.kafka.binary.v2+json"
+    for again in (
+        store.post(path, body, Idempotency_Key="k", Content_Type=binary),
+        store.post(f"{path}?key_format=string", body, Idempotency_Key="k"),
+    ):
+        assert_error(again, 422, 42211)
+    assert store.end_offsets(topic) == [1]
+
+
 def test_at_the_bound_new_keys_are_429_and_known_ones_are_answered(store: Store) -> None:
     topic = store.create_topic(idempotency_keys_max="2")
     body = {"records": [{"value": 1}]}

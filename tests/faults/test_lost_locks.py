@@ -13,6 +13,10 @@ from tests.support.running_broker import produce, read_all, run, running_broker
 NEVER = {"segment.ms": "100000000"}
 
 
+def documents(data: Path) -> list[Path]:
+    return sorted(data.rglob("*.json"))
+
+
 def test_a_second_store_is_refused_by_the_lock_of_the_journal(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -109,6 +113,34 @@ def test_what_the_older_of_two_stores_still_does_to_the_journal_is_passed_over_a
     run(scenario())
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda broker, topic: broker.roll(topic),
+        lambda broker, _: broker.create_topic("u"),
+        lambda broker, _: broker.delete_topic("t"),
+        lambda broker, _: broker.add_partitions("t", 3),
+        lambda broker, _: broker.alter_configs("t", {"retention.ms": "7"}),
+        lambda broker, topic: broker.delete_records(topic, 0, 1),
+        lambda broker, topic: broker.refresh(topic),
+        lambda broker, topic: broker.drop_foreign_files(topic),
+    ],
+    ids=["roll", "create", "delete", "grow", "alter", "delete-records", "refresh", "drop-foreign-files"],
+)
+def test_a_store_that_lost_its_lock_changes_no_topic(tmp_path: Path, change) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("t", configs=NEVER)
+            await produce(broker, topic, [b"a"])
+            before = documents(tmp_path)
+            (tmp_path / "lock").unlink()
+            with pytest.raises(LockLostError):
+                await change(broker, topic)
+            assert documents(tmp_path) == before
+
+    run(scenario())
+
+
 def test_a_store_that_lost_its_lock_removes_no_file_of_the_journal(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_max_bytes=1 << 25) as broker:
@@ -118,7 +150,8 @@ def test_a_store_that_lost_its_lock_removes_no_file_of_the_journal(tmp_path: Pat
             files = sorted((tmp_path / "brokers/0/journal/0").glob("*.log"))
             assert len(files) > 1
             (tmp_path / "lock").unlink()
-            await broker.roll(topic)
+            with pytest.raises(LockLostError):
+                await broker.roll(topic)
         assert sorted((tmp_path / "brokers/0/journal/0").glob("*.log")) == files
 
     run(scenario())

@@ -420,6 +420,129 @@ def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predi
     run(scenario())
 
 
+async def three_rolls(broker) -> Topic:
+    topic = await broker.create_topic("orders", configs=NEVER)
+    for values in ([b"a", b"b"], [b"c", b"d"], [b"e", b"f"]):
+        await produce(broker, topic, values)
+        await broker.roll(topic)
+    return topic
+
+
+def missing_in(topic: Topic) -> list[tuple[int, int]]:
+    return [(gap.start, gap.end) for gap in topic.partitions[0].missing]
+
+
+def test_what_is_left_of_a_gap_stays_missing_when_a_part_of_it_is_given_up_or_comes_back(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_rolls(broker)
+            take_away(topic.table.path, "WRITE")
+            await broker._roller.refresh(topic)
+            assert missing_in(topic) == [(0, 6)]
+            await broker.delete_records(topic, 0, 1)
+            assert missing_in(topic) == [(1, 6)]
+            DeltaTable(str(topic.table.path)).restore(1)
+            await broker._roller.refresh(topic)
+            assert missing_in(topic) == [(2, 6)]
+
+    run(scenario())
+
+
+def test_what_is_taken_away_below_the_clean_point_is_missing_and_what_compaction_removed_is_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_rolls(broker)
+            first, second = topic.table.snapshot().segments(0)[:2]
+            # As if compaction had kept nothing of the second segment, and all of the first.
+            topic.table.commit_rewrite(0, [second.path], [], data_change=False, cleaned=4, operation="key-compaction")
+            await broker._roller.refresh(topic)
+            assert missing_in(topic) == []
+            assert first.path in topic.table.snapshot().paths
+            take_away(topic.table.path, "WRITE")
+            await broker._roller.refresh(topic)
+            assert missing_in(topic) == [(0, 2), (4, 6)]
+        async with running_broker(tmp_path) as broker:
+            assert missing_in(broker.topic("orders")) == [(0, 2), (4, 6)]
+
+    run(scenario())
+
+
+def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: Path) -> None:
+    """A DELETE of some rows, then an overwrite of what it left, then a vacuum, all while no store runs."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_rolls(broker)
+        table = DeltaTable(str(topic.table.path))
+        table.delete('"offset" < 1')
+        take_away(topic.table.path, "WRITE")
+        DeltaTable(str(topic.table.path)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        async with running_broker(tmp_path) as broker:
+            assert missing_in(broker.topic("orders")) == [(1, 6)]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothing(tmp_path: Path, sealed: bool) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path / "data") as broker:
+            topic = await broker.create_topic("orders", configs=NEVER)
+            shutil.copytree(topic.table.path / "_delta_log", tmp_path / "before")
+            await broker.add_partitions("orders", 2)
+            assert await produce(broker, topic, [b"a", b"b"], partition=1) == 0
+            if sealed:
+                await broker.roll(topic)
+            assert await produce(broker, topic, [b"c"], partition=1) == 2
+            copy_of_one_moment(tmp_path / "data", tmp_path / "after")
+        data = tmp_path / "after"
+        shutil.rmtree(data / "topics/orders/_delta_log")
+        shutil.copytree(tmp_path / "before", data / "topics/orders/_delta_log")
+        async with running_broker(data) as broker:
+            (problem,) = broker.problems()
+            assert (problem.topic, problem.partition, problem.state) == ("orders", 1, ProblemState.QUARANTINED)
+            with pytest.raises(QuarantinedError):
+                await produce(broker, broker.topic("orders"), [b"no"], partition=1)
+            await produce(broker, broker.topic("orders"), [b"other"], partition=0)
+        async with running_broker(data) as broker:
+            assert broker.problems() == []
+            assert await read_all(broker, broker.topic("orders"), 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
+            assert await produce(broker, broker.topic("orders"), [b"d"], partition=1) == 3
+
+    run(scenario())
+
+
+def test_partitions_that_a_foreign_commit_takes_away_while_the_store_runs_are_added_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic("orders", configs=NEVER)
+            await broker.add_partitions("orders", 2)
+            await produce(broker, topic, [b"a"], partition=1)
+            entry = topic.table.path / "_delta_log" / f"{topic.version:020d}.json"
+            temporary = entry.with_suffix(".tmp")
+            temporary.write_text('{"commitInfo":{"operation":"WRITE"}}\n')
+            temporary.rename(entry)
+            await broker._roller.refresh(topic)
+            await broker.roll(topic)
+            assert topic.table.snapshot().num_partitions == 2
+            assert await read_all(broker, topic, 1) == [(0, b"a")]
+
+    run(scenario())
+
+
+def test_a_topic_whose_directory_is_gone_is_listed_though_all_of_it_was_sealed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await orders(broker)
+        async with running_broker(tmp_path):
+            pass
+        shutil.rmtree(topic.table.path / "_delta_log")
+        async with running_broker(tmp_path) as broker:
+            assert [problem.topic for problem in broker.problems()] == [str(topic.topic_id)]
+
+    run(scenario())
+
+
 def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is_gone(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
