@@ -214,6 +214,31 @@ def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
     assert run_json("group", "describe", group)["total_lag"] == 0
 
 
+@pytest.mark.parametrize("first", [[], ["--follow"]], ids=["plain", "follow"])
+def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, start, topic, first):
+    """Else a later run with --follow would begin there at the end, and pass over what came meanwhile."""
+    group = f"group-of-{topic}"
+
+    def follow_until(signal_number: int, *, printed: bytes) -> None:
+        following = start("consume", topic, "-F", "-g", group, "--progress")
+        _wait_for_progress(following, "Consumed ")
+        assert following.stdout.readline() == printed if printed else True
+        following.send_signal(signal_number)
+        following.communicate(timeout=30)
+        assert following.returncode == 130
+
+    if first:
+        follow_until(signal.SIGTERM, printed=b"")
+    else:
+        run("produce", topic, "--partition", 0, input="a\n")
+        assert run("consume", topic, "-g", group, "--max", 1).stdout == "a\n"
+    found = run_json("group", "describe", group)["partitions"]
+    assert [row["committed_offset"] for row in found] == [0 if first else 1, 0]
+    run("produce", topic, "--partition", 1, input="meanwhile\n")
+    follow_until(signal.SIGTERM, printed=b"meanwhile\n")
+    assert run_json("group", "describe", group)["total_lag"] == 0
+
+
 def test_what_could_not_be_written_is_not_committed(run, start, server, topic, tmp_path):
     group = f"group-of-{topic}"
     values = [random.Random(0).randbytes(20_000), b"b"]
@@ -228,12 +253,13 @@ def test_what_could_not_be_written_is_not_committed(run, start, server, topic, t
     assert run("consume", topic, "-g", group).stdout_bytes == values[0] + b"\nb\n"
 
 
-def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, start, topic, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, start, topic, tmp_path, stop):
     group = f"group-of-{topic}"
     run("produce", topic, "--partition", 0, input="a\nb\n")
     following = start("consume", topic, "--follow", "--from-beginning", "-g", group, "-o", tmp_path / "t.parquet")
     _wait_for_progress(following, "Consumed 2 records")
-    following.send_signal(signal.SIGINT)
+    following.send_signal(stop)
     following.communicate(timeout=30)
     assert following.returncode == 130
     assert parquet.read_table(tmp_path / "t.parquet")["value"].to_pylist() == [b"a", b"b"]
