@@ -97,7 +97,9 @@ def consume(
             help="Go on where this consumer group was, and commit what was written.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C or SIGTERM.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C or SIGTERM.")
+    ] = False,
     max_records: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.", metavar="N")
     ] = None,
@@ -152,6 +154,7 @@ def consume(
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
     store = reachable_url(ctx, url)
     _refuse_quarantined(ctx, url, topic, partition)
+    string_keys = chosen in (Format.json, Format.pretty) and _has_string_keys(ctx, url, topic)
     with Consumer(
         store,
         group_id=group,
@@ -173,7 +176,7 @@ def consume(
                 stack.enter_context(sigterm_as_ctrl_c())
                 written.begin()
                 sink = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
-                writer = stack.enter_context(record_writer(chosen, sink))
+                writer = stack.enter_context(record_writer(chosen, sink, string_keys=string_keys))
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
@@ -225,6 +228,11 @@ def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partiti
                 fail(problem_text(found))
             if partitions is None or found.partition in partitions:
                 fail(f"{problem_text(found)}; --partition reads others of the topic")
+
+
+def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
+    with admin_of(ctx, url) as admin:
+        return admin.describe_topic(topic).configs["key.format"] == "string"
 
 
 @dataclass(slots=True)

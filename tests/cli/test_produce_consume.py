@@ -6,9 +6,12 @@ import resource
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pyarrow as pa
 import pytest
@@ -190,6 +193,25 @@ def test_columns_go_into_files_by_their_names(run, server, topic, tmp_path):
     assert run("consume", topic, "-p", 0, "--offset", 4, "--format", "csv").stdout == header + "\n"
     post(server.url, topic, 1, [b"\xff"])
     assert "offset 1 of partition 1 is not UTF-8" in run("consume", topic, "--format", "csv", code=1).stderr
+
+
+@pytest.mark.parametrize("key_format", ["json", "string"])
+def test_keys_are_shown_as_over_http(run, server, topic, key_format):
+    run("topic", "alter", topic, "-c", f"key.format={key_format}")
+    post(server.url, topic, 0, [b"v"] * 4, keys=[b"17", b"ada", b"\xff", None])
+    shown = httpx.get(f"{server.url}/topics/{topic}/partitions/0/records").json()
+    expected = [(record["key"], record.get("key_format")) for record in shown]
+    assert expected[0] == ((17, None) if key_format == "json" else ("17", "string"))
+    for option in ("--json", "--pretty"):
+        found = list(_objects(run("consume", topic, option).stdout))
+        assert [(record["key"], record.get("key_format")) for record in found] == expected
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    while text := text.lstrip():
+        found, end = json.JSONDecoder().raw_decode(text)
+        yield found
+        text = text[end:]
 
 
 def test_a_long_topic_becomes_several_row_groups(run, server, topic, tmp_path):
