@@ -86,6 +86,12 @@ async def observe(broker: Broker, groups: GroupCoordinator) -> Observed:
         ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
         ("logstore_ready", "1 if appends are taken, else 0.", "", broker.ready),
         ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),
+        (
+            "logstore_journal_needed_bytes",
+            "Bytes of journal files that hold something un-sealed; bounded by journal.max.bytes.",
+            "",
+            broker.journal.needed_bytes,
+        ),
         ("logstore_topics", "Topics, internal ones too.", "", len(topics)),
         ("logstore_partitions", "Partitions of all topics.", "", sum(len(rows) for _, rows in topics)),
         ("logstore_groups", "Consumer groups that have committed something.", "", len(lags)),

@@ -1,7 +1,11 @@
 """How every command ends: what is raised becomes one line and an exit code."""
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import typer
@@ -63,6 +67,19 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     """End the command: ``message`` on stderr in one line, exit code ``code``."""
     sys.stderr.write(f"logstore: {' '.join(message.split())}\n")
     raise typer.Exit(code) from None
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """Here SIGTERM (a container's stop, ``timeout``) raises KeyboardInterrupt too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Signals are the main thread's.
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def confirm(question: str, *, otherwise: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import fail
+from logstore.cli.command_group import fail, sigterm_as_ctrl_c
 from logstore.cli.meter import Meter, metered
 from logstore.cli.options import (
     CLIENT_ID,
@@ -97,7 +97,9 @@ def consume(
             help="Go on where this consumer group was, and commit what was written.",
         ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-F", help="Wait for new records until Ctrl-C or SIGTERM.")
+    ] = False,
     max_records: Annotated[
         int | None, typer.Option("--max", "-n", min=1, help="Stop after this many records.", metavar="N")
     ] = None,
@@ -152,6 +154,7 @@ def consume(
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
     store = reachable_url(ctx, url)
     _refuse_quarantined(ctx, url, topic, partition)
+    string_keys = chosen in (Format.json, Format.pretty) and _has_string_keys(ctx, url, topic)
     with Consumer(
         store,
         group_id=group,
@@ -170,8 +173,10 @@ def consume(
         written = _Written(consumer, commits=group is not None)
         try:
             with ExitStack() as stack:
+                stack.enter_context(sigterm_as_ctrl_c())
+                written.begin()
                 sink = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
-                writer = stack.enter_context(record_writer(chosen, sink))
+                writer = stack.enter_context(record_writer(chosen, sink, string_keys=string_keys))
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
@@ -225,18 +230,43 @@ def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partiti
                 fail(f"{problem_text(found)}; --partition reads others of the topic")
 
 
+def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
+    with admin_of(ctx, url) as admin:
+        return admin.describe_topic(topic).configs["key.format"] == "string"
+
+
 @dataclass(slots=True)
 class _Written:
-    """How far each partition is in the output; with ``commits`` the group gets to know."""
+    """How far each partition is in the output; with ``commits`` the group gets to know.
+
+    All partitions count, also those without a record: one of which the group knows nothing would begin at its end in a
+    later run with --follow, and pass over what came meanwhile.
+    """
 
     consumer: "Consumer"
     commits: bool
     next_offsets: dict["TopicPartition", int] = field(default_factory=dict)
     due: float = field(default_factory=lambda: time.monotonic() + _COMMIT_SECONDS)
 
+    def begin(self) -> None:
+        """All that the consumer handed out is written."""
+        if self.commits:
+            self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
+
+    def reached(self, partition: "TopicPartition", offset: int) -> None:
+        """All below ``offset`` is written."""
+        self.next_offsets[partition] = max(offset, self.next_offsets.get(partition, 0))
+
     def commit_when_due(self) -> None:
-        if time.monotonic() >= self.due:
+        from logstore.errors import UnknownTopicIdError
+
+        if time.monotonic() < self.due:
+            return
+        try:
             self.commit()
+        except UnknownTopicIdError:
+            # The topic was made again, and is read from where it begins anew.
+            self.begin()
 
     def commit(self) -> None:
         if self.commits and self.next_offsets:
@@ -255,7 +285,7 @@ def _write_records(
 ) -> None:
     from logstore.client.metadata import TopicPartition
 
-    while ends is None or _drop_finished(consumer, ends):
+    while ends is None or _drop_finished(consumer, written, ends):
         fetched = consumer.poll_arrow(max_records=remaining, timeout_s=_POLL_SECONDS)
         if fetched is not None:
             at = TopicPartition(fetched.topic, fetched.partition)
@@ -276,11 +306,12 @@ def _write_records(
             written.commit_when_due()
 
 
-def _drop_finished(consumer: "Consumer", ends: dict["TopicPartition", int]) -> bool:
+def _drop_finished(consumer: "Consumer", written: _Written, ends: dict["TopicPartition", int]) -> bool:
     """Stop reading partitions that are at their ends; whether any is left."""
     finished = {partition for partition, end in ends.items() if consumer.position(partition) >= end}
     if finished:
         for partition in finished:
-            del ends[partition]
+            # Compaction may have taken out the last ones before it.
+            written.reached(partition, ends.pop(partition))
         consumer.assign(consumer.assignment() - finished)
     return bool(ends)

@@ -2,13 +2,14 @@
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.csv
 
+from logstore.cli.output import counted
 from logstore.cli.table_reader import Fields, Rows, require_column, rows_of
 from logstore.errors import InvalidRecordError
 
@@ -20,6 +21,13 @@ _NAMES = (
     "string, bool, int64 (int8 to uint64), double, float, decimal(P,S), date32, time64[us], duration[s], binary, "
     "timestamp[us], or timestamp[us,UTC] for times with a zone (units: s, ms, us, ns)"
 )
+
+_HEADER = "the first line, which has the names of the columns,"
+_CONVERT = "convert the file, as in iconv -f WINDOWS-1252 -t UTF-8"
+# As pyarrow says them.
+_PROBLEM = re.compile(r"(?:In CSV column #(\d+)|CSV parse error): (?:Row #(\d+): )?(.*)", re.DOTALL)
+_CONVERSION = re.compile(r"CSV conversion error to (.*?): invalid value (.*)", re.DOTALL)
+_WIDTH = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,7 @@ def parse_types(text: str) -> dict[str, pa.DataType]:
 def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fields) -> Iterator[Rows]:
     """The first line has the names. What is empty and not in quotes is null.
 
-    InvalidRecordError naming the row, or the column that there is not.
+    InvalidRecordError naming the row and column, or the column that there is not.
     """
     names = _names(stream, format.delimiter)
     if not names:
@@ -65,14 +73,33 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
     try:
         reader = pa.csv.open_csv(
             pa.PythonFile(stream, "r"),
-            pa.csv.ReadOptions(block_size=block_bytes, column_names=names),
+            # Several threads, of no use for one block at a time, would not know which row is wrong.
+            pa.csv.ReadOptions(block_size=block_bytes, column_names=names, use_threads=False),
             pa.csv.ParseOptions(delimiter=format.delimiter, newlines_in_values=True),
             options,
         )
         yield from rows_of(reader, names, fields)
     except pa.ArrowInvalid as error:
         if "Empty CSV file" not in str(error):
-            raise InvalidRecordError(str(error)) from error
+            raise InvalidRecordError(_problem(str(error), names)) from error
+
+
+def _problem(text: str, names: Sequence[str]) -> str:
+    """What pyarrow says of a row, in terms of the file."""
+    found = _PROBLEM.fullmatch(text)
+    if found is None:
+        return text
+    column, row, what = found.groups()
+    if "invalid UTF8" in what:
+        what = f"not UTF-8 text: {_CONVERT}"
+    elif conversion := _CONVERSION.fullmatch(what):
+        what = f"{conversion[2]} is not {conversion[1]}"
+    elif width := _WIDTH.fullmatch(what):
+        what = f"it has {counted(int(width[2]), 'value')}, and the file {counted(int(width[1]), 'column')}: {width[3]}"
+    places = [f"row {row}"] if row is not None else []
+    if column is not None:
+        places.append(f"column {names[int(column)]!r}")
+    return f"{', '.join(places)}: {what}" if places else what
 
 
 def _names(stream: BinaryIO, delimiter: str) -> list[str]:
@@ -86,8 +113,10 @@ def _names(stream: BinaryIO, delimiter: str) -> list[str]:
 
     try:
         return next((row for row in csv.reader(lines(), delimiter=delimiter) if row), [])
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InvalidRecordError(f"the first line, which has the names of the columns, is not CSV: {error}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRecordError(f"{_HEADER} is not UTF-8 text: {_CONVERT}") from error
+    except csv.Error as error:
+        raise InvalidRecordError(f"{_HEADER} is not CSV: {error}") from error
 
 
 def _type(text: str) -> pa.DataType:

@@ -36,16 +36,17 @@ def key_value_lines(fetched: "FetchedBatch") -> bytes:
     return b"".join(lines)
 
 
-def json_lines(fetched: "FetchedBatch") -> bytes:
+def json_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes:
     """An object a line; key and value as JSON where they are JSON, see ``_object``."""
     encode = msgspec.json.Encoder().encode_lines
-    return encode([_object(record) for record in fetched.records()])
+    return encode([_object(record, string_keys=string_keys) for record in fetched.records()])
 
 
-def pretty_lines(fetched: "FetchedBatch") -> bytes:
+def pretty_lines(fetched: "FetchedBatch", *, string_keys: bool = False) -> bytes:
     """The same objects, each over several lines."""
     encode = msgspec.json.Encoder().encode
-    return b"".join(msgspec.json.format(encode(_object(record)), indent=2) + b"\n" for record in fetched.records())
+    objects = (encode(_object(record, string_keys=string_keys)) for record in fetched.records())
+    return b"".join(msgspec.json.format(encoded, indent=2) + b"\n" for encoded in objects)
 
 
 def base64_lines(fetched: "FetchedBatch") -> bytes:
@@ -115,11 +116,14 @@ _FIELDS: "dict[str, Callable[[Record], bytes]]" = {
 }
 
 
-def _object(record: "Record") -> dict[str, Any]:
-    """``key_format`` and ``value_format`` are there where it is no JSON: ``string`` for text, ``binary`` for base64."""
+def _object(record: "Record", *, string_keys: bool) -> dict[str, Any]:
+    """``key_format`` and ``value_format`` are there where it is no JSON: ``string`` for text, ``binary`` for base64.
+
+    ``string_keys``: as of a topic whose ``key.format`` is ``string``: a key is no JSON, whatever it looks like.
+    """
     found = _place(record)
-    for name, content in (("key", record.key), ("value", record.value)):
-        found[name], stored_as = _readable(content)
+    for name, content, is_string in (("key", record.key, string_keys), ("value", record.value, False)):
+        found[name], stored_as = _readable(content, is_string=is_string)
         if stored_as is not None:
             found[f"{name}_format"] = stored_as
     found["headers"] = _headers(record)
@@ -139,7 +143,7 @@ def _headers(record: "Record") -> list[dict[str, Any]]:
     return [{"key": key, "value": _base64(value)} for key, value in record.headers]
 
 
-def _readable(content: bytes | None) -> tuple[Any, str | None]:
+def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | None]:
     """What stands for ``content`` in JSON, and how if that is not JSON itself."""
     if content is None:
         return None, None
@@ -148,7 +152,7 @@ def _readable(content: bytes | None) -> tuple[Any, str | None]:
     except UnicodeDecodeError:
         return _base64(content), "binary"
     # Most texts that are no JSON show it by their first character.
-    if content.lstrip()[:1] in _JSON_BEGINS:
+    if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
         try:
             # As it was written, 1.0 stays 1.0; but on one line.
             one_line = msgspec.json.format(content, indent=-1)

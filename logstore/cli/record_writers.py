@@ -5,6 +5,7 @@ Each writer takes the batches of a consumer, in order. Memory is bounded by a ba
 
 from abc import ABC, abstractmethod
 from enum import StrEnum
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from logstore.cli.command_group import fail
@@ -54,18 +55,21 @@ class RecordWriter(ABC):
 _LINES: dict[Format, LineEncoder] = {
     Format.value: value_lines,
     Format.key_value: key_value_lines,
-    Format.json: json_lines,
-    Format.pretty: pretty_lines,
     Format.base64: base64_lines,
 }
 
 
-def record_writer(format: Format | LineEncoder, sink: BinaryIO) -> RecordWriter:
+def record_writer(format: Format | LineEncoder, sink: BinaryIO, *, string_keys: bool = False) -> RecordWriter:
+    """``string_keys``: keys are no JSON, as the topic's ``key.format`` says."""
     match format:
         case Format.csv:
             return _CsvWriter(sink)
         case Format.parquet:
             return _ParquetWriter(sink)
+        case Format.json:
+            return _LineWriter(sink, partial(json_lines, string_keys=string_keys))
+        case Format.pretty:
+            return _LineWriter(sink, partial(pretty_lines, string_keys=string_keys))
         case Format():
             return _LineWriter(sink, _LINES[format])
         case _:

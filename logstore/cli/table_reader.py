@@ -134,18 +134,37 @@ def _is_bytes_or_text(kind: pa.DataType) -> bool:
 
 
 def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: int) -> pa.Array:
-    """A column of text as the first of ``kinds`` that all of its values are; any other as it is."""
+    """A column of text as the first of ``kinds`` that all of its values are; any other as it is.
+
+    InvalidRecordError naming the row of a value that is none of them. Of times, some may have a zone and some not.
+    """
     if not pa.types.is_string(column.type):
         return column
+    if (whole := _cast(column, kinds)) is not None:
+        return whole
+    rows = [_cast(column.slice(row, 1), kinds) for row in range(len(column))]
+    for row, one in enumerate(rows):
+        if one is None:
+            raise InvalidRecordError(f"row {first + row}: {column[row].as_py()!r} is not {what}")
+    texts = [(row, one) for row, one in enumerate(rows) if one is not None and one.null_count == 0]
+    (_, before), *others = texts
+    for row, one in others:
+        if pa.types.is_integer(one.type) != pa.types.is_integer(before.type):
+            here, above = ("number", "text") if pa.types.is_integer(one.type) else ("text", "number")
+            text = column[row].as_py()
+            raise InvalidRecordError(
+                f"row {first + row}: {text!r} is {what} as a {here}, in the rows before it is a {above}"
+            )
+    # A time without a zone is UTC; what is below a millisecond goes, as it does when it is stored.
+    milliseconds = pa.timestamp("ms", "UTC")
+    return pa.concat_arrays([one.cast(milliseconds, safe=False) for one in rows if one is not None])
+
+
+def _cast(column: pa.Array, kinds: Sequence[pa.DataType]) -> pa.Array | None:
+    """As the first of ``kinds`` that all values are; None for none."""
     for kind in kinds:
         try:
             return column.cast(kind)
         except pa.ArrowInvalid:
             continue
-    texts = column.to_pylist()
-    for row, text in enumerate(texts):
-        if len(texts) > 1:
-            _parsed(column.slice(row, 1), kinds, what, first + row)
-        else:
-            raise InvalidRecordError(f"row {first}: {text!r} is not {what}")
-    raise InvalidRecordError(f"rows {first} to {first + len(texts) - 1}: some name {what} in one way, some in another")
+    return None

@@ -204,7 +204,9 @@ class Producer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, own: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
             # After an error of the program's own there is no time to wait for a store that does not answer.
             self.close(None if kind is None else 1.0)
@@ -212,6 +214,9 @@ class Producer:
             # The program's own error is the one to see, and one that it has had already is no news.
             if kind is None and not is_told(error):
                 raise
+            # Where it may be the one that close raised once more.
+            if own is not None:
+                own.with_traceback(traceback)
 
     def _open_batch(self, topic: str, size: int) -> None:
         """See to it that there is an open batch with room for ``size`` bytes, now at least."""

@@ -181,12 +181,16 @@ class Sender:
         outcome = batch.outcome
         sent = 0
         try:
+            found: TopicPartitions | None
             try:
                 found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
             except UnknownTopicError:
                 if callable(self._options.partitioner):
                     # What is not known it cannot be asked.
                     raise
+                found = None
+            # Outside of the except: what fails here is told for itself.
+            if found is None:
                 columns, named = batch.columns()
                 partition = None if named is None or named[0] < 0 else int(named[0])
                 first = columns.slice(0, 1)

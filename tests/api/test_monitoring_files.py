@@ -134,6 +134,21 @@ def cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
         yield from ((x, y) for y in range(place["y"], place["y"] + place["h"]))
 
 
+async def test_the_journal_is_measured_by_the_bytes_that_its_bound_is_on(api):
+    """Files that nothing needs any more stay for a while, and refuse nobody."""
+    await api.create_topic("t")
+    await api.produce("t", [1])
+    families = {family.name: family for family in text_string_to_metric_families((await api.get("/metrics")).text)}
+    (needed,) = families["logstore_journal_needed_bytes"].samples
+    assert needed.value == api.broker.journal.needed_bytes > 0
+    rules = read_rules((ROOT / "conf/prometheus-alerts.yml").read_text(encoding="utf-8"))
+    board = json.loads((ROOT / "conf/grafana-dashboard.json").read_text(encoding="utf-8"))
+    shown = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    bounded = [text for text in [rule["expr"] for rule in rules] + shown if "logstore_journal_max_bytes" in text]
+    assert len(bounded) == 2
+    assert all(text.startswith("logstore_journal_needed_bytes") for text in bounded)
+
+
 async def test_every_metric_of_ours_is_explained(exposed):
     """docs/operations.md has each by its name, without the suffixes that Prometheus' format adds; and no other."""
     page = (ROOT / "docs/operations.md").read_text(encoding="utf-8")

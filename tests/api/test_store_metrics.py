@@ -104,6 +104,7 @@ class FewSeries:
     """Stands for a broker and its groups: ``topics`` and ``groups`` give how many partitions each has."""
 
     settings = SimpleNamespace(journal_max_bytes=1)
+    journal = SimpleNamespace(needed_bytes=0)
     ready = True
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:

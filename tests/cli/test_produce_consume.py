@@ -6,9 +6,12 @@ import resource
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pyarrow as pa
 import pytest
@@ -192,6 +195,25 @@ def test_columns_go_into_files_by_their_names(run, server, topic, tmp_path):
     assert "offset 1 of partition 1 is not UTF-8" in run("consume", topic, "--format", "csv", code=1).stderr
 
 
+@pytest.mark.parametrize("key_format", ["json", "string"])
+def test_keys_are_shown_as_over_http(run, server, topic, key_format):
+    run("topic", "alter", topic, "-c", f"key.format={key_format}")
+    post(server.url, topic, 0, [b"v"] * 4, keys=[b"17", b"ada", b"\xff", None])
+    shown = httpx.get(f"{server.url}/topics/{topic}/partitions/0/records").json()
+    expected = [(record["key"], record.get("key_format")) for record in shown]
+    assert expected[0] == ((17, None) if key_format == "json" else ("17", "string"))
+    for option in ("--json", "--pretty"):
+        found = list(_objects(run("consume", topic, option).stdout))
+        assert [(record["key"], record.get("key_format")) for record in found] == expected
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    while text := text.lstrip():
+        found, end = json.JSONDecoder().raw_decode(text)
+        yield found
+        text = text[end:]
+
+
 def test_a_long_topic_becomes_several_row_groups(run, server, topic, tmp_path):
     for _ in range(40):
         post(server.url, topic, 0, [b"x" * 100_000] * 10, compression="lz4")
@@ -214,6 +236,31 @@ def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
     assert run_json("group", "describe", group)["total_lag"] == 0
 
 
+@pytest.mark.parametrize("first", [[], ["--follow"]], ids=["plain", "follow"])
+def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, start, topic, first):
+    """Else a later run with --follow would begin there at the end, and pass over what came meanwhile."""
+    group = f"group-of-{topic}"
+
+    def follow_until(signal_number: int, *, printed: bytes) -> None:
+        following = start("consume", topic, "-F", "-g", group, "--progress")
+        _wait_for_progress(following, "Consumed ")
+        assert following.stdout.readline() == printed if printed else True
+        following.send_signal(signal_number)
+        following.communicate(timeout=30)
+        assert following.returncode == 130
+
+    if first:
+        follow_until(signal.SIGTERM, printed=b"")
+    else:
+        run("produce", topic, "--partition", 0, input="a\n")
+        assert run("consume", topic, "-g", group, "--max", 1).stdout == "a\n"
+    found = run_json("group", "describe", group)["partitions"]
+    assert [row["committed_offset"] for row in found] == [0 if first else 1, 0]
+    run("produce", topic, "--partition", 1, input="meanwhile\n")
+    follow_until(signal.SIGTERM, printed=b"meanwhile\n")
+    assert run_json("group", "describe", group)["total_lag"] == 0
+
+
 def test_what_could_not_be_written_is_not_committed(run, start, server, topic, tmp_path):
     group = f"group-of-{topic}"
     values = [random.Random(0).randbytes(20_000), b"b"]
@@ -228,12 +275,13 @@ def test_what_could_not_be_written_is_not_committed(run, start, server, topic, t
     assert run("consume", topic, "-g", group).stdout_bytes == values[0] + b"\nb\n"
 
 
-def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, start, topic, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, start, topic, tmp_path, stop):
     group = f"group-of-{topic}"
     run("produce", topic, "--partition", 0, input="a\nb\n")
     following = start("consume", topic, "--follow", "--from-beginning", "-g", group, "-o", tmp_path / "t.parquet")
     _wait_for_progress(following, "Consumed 2 records")
-    following.send_signal(signal.SIGINT)
+    following.send_signal(stop)
     following.communicate(timeout=30)
     assert following.returncode == 130
     assert parquet.read_table(tmp_path / "t.parquet")["value"].to_pylist() == [b"a", b"b"]

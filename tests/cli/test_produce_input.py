@@ -1,5 +1,6 @@
 """What input becomes which records: seen with --dry-run, which needs no store."""
 
+import io
 import json
 import re
 
@@ -9,6 +10,9 @@ from pyarrow import parquet
 from typer.testing import CliRunner
 
 from logstore.cli.app import app
+from logstore.cli.csv_reader import CsvFormat, read_csv
+from logstore.cli.table_reader import Fields
+from logstore.errors import InvalidRecordError
 
 
 @pytest.fixture
@@ -89,6 +93,13 @@ def test_times_in_csv_are_numbers_or_texts_and_stay_text_in_the_row(dry, time, t
     (record,) = dry("--format", "csv", "--timestamp-field", "at", input=text)
     assert record["timestamp"] == timestamp
     assert json.loads(record["value"])["at"] == (time or None)
+
+
+def test_times_with_and_without_a_zone_may_be_in_one_column(dry):
+    times = ["1970-01-01T00:00:01Z", "1970-01-01 00:00:02", "", "1970-01-01T02:00:03+02:00", "1970-01-02"]
+    text = "at,x\n" + "".join(f"{time},1\n" for time in times)
+    found = dry("--format", "csv", "--timestamp-field", "at", input=text)
+    assert [record["timestamp"] for record in found] == [1_000, 2_000, None, 3_000, 86_400_000]
 
 
 def test_records_in_csv_are_what_they_are(dry):
@@ -194,16 +205,32 @@ def test_options_that_exclude_each_other_are_named(dry, tmp_path, arguments, say
     [
         ("a,a\n1,2\n", [], "there are two columns 'a'"),
         ("a\nx\n", ["--types", "b=int64"], "there is no column 'b': the file has a"),
-        ("a\nx\n", ["--types", "a=int64"], "conversion error to int64: invalid value 'x'"),
-        (b"a\xff\n1\n", [], "the first line, which has the names of the columns, is not CSV"),
-        (b"a\n\xff\n", [], "invalid UTF8"),
-        ("at\n5\n2026-11-21\n", ["--timestamp-field", "at"], "rows 1 to 2: some name a time in one way"),
+        ("a,zip\nx,1\n\ny,12x\n", ["--types", "zip=int32"], "row 2, column 'zip': '12x' is not int32"),
+        ("a\n1.2\n1.234\n", ["--types", "a=decimal(5,2)"], "column 'a': Rescaling Decimal value would cause data loss"),
+        ("a,b\n1,2\n3\n", [], "row 2: it has 1 value, and the file 2 columns: 3"),
+        ("a\n1\n3,4,5\n", [], "row 2: it has 3 values, and the file 1 column: 3,4,5"),
+        (b"a\xff\n1\n", [], "the names of the columns, is not UTF-8 text: convert the file"),
+        (b"a,caf\xc3\xa9\n1,2\n1,\xff\n", [], "row 2, column 'café': not UTF-8 text: convert the file, as in iconv"),
+        ('at\n\n5\n""\n2026-11-21\n', ["--timestamp-field", "at"], "row 2: '' is not a time"),
+        (
+            "at,x\n,\n5,\n2026-11-21,\n",
+            ["--timestamp-field", "at"],
+            "row 3: '2026-11-21' is a time as a text, in the rows before it is a number",
+        ),
         ("at\n5\nsoon\n", ["--timestamp-field", "at"], "row 2: 'soon' is not a time"),
         ("to\n5\n1.5\n", ["--partition-field", "to"], "row 2: '1.5' is not a partition"),
     ],
 )
 def test_what_is_wrong_with_csv_is_named(dry, text, arguments, says):
     assert says in dry("--format", "csv", *arguments, input=text, code=1)
+
+
+@pytest.mark.parametrize("format", [CsvFormat(types={"zip": pa.int64()}), CsvFormat(infer=True)])
+def test_a_row_of_csv_is_named_by_its_number_in_the_file(format):
+    """Also far behind the first block, from which types are found out."""
+    text = io.BytesIO(b"zip,x\n" + b"1,\n" * 3_000 + b"12x,\n")
+    with pytest.raises(InvalidRecordError, match=r"^row 3001, column 'zip': '12x' is not int64$"):
+        list(read_csv(text, 1_000, format, Fields()))
 
 
 def test_headers_of_a_file_and_of_the_command_line_do_not_mix(dry, tmp_path):

@@ -37,6 +37,14 @@ from tests.support.stored_records import stored_records
 NOBODY = "127.0.0.1:1"
 
 
+def test_an_error_that_ends_the_block_has_one_traceback(store: str):
+    with pytest.raises(UnknownTopicError) as raised, Producer(store) as producer:
+        producer.send("absent-topic", b"v").result()
+    assert raised.value.__context__ is None
+    assert not {"__exit__", "close", "flush"} & {entry.name for entry in raised.traceback}
+    assert "result" in {entry.name for entry in raised.traceback}
+
+
 def test_each_delivery_names_the_place_of_its_record(store: str, topic: str):
     with Producer(store, linger_ms=1_000) as producer:
         sent = [
