@@ -151,6 +151,22 @@ async def client_left(request: Request) -> bool:
     return True
 
 
+async def answer_wanted(request: Request) -> None:
+    """Returns when a long poll is to be answered with what there is: the client will send nothing more, or the server
+    begins to stop. Raises ClientDisconnectedError when the client has gone.
+    """
+    leaving = asyncio.create_task(client_left(request))
+    stopping = asyncio.create_task(api_state(request).stopping.wait())
+    try:
+        await asyncio.wait((leaving, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done() and leaving.result():
+            raise ClientDisconnectedError
+    finally:
+        for task in (leaving, stopping):
+            task.cancel()
+        await asyncio.gather(leaving, stopping, return_exceptions=True)
+
+
 def _too_large(max_bytes: int) -> RequestTooLargeError:
     return RequestTooLargeError(
         f"The request body has more than the {max_bytes} bytes that are taken here: send several smaller requests."

@@ -1,9 +1,7 @@
 """Read one partition: records from an offset, offsets by time, and deletion of a prefix."""
 
-import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -11,7 +9,7 @@ from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import RecordsResponse, json_response
-from ingest_api.bodies import client_left, receive_model
+from ingest_api.bodies import answer_wanted, receive_model
 from ingest_api.content_types import (
     ARROW_STREAM,
     JSON,
@@ -22,7 +20,6 @@ from ingest_api.content_types import (
     answer_media_type,
     asks_for,
 )
-from ingest_api.errors import ClientDisconnectedError
 from ingest_api.parameters import (
     MAX_BYTES,
     MAX_WAIT_MS,
@@ -39,14 +36,16 @@ from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.broker import FetchResult, Topic
+from logstore.broker.broker import Topic
+from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
+from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 router = declared_router(tags=["records"])
 
-_Result = FetchResult[pa.Table] | FetchResult[list[StoredBatch]]
+_Fetched = Fetched[pa.Table] | Fetched[list[StoredBatch]]
 _Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
 
 
@@ -77,62 +76,41 @@ async def fetch(request: Request) -> Response:
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
     offset = query[OFFSET.name]
+    if offset is None:
+        offset = partition_log.log_start_offset
     max_bytes = required(query[MAX_BYTES.name])
-    broker, partition = state.broker, partition_log.partition
-    read = functools.partial(
-        broker.fetch_stored if media_type == STORED_BATCHES else broker.fetch,
-        topic,
-        partition,
-        partition_log.log_start_offset if offset is None else offset,
-        max_bytes=max_bytes,
-        min_bytes=min(required(query[MIN_BYTES.name]), max_bytes),
+    wanted = [FetchPartition(topic.name, partition_log.partition, offset)]
+    limits = FetchLimits(
+        max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    result = await _fetch(request, read, required(query[MAX_WAIT_MS.name]))
+    fetch_any = state.broker.fetch_stored if media_type == STORED_BATCHES else state.broker.fetch_records
+    fetched: _Fetched = await fetch_any(wanted, limits, functools.partial(answer_wanted, request))
     # Who leaves the choice, as curl and browsers do, is to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
     encode = _encode_readable if is_readable else _ENCODERS.get(media_type)
-    return await _answer(request, topic, partition, result, media_type, encode)
-
-
-async def _fetch(request: Request, read: Callable[..., Coroutine[Any, Any, _Result]], max_wait_ms: int) -> _Result:
-    """``read`` that ends early when the client leaves, will send nothing more, or the server begins to stop."""
-    state = api_state(request)
-    if not max_wait_ms or state.stopping.is_set():
-        return await read(max_wait_ms=0)
-    fetching = asyncio.create_task(read(max_wait_ms=max_wait_ms))
-    leaving = asyncio.create_task(client_left(request))
-    stopping = asyncio.create_task(state.stopping.wait())
-    tasks = (fetching, leaving, stopping)
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        if fetching.done():
-            return fetching.result()
-        if leaving.done() and leaving.result():
-            raise ClientDisconnectedError
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    return await read(max_wait_ms=0)
+    return await _answer(request, topic, partition_log.partition, fetched, media_type, encode)
 
 
 async def _answer(
     request: Request,
     topic: Topic,
     partition: int,
-    result: _Result,
+    fetched: _Fetched,
     media_type: str,
     encode: _Encoder | None,
 ) -> Response:
-    state, records = api_state(request), result.records
-    reservation = state.answers.reserve(result.num_bytes)
+    reservation = fetched.reservation
     try:
+        (result,) = fetched.answers
+        if isinstance(result, LogStoreError):
+            raise result
+        records = result.records
         if isinstance(records, list):
             body: Sequence[Buffer] = encode_blocks(records)
         else:
             assert encode is not None
-            body = await state.work(records.nbytes, functools.partial(encode, records, topic, partition))
-        reservation.grow(sum(map(len, body)) - reservation.size)
+            body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
+        reservation.resize(sum(map(len, body)))
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
             "Logstore-High-Watermark": str(result.high_watermark),

@@ -5,7 +5,9 @@ always let in (else a body larger than the limit could never be sent at all). Re
 is inflated, the latter in a worker thread; hence the lock.
 """
 
+import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +123,7 @@ class InFlightBytes:
         self._setting = setting
         self._reserved = 0
         self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @property
     def reserved(self) -> int:
@@ -132,6 +135,32 @@ class InFlightBytes:
         reservation = Reservation(self)
         reservation.grow(size)
         return reservation
+
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` bytes fit now."""
+        return not self._reserved or self._reserved + size <= self.limit
+
+    def wait_for_room(self, size: int) -> "asyncio.Future[None]":
+        """Done when ``size`` bytes may fit, in the order of the calls: ask then; and ``wait_no_more`` in any case."""
+        room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, room))
+        return room
+
+    def wait_no_more(self, room: "asyncio.Future[None]") -> None:
+        """Who was told of room may have left it to the next one."""
+        room.cancel()
+        self._tell_of_room()
+
+    def _tell_of_room(self) -> None:
+        told = 0
+        while self._waiting:
+            size, room = self._waiting[0]
+            if not room.done():
+                if not self.has_room(told + size):
+                    return
+                room.set_result(None)
+                told += size
+            self._waiting.popleft()
 
     def _take(self, size: int, held: int, *, only_ask: bool = False) -> None:
         with self._lock:
@@ -147,6 +176,8 @@ class InFlightBytes:
     def _give_back(self, size: int) -> None:
         with self._lock:
             self._reserved -= size
+        if self._waiting:
+            self._tell_of_room()
 
 
 class Reservation:
@@ -166,7 +197,15 @@ class Reservation:
         """ThrottledError if ``size`` bytes more would not fit now; takes none."""
         self._in_flight._take(size, self.size, only_ask=True)  # noqa: SLF001
 
+    def resize(self, size: int) -> None:
+        """Take more, as ``grow``, or give back what is over ``size``."""
+        self.grow(size - self.size)
+        if size < self.size:
+            self._in_flight._give_back(self.size - size)  # noqa: SLF001
+            self.size = size
+
     def release(self) -> None:
+        """On the event loop, as others may wait for the room."""
         self._in_flight._give_back(self.size)  # noqa: SLF001
         self.size = 0
 

@@ -64,7 +64,7 @@ class Broker:
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, clock)
         self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh)
+        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission.answers)
         self._delegate()
 
     def _delegate(self) -> None:
@@ -86,6 +86,7 @@ class Broker:
         self.produce = producing.produce
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
+        self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
         self.offset_for_timestamp = fetching.offset_for_timestamp
 

@@ -1,53 +1,360 @@
-"""Fetching: records of the store's topics from an offset on, and offsets by time."""
+"""Fetching: records of any number of partitions, each from its offset on, with one wait for all of them.
 
-from collections.abc import Awaitable, Callable
+The wait is Kafka's purgatory. Invariants: a fetch that waits holds no records, because the indexes of its partitions
+tell how many bytes there are; records are read once, when the fetch is answered; room for them is reserved before,
+among the bytes in flight of all answers.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
 
 import pyarrow as pa
 
+from logstore.broker.admission import InFlightBytes, Reservation
+from logstore.broker.topic_identity import require_topic_id
+from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
-from logstore.log.log_reader import FetchResult, LogReader
+from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.log.log_reader import FetchResult, LogReader, require_in_range
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
+from logstore.records.schema import LOG_SCHEMA
 from logstore.records.stored_batch import StoredBatch
 
 T = TypeVar("T")
 
+#: Called when a fetch has to wait. It returns when an answer is wanted at once, and raises when nobody takes one.
+Gone = Callable[[], Coroutine[object, object, None]]
+#: Why who asks may not read the topic of that name. Asked each time that the fetch looks for records.
+Refused = Callable[[str], LogStoreError | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPartition:
+    """``topic_id`` as answers give it; None: whichever topic has the name."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How many bytes to wait for, and for how long; how many to take at most, in all and of one partition.
+
+    Not ``fill``: what is taken ends with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
+    """
+
+    max_bytes: int
+    max_partition_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+    fill: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched(Generic[T]):
+    """In the order of the request, each partition's records, or why there are none; those beyond ``max_bytes`` are left
+    out. ``reservation`` is the caller's to release: the answer's share of the bytes in flight.
+    """
+
+    answers: list[FetchResult[T] | LogStoreError]
+    reservation: Reservation
+
+
+class _Read(Protocol[T]):
+    async def __call__(
+        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
+    ) -> FetchResult[T]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Form(Generic[T]):
+    """How records are read, what none are, and how many bytes some hold: as often as they are there while encoded."""
+
+    read: _Read[T]
+    nothing: T
+    held_bytes: Callable[[FetchResult[T]], int]
+    copies: int
+
+
+class _Wanted:
+    """A partition of a fetch, and the bytes counted of it so far."""
+
+    __slots__ = ("_counted_to", "error", "log", "may_grow", "num_bytes", "offset", "topic")
+
+    def __init__(self, topic: Topic, log: PartitionLog, offset: int) -> None:
+        self.topic = topic
+        self.log = log
+        self.offset = offset
+        self.num_bytes = 0
+        self.error: LogStoreError | None = None
+        #: Whether more records would be read, if there were any.
+        self.may_grow = True
+        self._counted_to = offset
+
+    def count(self) -> None:
+        """Count what is new; ``error`` is set if the partition cannot be read."""
+        log = self.log
+        try:
+            log.require_open()
+            require_in_range(log, self.offset)
+            end = log.readable_end(self.offset)
+        except LogStoreError as error:
+            self.error = error
+            return
+        self.may_grow = end == log.last_stable_offset
+        if end > self._counted_to:
+            self.num_bytes += log.stored_bytes(self._counted_to, end)
+            self._counted_to = end
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.offset == self.log.last_stable_offset and self.log.quarantined is None
+
+    def held_bytes_max(self, max_bytes: int) -> int:
+        """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""
+        self.count()
+        log = self.log
+        if self.error is not None or self._counted_to == self.offset:
+            return 0
+        if self.offset < log.sealed_offset:
+            return max_bytes  # how far it is compressed is not known
+        (first,) = itertools.islice(log.index.frames(self.offset, self._counted_to), 1)
+        found = (
+            log.index.inflated_bytes(self.offset, self._counted_to)
+            + (self._counted_to - self.offset) * RECORD_OVERHEAD_BYTES
+        )
+        # The first batch is read whatever its size.
+        return max(first.inflated_bytes, min(max_bytes, found))
+
+    def nothing(self, records: T) -> FetchResult[T]:
+        return FetchResult(records, 0, 0, self.offset, self.log.log_start_offset, self.log.high_watermark)
+
+
+class _Patience:
+    """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
+
+    def __init__(self, max_wait_ms: int, gone: Gone | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + max_wait_ms / 1000
+        self._gone = gone
+        self._going: asyncio.Task[None] | None = None
+
+    async def until_any(self, futures: Sequence["asyncio.Future[None]"]) -> bool:
+        """Whether one of ``futures`` was done before. Raises what ``gone`` raises."""
+        left = self._end - self._loop.time()
+        if left <= 0 or (self._going is not None and self._going.done()):
+            return False
+        awaited: list[asyncio.Future[None]] = list(futures)
+        if self._going is None and self._gone is not None:
+            self._going = self._loop.create_task(self._gone())
+        if self._going is not None:
+            awaited.append(self._going)
+        done, _ = await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if self._going is not None and self._going.done():
+            self._going.result()
+            return False
+        return bool(done)
+
+    async def end(self) -> None:
+        if self._going is not None:
+            self._going.cancel()
+            await asyncio.gather(self._going, return_exceptions=True)
+
 
 class Fetching:
-    def __init__(self, journal: Journal, refresh: Callable[[Topic], Awaitable[None]]) -> None:
+    """``find_topic`` raises what a request for a topic of that name is answered."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        refresh: Callable[[Topic], Awaitable[None]],
+        find_topic: Callable[[str], Topic],
+        answers: InFlightBytes,
+    ) -> None:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
+        self._find_topic = find_topic
+        self._stored = _Form(self._reader.read_stored, list[StoredBatch](), _stored_bytes, 1)
+        self._decoded = _Form(self._reader.read, LOG_SCHEMA.empty_table(), lambda result: result.num_bytes, 2)
+        self._answers = answers
 
     def close(self) -> None:
         self._threads.shutdown()
 
+    async def fetch_stored(
+        self,
+        partitions: Sequence[FetchPartition],
+        limits: FetchLimits,
+        gone: Gone | None = None,
+        refused: Refused | None = None,
+    ) -> Fetched[list[StoredBatch]]:
+        """Records as they are stored: at least one if there is any, else up to the limits.
+
+        Waits for ``min_bytes`` over all partitions, or for one that cannot be read. Raises ThrottledError if there is
+        no room among the answers within the wait, and what ``gone`` raises.
+        """
+        return await self._fetch(partitions, limits, gone, refused, self._stored)
+
+    async def fetch_records(
+        self,
+        partitions: Sequence[FetchPartition],
+        limits: FetchLimits,
+        gone: Gone | None = None,
+        refused: Refused | None = None,
+    ) -> Fetched[pa.Table]:
+        """As ``fetch_stored``; tables of LOG_SCHEMA, and room for as many bytes that they are encoded to."""
+        return await self._fetch(partitions, limits, gone, refused, self._decoded)
+
     async def fetch(
         self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
     ) -> FetchResult[pa.Table]:
-        """Records from ``offset`` on; see ``LogReader.fetch``."""
-        return _counted(
-            topic,
-            await self._reader.fetch(
-                topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
-            ),
-        )
+        """Records of one partition for the store itself: nothing is reserved.
 
-    async def fetch_stored(
-        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
-    ) -> FetchResult[list[StoredBatch]]:
-        """Records from ``offset`` on, as they are stored; see ``LogReader.fetch_stored``."""
+        Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
+        the topic is deleted.
+        """
+        wanted = _Wanted(topic, topic.partition(partition), offset)
+        limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
+        await _wait([wanted], limits, _Patience(max_wait_ms, None))
+        if wanted.error is not None:
+            raise wanted.error
         return _counted(
-            topic,
-            await self._reader.fetch_stored(
-                topic, partition, offset, max_bytes=max_bytes, min_bytes=min_bytes, max_wait_s=max_wait_ms / 1000
-            ),
+            topic, await self._reader.read(topic, wanted.log, offset, max_bytes=max_bytes, min_bytes=min_bytes)
         )
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one."""
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
+
+    async def _fetch(
+        self,
+        partitions: Sequence[FetchPartition],
+        limits: FetchLimits,
+        gone: Gone | None,
+        refused: Refused | None,
+        form: _Form[T],
+    ) -> Fetched[T]:
+        reasons = _reasons(refused, (partition.topic for partition in partitions))
+        found = [reasons.get(partition.topic) or self._find(partition) for partition in partitions]
+        wanted = [one for one in found if isinstance(one, _Wanted)]
+        patience = _Patience(limits.max_wait_ms, gone)
+        try:
+            if len(wanted) == len(found):  # else there is an error to tell
+                await _wait(wanted, limits, patience, refused)
+            size = _held_bytes_max(wanted, limits)
+            reservation = await self._reserve(size * form.copies, patience)
+        finally:
+            await patience.end()
+        try:
+            answers = await _read(found, limits, size, form)
+            held = sum(form.held_bytes(answer) for answer in answers if isinstance(answer, FetchResult))
+            reservation.resize(held * form.copies)
+        except BaseException:
+            reservation.release()
+            raise
+        return Fetched(answers, reservation)
+
+    def _find(self, wanted: FetchPartition) -> _Wanted | LogStoreError:
+        try:
+            topic = self._find_topic(wanted.topic)
+            require_topic_id(topic, wanted.topic_id)
+            return _Wanted(topic, topic.partition(wanted.partition), wanted.offset)
+        except LogStoreError as error:
+            return error
+
+    async def _reserve(self, size: int, patience: _Patience) -> Reservation:
+        while not self._answers.has_room(size):
+            room = self._answers.wait_for_room(size)
+            try:
+                if not await patience.until_any([room]):
+                    break
+            finally:
+                self._answers.wait_no_more(room)
+        return self._answers.reserve(size)
+
+
+async def _wait(
+    wanted: Sequence[_Wanted], limits: FetchLimits, patience: _Patience, refused: Refused | None = None
+) -> None:
+    while not _is_enough(wanted, limits, _reasons(refused, (one.topic.name for one in wanted))):
+        if not await patience.until_any([one.log.advanced() for one in wanted if one.may_grow]):
+            return
+
+
+def _reasons(refused: Refused | None, topics: Iterable[str]) -> dict[str, LogStoreError]:
+    """Of the topics that may not be read, why."""
+    return {} if refused is None else {name: why for name in set(topics) if (why := refused(name)) is not None}
+
+
+def _is_enough(wanted: Sequence[_Wanted], limits: FetchLimits, reasons: Mapping[str, LogStoreError]) -> bool:
+    if reasons:
+        for one in wanted:
+            one.error = reasons.get(one.topic.name)
+        return True
+    enough = min(max(1, limits.min_bytes), limits.max_bytes)
+    total = 0
+    may_grow = False
+    for one in wanted:
+        one.count()
+        if one.error is not None:
+            return True
+        total += min(one.num_bytes, limits.max_partition_bytes)
+        may_grow |= one.may_grow and one.num_bytes < limits.max_partition_bytes
+        if total >= enough:
+            return True
+    # Else nobody's records would be read, however many came.
+    return not may_grow
+
+
+def _held_bytes_max(wanted: Sequence[_Wanted], limits: FetchLimits) -> int:
+    total = 0
+    for one in wanted:
+        if total >= limits.max_bytes:
+            break
+        total += one.held_bytes_max(min(limits.max_bytes - total, limits.max_partition_bytes))
+    return total
+
+
+async def _read(
+    found: Sequence[_Wanted | LogStoreError], limits: FetchLimits, reserved: int, form: _Form[T]
+) -> list[FetchResult[T] | LogStoreError]:
+    """Read what is reserved, and no more, even if more has come since."""
+    answers: list[FetchResult[T] | LogStoreError] = []
+    taken = 0
+    for one in found:
+        if taken >= limits.max_bytes:
+            break
+        if isinstance(one, LogStoreError):
+            answers.append(one)
+            continue
+        if one.error is not None:
+            answers.append(one.error)
+            continue
+        if one.is_at_end or taken >= reserved:
+            answers.append(one.nothing(form.nothing))
+            continue
+        max_bytes = min(reserved - taken, limits.max_bytes - taken, limits.max_partition_bytes)
+        min_bytes = max_bytes if limits.fill else limits.min_bytes
+        try:
+            result = await form.read(one.topic, one.log, one.offset, max_bytes=max_bytes, min_bytes=min_bytes)
+        except LogStoreError as error:
+            answers.append(error)
+            continue
+        taken += result.num_bytes
+        answers.append(_counted(one.topic, result))
+    return answers
+
+
+def _stored_bytes(result: FetchResult[list[StoredBatch]]) -> int:
+    return sum(len(batch.payload) for batch in result.records)
 
 
 def _counted(topic: Topic, result: FetchResult[T]) -> FetchResult[T]:

@@ -5,7 +5,7 @@ frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each
 """
 
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,6 +14,11 @@ import numpy as np
 
 from logstore.errors import CorruptionError
 from logstore.journal.frame import FrameHeader, FrameLocation
+from logstore.limits import RECORD_OVERHEAD_BYTES
+
+# Of a record batch message, without its records; and of its columns, for each record, besides what is in them.
+_MESSAGE_BYTES = 532
+_COLUMN_BYTES = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +116,22 @@ class FrameIndex:
             if self._base[at] >= end:
                 return
             yield self._frame(at)
+
+    def inflated_bytes(self, start: int, end: int) -> int:
+        """Of the frames that hold any offset of [start, end)."""
+        return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
+
+    def record_bytes(self, start: int, end: int) -> int:
+        """About what readers count of the frames that hold any offset of [start, end): keys, values and headers, and
+        RECORD_OVERHEAD_BYTES a record.
+        """
+        first, last = bisect_right(self._end, start), bisect_left(self._base, end)
+        if first >= last:
+            return 0
+        records = self._end[last - 1] - self._base[first]
+        overhead = records * RECORD_OVERHEAD_BYTES
+        inflated = sum(self._inflated[first:last]) - (last - first) * _MESSAGE_BYTES
+        return max(overhead, inflated + records * (RECORD_OVERHEAD_BYTES - _COLUMN_BYTES))
 
     def frames_by_bytes(self, start: int, end: int, max_bytes: int) -> list[IndexedFrame]:
         """The first frames of [start, end) that inflate to ``max_bytes`` or more; at least one if there is any."""

@@ -139,15 +139,14 @@ class LogReader:
         self._excerpts: LRUCache[Path, tuple[Excerpt, ...]] = LRUCache(_EXCERPTS_CACHED)
         self._lock = threading.Lock()
 
-    async def fetch(
-        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
+    async def read(
+        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
     ) -> FetchResult[pa.Table]:
         """Records from ``offset`` on: at least one if there is any, else up to ``max_bytes`` of them.
 
-        Waits up to ``max_wait_s`` for ``min_bytes``. Raises OffsetOutOfRangeError outside [log start, high watermark],
-        UnknownPartitionError, UnknownTopicError if the topic is deleted while waiting.
+        Ends with the piece (a row group, a run of the tail) that brings ``min_bytes``. Raises OffsetOutOfRangeError
+        outside [log start, high watermark].
         """
-        log = topic.partition(partition)
 
         async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
@@ -156,16 +155,15 @@ class LogReader:
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
             return await self._in_thread(lambda: self._read_frames(frames, wanted))
 
-        result = await self._fetch(topic, log, offset, decoded, max_bytes, min_bytes, max_wait_s)
+        result = await self._read(topic, log, offset, decoded, max_bytes, min_bytes)
         return dataclasses.replace(result, records=pa.Table.from_batches(result.records, LOG_SCHEMA))
 
-    async def fetch_stored(
-        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_s: float
+    async def read_stored(
+        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
     ) -> FetchResult[list[StoredBatch]]:
-        """As ``fetch``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
+        """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
         one if there is any.
         """
-        log = topic.partition(partition)
 
         async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[StoredBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
@@ -181,9 +179,9 @@ class LogReader:
             count = frames[-1].end_offset - max(at, frames[0].base_offset)
             return _Slice(batches, count, num_bytes, frames[-1].end_offset)
 
-        return await self._fetch(topic, log, offset, stored, max_bytes, min_bytes, max_wait_s)
+        return await self._read(topic, log, offset, stored, max_bytes, min_bytes)
 
-    async def _fetch(
+    async def _read(
         self,
         topic: Topic,
         log: PartitionLog,
@@ -191,11 +189,9 @@ class LogReader:
         next_slice: Callable[..., Awaitable[_Slice[C]]],
         max_bytes: int,
         min_bytes: int,
-        max_wait_s: float,
     ) -> FetchResult[list[C]]:
         log.require_served()
-        _check_range(log, offset)
-        deadline = asyncio.get_running_loop().time() + max_wait_s
+        require_in_range(log, offset)
         taken: list[C] = []
         count = num_bytes = 0
         at = offset
@@ -214,12 +210,7 @@ class LogReader:
                     break  # the next record does not fit
                 raise CorruptionError(f"Nothing is found at offset {at} of {log}: neither a record nor where to go on.")
             at = piece.next_offset
-            if at < log.last_stable_offset:
-                if num_bytes >= max(1, min_bytes) or num_bytes >= max_bytes:
-                    break
-                continue
-            left = deadline - asyncio.get_running_loop().time()
-            if num_bytes >= max(min_bytes, 1) or left <= 0 or not await log.wait_beyond(at, left):
+            if at >= log.last_stable_offset or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
         return FetchResult(taken, count, num_bytes, at, log.log_start_offset, log.high_watermark)
 
@@ -419,11 +410,12 @@ class LogReader:
 def _readable_end(log: PartitionLog, offset: int) -> int:
     """Where readers stop. OffsetOutOfRangeError if ``offset`` has meanwhile been deleted."""
     if offset < log.log_start_offset:
-        _check_range(log, offset)
+        require_in_range(log, offset)
     return log.readable_end(offset)
 
 
-def _check_range(log: PartitionLog, offset: int) -> None:
+def require_in_range(log: PartitionLog, offset: int) -> None:
+    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for."""
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
             f"Offset {offset} of {log.topic}-{log.partition} is out of range: "

@@ -16,6 +16,7 @@ holds of ``producers`` and ``idempotency_keys``: a batch counts for them from ``
 
 import asyncio
 import itertools
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -202,6 +203,20 @@ class PartitionLog:
                 return min(gap.start, self.last_stable_offset)
         return self.last_stable_offset
 
+    def stored_bytes(self, start: int, end: int) -> int:
+        """About how many bytes the records of [start, end) take: in their segments, or as readers count the tail.
+
+        0 only if there are none.
+        """
+        total = 0
+        for segment in self.segments[bisect_left(self.segments, start, key=lambda s: s.max_offset) :]:
+            if segment.min_offset >= min(end, self.sealed_offset):
+                break
+            offsets = segment.max_offset + 1 - segment.min_offset
+            wanted = min(segment.max_offset + 1, end) - max(segment.min_offset, start)
+            total += max(1, segment.size * wanted // offsets)
+        return total + self.index.record_bytes(max(start, self.sealed_offset), end)
+
     def is_missing(self, offset: int) -> bool:
         return any(gap.start <= offset < gap.end for gap in self.missing)
 
@@ -300,18 +315,6 @@ class PartitionLog:
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
-    async def wait_beyond(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the last stable offset is above ``offset``; False if the time ran out first."""
-        deadline = asyncio.get_running_loop().time() + timeout_s
-        while self.last_stable_offset <= offset:
-            if self._closed:
-                raise self._closed
-            left = deadline - asyncio.get_running_loop().time()
-            if left <= 0:
-                return False
-            await asyncio.wait([self.advanced()], timeout=left)
-        return True
-
     def advanced(self) -> "asyncio.Future[None]":
         """Done when readers see more than now, or when the log is closed. Shared: not to be cancelled."""
         if self._advanced is None:
@@ -322,6 +325,11 @@ class PartitionLog:
         if self._advanced is not None:
             self._advanced.set_result(None)
             self._advanced = None
+
+    def require_open(self) -> None:
+        """Raise what the log was closed with."""
+        if self._closed:
+            raise self._closed
 
     def close(self, reason: LogStoreError) -> None:
         """Waiting readers and later appends get ``reason``: the topic was deleted, or the broker stops."""

@@ -158,3 +158,47 @@ async def test_answers_to_slow_readers_are_bounded_apart_from_requests(api):
         assert (await api.produce("t", ["more"])).status_code == 200
     assert await api.values("t") == ["x" * 1000, "more"]
     assert state.answers.reserved == 0
+
+
+@pytest.mark.parametrize("rolled", [False, True], ids=["tail", "history"])
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "application/json",
+        "application/vnd.kafka.json.v2+json",
+        "application/vnd.kafka.binary.v2+json",
+        "application/vnd.apache.arrow.stream",
+        "application/vnd.logstore.frames",
+        "application/vnd.logstore.fetch",
+    ],
+)
+async def test_many_large_answers_at_once_stay_within_the_bound(tmp_path, monkeypatch, accept, rolled):
+    limit = 3_000_000
+    async with running_api(tmp_path, queued_max_request_bytes=limit, max_request_size=limit) as api:
+        await api.create_topic("t")
+        for _ in range(3):
+            await api.produce("t", ["x" * 300_000])
+        if rolled:
+            await api.post("/topics/t/roll")
+        answers = api.app.state.api.answers
+        most = 0
+        take = answers._take
+
+        def watched(*given, **options) -> None:
+            nonlocal most
+            take(*given, **options)
+            most = max(most, answers.reserved)
+
+        monkeypatch.setattr(answers, "_take", watched)
+
+        async def read() -> int:
+            if accept.endswith("fetch"):
+                body = {"partitions": [{"topic": "t", "partition": 0, "offset": 0}]}
+                return (await api.post("/fetch", json=body)).status_code
+            return (await api.fetch("t", accept=accept, offset=0, max_wait_ms=5_000)).status_code
+
+        statuses = await asyncio.gather(*(read() for _ in range(50)))
+        assert set(statuses) <= {200, 429}
+        assert statuses.count(200) >= 10, "others wait for their turn"
+        assert 900_000 / 10 < most <= limit
+        assert answers.reserved == 0

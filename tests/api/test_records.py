@@ -163,12 +163,12 @@ async def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api):
 
     polling = asyncio.create_task(api.app(scope, messages.get, send))
     await asyncio.sleep(0.05)
-    assert {"client_left", "Fetching.fetch"} <= running_coroutines()
+    assert {"client_left", "answer_wanted"} <= running_coroutines()
     assert api.app.state.api.stopping._waiters
     messages.put_nowait({"type": "http.disconnect"})
     await asyncio.wait_for(polling, 10)
     assert sent == []
-    await wait_until(lambda: not {"client_left", "Fetching.fetch"} & running_coroutines())
+    await wait_until(lambda: not {"client_left", "answer_wanted"} & running_coroutines())
     assert not api.app.state.api.stopping._waiters
     assert api.app.state.api.answers.reserved == 0
 

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from logstore.broker.broker import FetchResult
+from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError, InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
@@ -46,6 +48,14 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
         await produce(broker, other, [b"x"])
         copy_of_one_moment(data, data.with_name("after"))
     return data.with_name("after")
+
+
+async def fetch_stored(broker, offset: int):
+    """What a reader of stored batches of orders-0 is answered."""
+    limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
+    fetched = await broker.fetch_stored([FetchPartition("orders", 0, offset)], limits)
+    fetched.reservation.release()
+    return fetched.answers[0]
 
 
 async def assert_the_other_is_served(broker) -> None:
@@ -324,13 +334,15 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
         if start:
             fetched = await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
             assert fetched.next_offset == start
-            stored = await broker.fetch_stored(topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
+            stored = await fetch_stored(broker, 0)
+            assert isinstance(stored, FetchResult)
             assert stored.next_offset == start
         for offset in range(start, end):
             with pytest.raises(MissingRecordsError, match="are missing"):
                 await broker.fetch(topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
-            with pytest.raises(MissingRecordsError, match="are missing"):
-                await broker.fetch_stored(topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            refused = await fetch_stored(broker, offset)
+            assert isinstance(refused, MissingRecordsError)
+            assert "are missing" in refused.message
         with pytest.raises(MissingRecordsError):
             await broker.offset_for_timestamp(topic, 0, 2**50)
         after = await broker.fetch(topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
@@ -551,9 +563,9 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
             whole = bytearray(first.read_bytes())
             whole[30] ^= 1
             first.write_bytes(whole)
-            for fetch in (broker.fetch, broker.fetch_stored):
-                with pytest.raises(CorruptionError):
-                    await fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            with pytest.raises(CorruptionError):
+                await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            assert isinstance(await fetch_stored(broker, 0), CorruptionError)
             (problem,) = broker.problems()
             assert (problem.partition, problem.state) == (0, ProblemState.UNREADABLE)
             assert first.name in problem.reason

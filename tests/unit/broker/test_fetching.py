@@ -1,0 +1,276 @@
+"""Fetches of many partitions: the end of their wait, and the bytes that they hold before it and after it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.broker import Broker, FetchResult
+from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
+from logstore.errors import (
+    LogStoreError,
+    OffsetOutOfRangeError,
+    ThrottledError,
+    TopicAuthorizationError,
+    UnknownPartitionError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
+from logstore.log.topic import Topic
+from tests.support.running_broker import produce, run, running_broker
+
+MIB = 1 << 20
+LIMITS = {"queued_max_request_bytes": 4 * MIB, "max_request_size": 4 * MIB}
+
+
+@asynccontextmanager
+async def store(tmp_path: Path, partitions: int = 1) -> AsyncIterator[tuple[Broker, Topic]]:
+    async with running_broker(tmp_path, **LIMITS) as broker:
+        topic = await broker.create_topic("t", partitions=partitions, configs={"segment.ms": "100000000"})
+        assert topic is not None
+        yield broker, topic
+
+
+def limits(
+    *, max_bytes: int = MIB, max_partition_bytes: int = MIB, min_bytes: int = 1, max_wait_ms: int = 60_000
+) -> FetchLimits:
+    return FetchLimits(max_bytes, max_partition_bytes, min_bytes, max_wait_ms)
+
+
+def places(*offsets: int) -> list[FetchPartition]:
+    return [FetchPartition("t", partition, offset) for partition, offset in enumerate(offsets)]
+
+
+def counts(fetched: Fetched) -> list[int | type[LogStoreError]]:
+    fetched.reservation.release()
+    return [answer.count if isinstance(answer, FetchResult) else type(answer) for answer in fetched.answers]
+
+
+def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    read, calls = broker.journal.read_many, 0
+
+    def counted(locations: Sequence) -> list:
+        nonlocal calls
+        calls += 1
+        return read(locations)
+
+    monkeypatch.setattr(broker.journal, "read_many", counted)
+    return lambda: calls
+
+
+async def until_waiting(broker: Broker, partition: int = 0) -> None:
+    async with asyncio.timeout(10):
+        while broker.topic("t").partition(partition)._advanced is None:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+
+
+def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            await produce(broker, topic, [bytes(900_000)])
+            reads = count_reads(broker, monkeypatch)
+            wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, min_bytes=2_500_000)
+            polls = [asyncio.create_task(broker.fetch_stored(places(0), wanted)) for _ in range(50)]
+            await until_waiting(broker)
+            await produce(broker, topic, [bytes(300_000)])
+            for _ in range(10):
+                await asyncio.sleep(0.01)
+                assert (reads(), broker.admission.answers.reserved) == (0, 0)
+            assert not any(poll.done() for poll in polls)
+            await produce(broker, topic, [bytes(900_000)])
+
+            async def take(poll: "asyncio.Task[Fetched]") -> int:
+                fetched = await poll
+                assert fetched.reservation.size <= broker.admission.answers.reserved <= 4 * MIB
+                await asyncio.sleep(0.005)  # a client takes its time
+                (count,) = counts(fetched)
+                assert isinstance(count, int)
+                return count
+
+            assert await asyncio.gather(*map(take, polls)) == [2] * 50
+            assert reads() == 50
+            assert broker.admission.answers.reserved == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("rolled", [False, True], ids=["tail", "history"])
+@pytest.mark.parametrize("form", ["fetch_stored", "fetch_records"])
+def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
+    tmp_path: Path, form: str, rolled: bool
+) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            for _ in range(4):
+                await produce(broker, topic, [bytes(600_000)])
+            if rolled:
+                await broker.roll(topic)
+            answers = broker.admission.answers
+            wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, max_wait_ms=100)
+
+            async def fetch() -> Fetched | ThrottledError:
+                try:
+                    return await getattr(broker, form)(places(0), wanted)
+                except ThrottledError as error:
+                    return error
+                finally:
+                    assert answers.reserved <= 4 * MIB
+
+            found = await asyncio.gather(*(fetch() for _ in range(100)))
+            taken = [answer for answer in found if isinstance(answer, Fetched)]
+            if form == "fetch_records":
+                assert len(taken) == 1, "a record is held twice while it is encoded"
+            else:
+                assert len(taken) >= 2 if rolled else len(taken) == 2, "compressed, more of them fit"
+            assert answers.reserved == sum(answer.reservation.size for answer in taken)
+            for answer in taken:
+                answer.reservation.release()
+            assert answers.reserved == 0
+            assert not answers._waiting
+
+    run(scenario())
+
+
+def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_when_cancelled(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            await produce(broker, topic, [bytes(900_000)])
+            answers = broker.admission.answers
+            with answers.reserve(4 * MIB - 10):
+                polls = [asyncio.create_task(broker.fetch_stored(places(0), limits())) for _ in range(3)]
+                await asyncio.sleep(0.05)
+                assert not any(poll.done() for poll in polls)
+                polls[0].cancel()
+                await asyncio.sleep(0.01)
+            for poll in polls[1:]:
+                assert counts(await asyncio.wait_for(poll, 10)) == [1]
+            assert (answers.reserved, list(answers._waiting)) == (0, [])
+
+    run(scenario())
+
+
+def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path, partitions=3) as (broker, topic):
+            poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 0), limits()))
+            await until_waiting(broker, 2)
+            await produce(broker, topic, [b"x"], partition=2)
+            assert counts(await asyncio.wait_for(poll, 10)) == [0, 0, 1]
+
+            poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 1), limits()))
+            await until_waiting(broker)
+            await broker.delete_topic("t")
+            assert counts(await asyncio.wait_for(poll, 10)) == [UnknownTopicError] * 3
+
+    run(scenario())
+
+
+def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path, partitions=2) as (broker, topic):
+            await produce(broker, topic, [b"x"], partition=1)
+            wanted = [
+                FetchPartition("absent", 0, 0),
+                FetchPartition("t", 7, 0),
+                FetchPartition("t", 0, 3),
+                FetchPartition("t", 0, 0, "another id"),
+                FetchPartition("t", 1, 0),
+                FetchPartition("t", 1, 1),
+            ]
+            fetched = await asyncio.wait_for(broker.fetch_stored(wanted, limits(min_bytes=MIB)), 10)
+            refused = [UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, UnknownTopicIdError]
+            assert counts(fetched) == [*refused, 1, 0]
+
+    run(scenario())
+
+
+def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
+    """More records would not be read, as each partition is bounded."""
+
+    async def scenario() -> None:
+        async with store(tmp_path, partitions=2) as (broker, topic):
+            for partition in (0, 1):
+                for _ in range(3):
+                    await produce(broker, topic, [bytes(10_000)], partition=partition)
+            wanted = limits(max_partition_bytes=15_000, min_bytes=100_000)
+            assert counts(await asyncio.wait_for(broker.fetch_stored(places(0, 0), wanted), 10)) == [1, 1]
+
+    run(scenario())
+
+
+def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            log = topic.partition(0)
+            for n in range(10):
+                await produce(broker, topic, [b"%d" % n * 500])
+            in_tail = log.stored_bytes(0, 10)
+            await broker.roll(topic)
+            (segment,) = log.segments
+            assert log.stored_bytes(0, 10) == segment.size < in_tail
+            assert log.stored_bytes(5, 10) == segment.size // 2
+            await produce(broker, topic, [b"tail" * 100])
+            assert log.stored_bytes(9, 11) == segment.size // 10 + log.stored_bytes(10, 11)
+            assert 400 < log.stored_bytes(10, 11) < 450
+            assert log.stored_bytes(11, 11) == 0
+
+            wanted = limits(min_bytes=segment.size // 2 + log.stored_bytes(10, 11) + 1)
+            poll = asyncio.create_task(broker.fetch_stored(places(5), wanted))
+            await until_waiting(broker)
+            # What was counted in the tail is not counted again in the history.
+            await broker.roll(topic)
+            await produce(broker, topic, [b""])
+            assert counts(await asyncio.wait_for(poll, 10)) == [7]
+
+    run(scenario())
+
+
+def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            await produce(broker, topic, [b"x"])
+            hung_up = asyncio.Event()
+
+            async def wants_its_answer() -> None:
+                await hung_up.wait()
+
+            async def is_gone() -> None:
+                await hung_up.wait()
+                raise ConnectionResetError
+
+            wanted = limits(min_bytes=MIB)
+            poll, lost = (
+                asyncio.create_task(broker.fetch_stored(places(0), wanted, gone))
+                for gone in (wants_its_answer, is_gone)
+            )
+            await until_waiting(broker)
+            hung_up.set()
+            assert counts(await asyncio.wait_for(poll, 10)) == [1]
+            with pytest.raises(ConnectionResetError):
+                await asyncio.wait_for(lost, 10)
+            assert broker.admission.answers.reserved == 0
+
+    run(scenario())
+
+
+def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_the_next_look(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path, partitions=2) as (broker, topic):
+            await produce(broker, topic, [b"x"])
+            refusals: list[LogStoreError] = []
+
+            def refused(name: str) -> LogStoreError | None:
+                assert name == "t"
+                return next(iter(refusals), None)
+
+            poll = asyncio.create_task(broker.fetch_stored(places(0, 0), limits(min_bytes=MIB), refused=refused))
+            await until_waiting(broker)
+            refusals.append(TopicAuthorizationError("no more"))
+            await produce(broker, topic, [b"y"], partition=1)
+            assert counts(await asyncio.wait_for(poll, 10)) == [TopicAuthorizationError] * 2
+
+    run(scenario())
