@@ -47,11 +47,7 @@ async def fetch_many(request: Request) -> Response:
 
     fetched = await state.broker.fetch_stored(wanted, limits, functools.partial(answer_wanted, request), refused)
     try:
-        sections = [
-            _section(index, answer)
-            for index, (partition, answer) in enumerate(zip(wanted, fetched.answers, strict=False))
-            if isinstance(answer, LogStoreError) or answer.next_offset > partition.offset
-        ]
+        sections = [_section(index, answer) for index, answer in fetched.answers.items()]
         body = encode_sections(sections)
         fetched.reservation.resize(sum(map(len, body)))
         return RecordsResponse(body, fetched.reservation, media_type=media_type, headers={})

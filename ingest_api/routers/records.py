@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -36,16 +37,19 @@ from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.broker import Topic
+from logstore.broker.admission import Reservation
+from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
+from logstore.records.schema import LOG_SCHEMA
 from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 router = declared_router(tags=["records"])
 
 _Fetched = Fetched[pa.Table] | Fetched[list[StoredBatch]]
+T = TypeVar("T")
 _Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
 
 
@@ -83,44 +87,49 @@ async def fetch(request: Request) -> Response:
     limits = FetchLimits(
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    fetch_any = state.broker.fetch_stored if media_type == STORED_BATCHES else state.broker.fetch_records
+    is_stored = media_type == STORED_BATCHES
+    fetch_any = state.broker.fetch_stored if is_stored else state.broker.fetch_records
     fetched: _Fetched = await fetch_any(wanted, limits, functools.partial(answer_wanted, request))
+    result = fetched.answers.get(0) or _nothing(partition_log, offset, [] if is_stored else LOG_SCHEMA.empty_table())
     # Who leaves the choice, as curl and browsers do, is to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
     encode = _encode_readable if is_readable else _ENCODERS.get(media_type)
-    return await _answer(request, topic, partition_log.partition, fetched, media_type, encode)
+    try:
+        if isinstance(result, LogStoreError):
+            raise result
+        return await _answer(request, topic, partition_log.partition, result, fetched.reservation, media_type, encode)
+    except BaseException:
+        fetched.reservation.release()
+        raise
+
+
+def _nothing(log: PartitionLog, offset: int, records: T) -> FetchResult[T]:
+    return FetchResult(records, 0, 0, offset, log.log_start_offset, log.high_watermark)
 
 
 async def _answer(
     request: Request,
     topic: Topic,
     partition: int,
-    fetched: _Fetched,
+    result: FetchResult[pa.Table] | FetchResult[list[StoredBatch]],
+    reservation: Reservation,
     media_type: str,
     encode: _Encoder | None,
 ) -> Response:
-    reservation = fetched.reservation
-    try:
-        (result,) = fetched.answers
-        if isinstance(result, LogStoreError):
-            raise result
-        records = result.records
-        if isinstance(records, list):
-            body: Sequence[Buffer] = encode_blocks(records)
-        else:
-            assert encode is not None
-            body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
-        reservation.resize(sum(map(len, body)))
-        headers = {
-            "Logstore-Log-Start-Offset": str(result.log_start_offset),
-            "Logstore-High-Watermark": str(result.high_watermark),
-            "Logstore-Next-Offset": str(result.next_offset),
-            **topic_id_headers(request.scope),
-        }
-        return RecordsResponse(body, reservation, media_type=media_type, headers=headers)
-    except BaseException:
-        reservation.release()
-        raise
+    records = result.records
+    if isinstance(records, list):
+        body: Sequence[Buffer] = encode_blocks(records)
+    else:
+        assert encode is not None
+        body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
+    reservation.resize(sum(map(len, body)))
+    headers = {
+        "Logstore-Log-Start-Offset": str(result.log_start_offset),
+        "Logstore-High-Watermark": str(result.high_watermark),
+        "Logstore-Next-Offset": str(result.next_offset),
+        **topic_id_headers(request.scope),
+    }
+    return RecordsResponse(body, reservation, media_type=media_type, headers=headers)
 
 
 @router.get("/topics/{topic}/partitions/{partition}/offsets", **openapi.OFFSETS)

@@ -53,7 +53,8 @@ class Broker:
         #: What ``IdempotencyKey.of`` takes.
         self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
         self._coordinator = coordinator
-        self._journal = journal
+        #: To look at.
+        self.journal = self._journal = journal
         self._locks = locks
         self.clock = clock
         self._filesystem = filesystem
@@ -175,11 +176,6 @@ class Broker:
     @property
     def ready(self) -> bool:
         return self.not_ready_reason is None
-
-    @property
-    def journal(self) -> Journal:
-        """To look at."""
-        return self._journal
 
     @property
     def in_sync_replicas(self) -> tuple[int, ...]:

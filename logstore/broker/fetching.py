@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -23,7 +23,6 @@ from logstore.log.log_reader import FetchResult, LogReader, require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.records.schema import LOG_SCHEMA
 from logstore.records.stored_batch import StoredBatch
 
 T = TypeVar("T")
@@ -34,8 +33,7 @@ Gone = Callable[[], Coroutine[object, object, None]]
 Refused = Callable[[str], LogStoreError | None]
 
 
-@dataclass(frozen=True, slots=True)
-class FetchPartition:
+class FetchPartition(NamedTuple):
     """``topic_id`` as answers give it; None: whichever topic has the name."""
 
     topic: str
@@ -60,11 +58,11 @@ class FetchLimits:
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """In the order of the request, each partition's records, or why there are none; those beyond ``max_bytes`` are left
-    out. ``reservation`` is the caller's to release: the answer's share of the bytes in flight.
+    """By place in the request, and in that order, a partition's records or an error; nothing for those without news, or
+    beyond ``max_bytes``. ``reservation`` is the caller's to release: the answer's share of the bytes in flight.
     """
 
-    answers: list[FetchResult[T] | LogStoreError]
+    answers: dict[int, FetchResult[T] | LogStoreError]
     reservation: Reservation
 
 
@@ -76,10 +74,9 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """How records are read, what none are, and how many bytes some hold: as often as they are there while encoded."""
+    """How records are read, and how many bytes some hold: as often as they are there while encoded."""
 
     read: _Read[T]
-    nothing: T
     held_bytes: Callable[[FetchResult[T]], int]
     copies: int
 
@@ -102,6 +99,8 @@ class _Wanted:
     def count(self) -> None:
         """Count what is new; ``error`` is set if the partition cannot be read."""
         log = self.log
+        if not (self.has_news or log.is_closed):
+            return
         try:
             log.require_open()
             require_in_range(log, self.offset)
@@ -115,8 +114,10 @@ class _Wanted:
             self._counted_to = end
 
     @property
-    def is_at_end(self) -> bool:
-        return self.offset == self.log.last_stable_offset and self.log.quarantined is None
+    def has_news(self) -> bool:
+        """Whether there are records to be read, or an error to be told."""
+        log = self.log
+        return self.offset != log.high_watermark or self.error is not None or log.quarantined is not None
 
     def held_bytes_max(self, max_bytes: int) -> int:
         """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""
@@ -133,9 +134,6 @@ class _Wanted:
         )
         # The first batch is read whatever its size.
         return max(first.inflated_bytes, min(max_bytes, found))
-
-    def nothing(self, records: T) -> FetchResult[T]:
-        return FetchResult(records, 0, 0, self.offset, self.log.log_start_offset, self.log.high_watermark)
 
 
 class _Patience:
@@ -182,8 +180,8 @@ class Fetching:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
-        self._stored = _Form(self._reader.read_stored, list[StoredBatch](), _stored_bytes, 1)
-        self._decoded = _Form(self._reader.read, LOG_SCHEMA.empty_table(), lambda result: result.num_bytes, 2)
+        self._stored = _Form(self._reader.read_stored, _stored_bytes, 1)
+        self._decoded = _Form(self._reader.read, lambda result: result.num_bytes, 2)
         self._answers = answers
 
     def close(self) -> None:
@@ -242,33 +240,51 @@ class Fetching:
         refused: Refused | None,
         form: _Form[T],
     ) -> Fetched[T]:
-        reasons = _reasons(refused, (partition.topic for partition in partitions))
-        found = [reasons.get(partition.topic) or self._find(partition) for partition in partitions]
+        found = self._find(partitions, refused)
         wanted = [one for one in found if isinstance(one, _Wanted)]
         patience = _Patience(limits.max_wait_ms, gone)
         try:
             if len(wanted) == len(found):  # else there is an error to tell
                 await _wait(wanted, limits, patience, refused)
-            size = _held_bytes_max(wanted, limits)
+            todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
+            size = _held_bytes_max(todo, limits)
             reservation = await self._reserve(size * form.copies, patience)
         finally:
             await patience.end()
         try:
-            answers = await _read(found, limits, size, form)
-            held = sum(form.held_bytes(answer) for answer in answers if isinstance(answer, FetchResult))
+            answers = await _read(todo, limits, size, form)
+            held = sum(form.held_bytes(answer) for answer in answers.values() if isinstance(answer, FetchResult))
             reservation.resize(held * form.copies)
         except BaseException:
             reservation.release()
             raise
         return Fetched(answers, reservation)
 
-    def _find(self, wanted: FetchPartition) -> _Wanted | LogStoreError:
+    def _find(self, partitions: Sequence[FetchPartition], refused: Refused | None) -> list[_Wanted | LogStoreError]:
+        topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}
+        found: list[_Wanted | LogStoreError] = []
+        for name, partition, offset, topic_id in partitions:
+            topic = topics.get((name, topic_id))
+            if topic is None:
+                topic = topics[name, topic_id] = self._topic(name, topic_id, refused)
+            if isinstance(topic, LogStoreError):
+                found.append(topic)
+                continue
+            try:
+                found.append(_Wanted(topic, topic.partition(partition), offset))
+            except LogStoreError as error:
+                found.append(error)
+        return found
+
+    def _topic(self, name: str, topic_id: str | None, refused: Refused | None) -> Topic | LogStoreError:
+        if refused is not None and (why := refused(name)) is not None:
+            return why
         try:
-            topic = self._find_topic(wanted.topic)
-            require_topic_id(topic, wanted.topic_id)
-            return _Wanted(topic, topic.partition(wanted.partition), wanted.offset)
+            topic = self._find_topic(name)
+            require_topic_id(topic, topic_id)
         except LogStoreError as error:
             return error
+        return topic
 
     async def _reserve(self, size: int, patience: _Patience) -> Reservation:
         while not self._answers.has_room(size):
@@ -301,55 +317,53 @@ def _is_enough(wanted: Sequence[_Wanted], limits: FetchLimits, reasons: Mapping[
         return True
     enough = min(max(1, limits.min_bytes), limits.max_bytes)
     total = 0
-    may_grow = False
+    failed = may_grow = False
     for one in wanted:
         one.count()
         if one.error is not None:
-            return True
+            failed = True
+            continue
         total += min(one.num_bytes, limits.max_partition_bytes)
         may_grow |= one.may_grow and one.num_bytes < limits.max_partition_bytes
         if total >= enough:
             return True
     # Else nobody's records would be read, however many came.
-    return not may_grow
+    return failed or not may_grow
 
 
-def _held_bytes_max(wanted: Sequence[_Wanted], limits: FetchLimits) -> int:
+def _held_bytes_max(todo: Sequence[tuple[int, _Wanted | LogStoreError]], limits: FetchLimits) -> int:
     total = 0
-    for one in wanted:
+    for _, one in todo:
         if total >= limits.max_bytes:
             break
-        total += one.held_bytes_max(min(limits.max_bytes - total, limits.max_partition_bytes))
+        if isinstance(one, _Wanted):
+            total += one.held_bytes_max(min(limits.max_bytes - total, limits.max_partition_bytes))
     return total
 
 
 async def _read(
-    found: Sequence[_Wanted | LogStoreError], limits: FetchLimits, reserved: int, form: _Form[T]
-) -> list[FetchResult[T] | LogStoreError]:
+    todo: Sequence[tuple[int, _Wanted | LogStoreError]], limits: FetchLimits, reserved: int, form: _Form[T]
+) -> dict[int, FetchResult[T] | LogStoreError]:
     """Read what is reserved, and no more, even if more has come since."""
-    answers: list[FetchResult[T] | LogStoreError] = []
+    answers: dict[int, FetchResult[T] | LogStoreError] = {}
     taken = 0
-    for one in found:
-        if taken >= limits.max_bytes:
-            break
-        if isinstance(one, LogStoreError):
-            answers.append(one)
-            continue
-        if one.error is not None:
-            answers.append(one.error)
-            continue
-        if one.is_at_end or taken >= reserved:
-            answers.append(one.nothing(form.nothing))
+    for at, one in todo:
+        error = one if isinstance(one, LogStoreError) else one.error
+        if error is not None or isinstance(one, LogStoreError):
+            assert error is not None
+            answers[at] = error
             continue
         max_bytes = min(reserved - taken, limits.max_bytes - taken, limits.max_partition_bytes)
+        if max_bytes <= 0:
+            continue
         min_bytes = max_bytes if limits.fill else limits.min_bytes
         try:
             result = await form.read(one.topic, one.log, one.offset, max_bytes=max_bytes, min_bytes=min_bytes)
-        except LogStoreError as error:
-            answers.append(error)
+        except LogStoreError as failure:
+            answers[at] = failure
             continue
         taken += result.num_bytes
-        answers.append(_counted(one.topic, result))
+        answers[at] = _counted(one.topic, result)
     return answers
 
 

@@ -326,6 +326,10 @@ class PartitionLog:
             self._advanced.set_result(None)
             self._advanced = None
 
+    @property
+    def is_closed(self) -> bool:
+        return self._closed is not None
+
     def require_open(self) -> None:
         """Raise what the log was closed with."""
         if self._closed:

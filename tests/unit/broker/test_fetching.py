@@ -43,9 +43,12 @@ def places(*offsets: int) -> list[FetchPartition]:
     return [FetchPartition("t", partition, offset) for partition, offset in enumerate(offsets)]
 
 
-def counts(fetched: Fetched) -> list[int | type[LogStoreError]]:
+def counts(fetched: Fetched) -> dict[int, int | type[LogStoreError]]:
+    """By place in the request, the number of records, or the error."""
     fetched.reservation.release()
-    return [answer.count if isinstance(answer, FetchResult) else type(answer) for answer in fetched.answers]
+    return {
+        at: answer.count if isinstance(answer, FetchResult) else type(answer) for at, answer in fetched.answers.items()
+    }
 
 
 def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
@@ -87,7 +90,7 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
                 fetched = await poll
                 assert fetched.reservation.size <= broker.admission.answers.reserved <= 4 * MIB
                 await asyncio.sleep(0.005)  # a client takes its time
-                (count,) = counts(fetched)
+                count = counts(fetched)[0]
                 assert isinstance(count, int)
                 return count
 
@@ -147,7 +150,7 @@ def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_wh
                 polls[0].cancel()
                 await asyncio.sleep(0.01)
             for poll in polls[1:]:
-                assert counts(await asyncio.wait_for(poll, 10)) == [1]
+                assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
             assert (answers.reserved, list(answers._waiting)) == (0, [])
 
     run(scenario())
@@ -159,12 +162,12 @@ def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> 
             poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 0), limits()))
             await until_waiting(broker, 2)
             await produce(broker, topic, [b"x"], partition=2)
-            assert counts(await asyncio.wait_for(poll, 10)) == [0, 0, 1]
+            assert counts(await asyncio.wait_for(poll, 10)) == {2: 1}
 
             poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 1), limits()))
             await until_waiting(broker)
             await broker.delete_topic("t")
-            assert counts(await asyncio.wait_for(poll, 10)) == [UnknownTopicError] * 3
+            assert counts(await asyncio.wait_for(poll, 10)) == dict.fromkeys(range(3), UnknownTopicError)
 
     run(scenario())
 
@@ -183,7 +186,7 @@ def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
             ]
             fetched = await asyncio.wait_for(broker.fetch_stored(wanted, limits(min_bytes=MIB)), 10)
             refused = [UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, UnknownTopicIdError]
-            assert counts(fetched) == [*refused, 1, 0]
+            assert counts(fetched) == {**dict(enumerate(refused)), 4: 1}
 
     run(scenario())
 
@@ -197,7 +200,7 @@ def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
                 for _ in range(3):
                     await produce(broker, topic, [bytes(10_000)], partition=partition)
             wanted = limits(max_partition_bytes=15_000, min_bytes=100_000)
-            assert counts(await asyncio.wait_for(broker.fetch_stored(places(0, 0), wanted), 10)) == [1, 1]
+            assert counts(await asyncio.wait_for(broker.fetch_stored(places(0, 0), wanted), 10)) == {0: 1, 1: 1}
 
     run(scenario())
 
@@ -224,7 +227,7 @@ def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path)
             # What was counted in the tail is not counted again in the history.
             await broker.roll(topic)
             await produce(broker, topic, [b""])
-            assert counts(await asyncio.wait_for(poll, 10)) == [7]
+            assert counts(await asyncio.wait_for(poll, 10)) == {0: 7}
 
     run(scenario())
 
@@ -249,7 +252,7 @@ def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
             )
             await until_waiting(broker)
             hung_up.set()
-            assert counts(await asyncio.wait_for(poll, 10)) == [1]
+            assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
             with pytest.raises(ConnectionResetError):
                 await asyncio.wait_for(lost, 10)
             assert broker.admission.answers.reserved == 0
@@ -271,6 +274,6 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_the_next_look(tm
             await until_waiting(broker)
             refusals.append(TopicAuthorizationError("no more"))
             await produce(broker, topic, [b"y"], partition=1)
-            assert counts(await asyncio.wait_for(poll, 10)) == [TopicAuthorizationError] * 2
+            assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError, 1: TopicAuthorizationError}
 
     run(scenario())
