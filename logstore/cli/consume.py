@@ -22,8 +22,9 @@ from logstore.cli.options import (
 )
 from logstore.cli.output import problem_text
 from logstore.cli.positions import Place, newest, seek
-from logstore.cli.record_lines import LineEncoder, template_lines
-from logstore.cli.record_writers import Format, RecordWriter, record_writer
+from logstore.cli.profiles import chosen_name
+from logstore.cli.record_lines import LineEncoder
+from logstore.cli.record_writers import Format, RecordWriter, parse_format, record_writer
 from logstore.quantities import TIME_FORMS
 
 if TYPE_CHECKING:
@@ -147,9 +148,12 @@ def consume(
     if json and pretty:
         raise typer.BadParameter("give one of --json and --pretty")
     source = ctx.get_parameter_source("format")
-    if output is not None and source is not None and source.name == "DEFAULT_MAP":
-        format = None  # noqa: A001 - the file's name says more than the profile
-    chosen = _format(output, "json" if json else "pretty" if pretty else format)
+    hint = "--format"
+    if source is not None and source.name == "DEFAULT_MAP":
+        hint = f"format of profile {chosen_name(ctx.find_root().params.get('profile'))}"
+        if output is not None:
+            format = None  # noqa: A001 - the file's name says more than the profile
+    chosen = _format(output, "json" if json else "pretty" if pretty else format, hint)
     if chosen is Format.parquet and output is None and sys.stdout.isatty():
         raise typer.BadParameter("a terminal cannot show parquet: give --output FILE", param_hint="--format")
     store = reachable_url(ctx, url)
@@ -186,18 +190,13 @@ def consume(
         written.commit()
 
 
-def _format(output: Path | None, given: str | None) -> Format | LineEncoder:
+def _format(output: Path | None, given: str | None, hint: str) -> Format | LineEncoder:
+    """``hint``: where ``given`` is from."""
     if given is not None:
-        if given in [*Format]:
-            return Format(given)
-        if "%" not in given:
-            raise typer.BadParameter(
-                f"{given!r} is none of {', '.join(Format)}, and has no % as '%k %s' has", param_hint="--format"
-            )
         try:
-            return template_lines(given)
+            return parse_format(given)
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--format") from None
+            raise typer.BadParameter(str(error), param_hint=hint) from None
     if output is None or not output.suffix:
         return Format.value
     if output.suffix not in _SUFFIXES:

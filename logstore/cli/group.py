@@ -110,7 +110,7 @@ def reset(
     topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.", autocompletion=complete_topics)],
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", min=0, help="A partition; may be repeated. [default: all of the topic]"),
+        typer.Option("--partition", "-p", min=0, help="A partition; may be repeated. [default: all of the topic]"),
     ] = None,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start offset.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the high watermark.")] = False,

@@ -117,11 +117,16 @@ def named_store(ctx: typer.Context, given: str | None) -> tuple[str, str]:
 
 
 def _url_of(profile: str) -> str:
-    from logstore.errors import InvalidConfigError
+    from logstore.client.addresses import parse_bootstrap
+    from logstore.errors import InvalidConfigError, LogStoreError
 
     url = profiles.load_profiles().named(profile).get("url")
     if url is None:
         raise InvalidConfigError(f"profile '{profile}' has no url: logstore profile set {profile} url=URL")
+    try:
+        parse_bootstrap(url)
+    except LogStoreError as error:
+        raise InvalidConfigError(f"profile '{profile}': {error.message}") from None
     return url
 
 

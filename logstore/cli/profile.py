@@ -7,6 +7,7 @@ import typer
 from logstore.cli.options import JsonOption, complete_profiles, named_store
 from logstore.cli.output import print_json, print_table
 from logstore.cli.profiles import KEYS, check_key, load_profiles, profiles_file, save_profiles
+from logstore.cli.record_writers import parse_format
 
 app = typer.Typer(no_args_is_help=True, help="Name stores, and choose one.", rich_markup_mode=None)
 
@@ -52,8 +53,6 @@ def set_profile(
     values: Annotated[list[str], typer.Argument(metavar="KEY=VALUE...", help=f"Of {', '.join(KEYS)}.")],
 ) -> None:
     """Make or change a profile."""
-    from logstore.client.addresses import parse_bootstrap
-
     profiles = load_profiles()
     profile = dict(profiles.by_name.get(name, {}))
     for text in values:
@@ -61,8 +60,8 @@ def set_profile(
         if not equals:
             raise typer.BadParameter(f"{text!r} is not KEY=VALUE", param_hint="KEY=VALUE")
         check_key(key)
-        if key == "url" and value:
-            parse_bootstrap(value)
+        if value:
+            _check_value(key, value)
         profile[key] = value
     profiles.by_name[name] = {key: value for key, value in profile.items() if value}
     save_profiles(profiles)
@@ -124,3 +123,16 @@ def delete(name: NameArgument) -> None:
         profiles.in_use = None
     save_profiles(profiles)
     print(f"Deleted profile {name}")
+
+
+def _check_value(key: str, value: str) -> None:
+    """As the commands would that take it."""
+    from logstore.client.addresses import parse_bootstrap
+
+    if key == "url":
+        parse_bootstrap(value)
+    elif key == "format":
+        try:
+            parse_format(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="format") from None

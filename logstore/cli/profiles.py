@@ -76,10 +76,14 @@ def save_profiles(profiles: Profiles) -> None:
 
 
 def chosen_profile(option: str | None) -> dict[str, str]:
-    """The one that ``--profile`` names, else LOGSTORE_PROFILE, else the one in use; empty without any of them."""
-    profiles = load_profiles()
-    name = option or os.environ.get(VARIABLE) or profiles.in_use
-    return {} if name is None else profiles.named(name)
+    """The values of ``chosen_name``; empty without one."""
+    name = chosen_name(option)
+    return {} if name is None else load_profiles().named(name)
+
+
+def chosen_name(option: str | None) -> str | None:
+    """The profile that ``--profile`` names, else LOGSTORE_PROFILE, else the one in use."""
+    return option or os.environ.get(VARIABLE) or load_profiles().in_use
 
 
 def option_defaults(profile: dict[str, str]) -> dict[str, Any]:

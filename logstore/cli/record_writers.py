@@ -9,7 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO, Self
 
 from logstore.cli.command_group import fail
-from logstore.cli.record_lines import LineEncoder, base64_lines, json_lines, key_value_lines, pretty_lines, value_lines
+from logstore.cli.record_lines import (
+    LineEncoder,
+    base64_lines,
+    json_lines,
+    key_value_lines,
+    pretty_lines,
+    template_lines,
+    value_lines,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -25,6 +33,15 @@ class Format(StrEnum):
     base64 = "base64"
     csv = "csv"
     parquet = "parquet"
+
+
+def parse_format(text: str) -> Format | LineEncoder:
+    """A format by its name, or a template. ValueError says what is wrong."""
+    if text in [*Format]:
+        return Format(text)
+    if "%" not in text:
+        raise ValueError(f"{text!r} is none of {', '.join(Format)}, and has no % as '%k %s' has")
+    return template_lines(text)
 
 
 class RecordWriter(ABC):

@@ -91,7 +91,7 @@ def test_a_time_goes_to_the_first_record_of_it(run_json, run, server, topic, gro
 
 
 def test_tables_for_people(run, run_json, filled, group):
-    asked = ["group", "reset", group, "--topic", filled, "--partition", 0, "--to-offset", 3]
+    asked = ["group", "reset", group, "--topic", filled, "-p", 0, "--to-offset", 3]
     assert run(*asked, "--dry-run").stdout.splitlines()[0] == f"Would reset group {group} in topic {filled}"
     lines = run(*asked).stdout.splitlines()
     assert lines[0] == f"Reset group {group} in topic {filled}"

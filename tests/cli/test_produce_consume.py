@@ -422,7 +422,7 @@ def test_a_large_table_goes_in_parts(run, run_json, topic, tmp_path):
 @pytest.mark.parametrize(
     ("text", "arguments", "says"),
     [
-        ("a,b\n1,2\n3\n", [], "Expected 2 columns, got 1"),
+        ("a,b\n1,2\n3\n", [], "row 2: it has 1 value, and the file 2 columns: 3"),
         ("a,b\n1,2\n", ["--key-field", "c"], "there is no column 'c': the file has a, b"),
         ("value,timestamp\nx,yesterday\n", [], "row 1: 'yesterday' is not a time"),
         ("value,to\nx,0\nx,9\n", ["--partition-field", "to"], "row 2: Partition 9 not found"),

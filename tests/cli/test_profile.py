@@ -101,6 +101,25 @@ def test_what_is_wrong_is_one_line(arguments, says):
     assert file().read_text() == before
 
 
+def test_a_value_is_checked_when_it_is_set_and_blamed_on_its_profile():
+    run("profile", "set", "staging", "url=127.0.0.1:1", "format=%k %s")
+    before = file().read_text()
+    says = "none of value, key-value, json, pretty, base64, csv, parquet"
+    for value, why in (("xx", says), ("%z", "%z is no field")):
+        assert why in _words(run("profile", "set", "staging", f"format={value}", code=2))
+    assert file().read_text() == before
+    file().write_text('profile = "hand"\n[profiles.hand]\nurl = "nowhere"\nformat = "xx"\n')
+    assert "Invalid value for format of profile hand: 'xx' is" in _words(run("consume", "t", code=2))
+    assert "profile 'hand': " in run("topic", "list", code=1)
+    # It is of no account where something else is asked for.
+    assert "profile 'hand': " in run("consume", "t", "--json", code=1)
+    assert "'yy' is" in run("consume", "t", "-f", "yy", code=2)
+
+
+def _words(text: str) -> str:
+    return " ".join(text.replace("│", " ").split())
+
+
 @pytest.mark.parametrize("text", ["profile = ", "profiles = 1", "[profiles.a]\nurl = 1\n", 'profile = "a"', "x = 1"])
 def test_a_file_that_is_something_else_is_named(text):
     file().parent.mkdir(parents=True)

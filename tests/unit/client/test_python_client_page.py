@@ -1,6 +1,8 @@
+import inspect
 import re
 import textwrap
 
+from logstore.client.admin import Admin
 from tests.support.server_process import ROOT
 
 
@@ -14,3 +16,16 @@ def test_the_examples_of_the_page_run(store: str, capsys):
     printed = capsys.readouterr().out
     assert "RecordMetadata(topic='orders', partition=" in printed
     assert "b'ann' b'{\"total\": 12}' (('source', b'web'),)" in printed
+
+
+def test_what_the_page_says_of_the_admins_optional_parameters_is_so():
+    page = (ROOT / "docs" / "python-client.md").read_text()
+    documented = re.findall(r"^\| `(\w+)\((.*=.*)\)` \|", page, re.MULTILINE)
+    checked = [(name, text) for name, text in documented if hasattr(Admin, name)]
+    assert len(checked) >= 3
+    for name, text in checked:
+        after_the_star = text.partition("*, ")[2]
+        parameters = inspect.signature(getattr(Admin, name)).parameters
+        for optional in re.findall(r"(\w+)=", text):
+            is_keyword = parameters[optional].kind is inspect.Parameter.KEYWORD_ONLY
+            assert is_keyword == (f"{optional}=" in after_the_star), f"{name}({text})"
