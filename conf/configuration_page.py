@@ -49,7 +49,7 @@ def render() -> str:
     for name, field in Settings.model_fields.items():
         if name == "topic_defaults":
             continue
-        default = "" if field.default is None else _value(field.default)
+        default = "" if field.default in (None, ()) else _value(field.default)
         meaning = f"{field.description}{_choices(field.annotation)}"
         lines.append(f"| `{setting_name(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {meaning} |\n")
     lines.append(_TOPICS)

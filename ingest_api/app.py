@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api import openapi
+from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.errors import (
     MethodNotAllowedError,
     NoSuchResourceError,
@@ -44,7 +45,7 @@ def create_app(settings: Settings) -> "Application":
     Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise. Until then ``state.api`` is None, and
     only what needs no store is answered: whether the process lives, its metrics, the description of the interface.
     """
-    guard = Guard(Access())
+    guard = Guard(Access(), AllowedHosts.of(settings))
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

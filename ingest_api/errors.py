@@ -38,6 +38,14 @@ class NoSuchResourceError(errors.InvalidRequestError):
     """The path, or what it names below a topic, does not exist."""
 
 
+class MisdirectedRequestError(errors.InvalidRequestError):
+    """``Host`` is not one of the names by which the store may be called."""
+
+
+class ForeignOriginError(errors.InvalidRequestError):
+    """A web page of elsewhere asks for what may change something."""
+
+
 class MethodNotAllowedError(errors.InvalidRequestError):
     """The path exists, but not with this method."""
 
@@ -72,6 +80,8 @@ HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
     errors.InvalidRequestError: HttpError(422, 42206),
     errors.NoRecordsError: HttpError(422, 422),
     ParameterError: HttpError(422, 422),
+    MisdirectedRequestError: HttpError(421, 42101),
+    ForeignOriginError: HttpError(403, 40302),
     NoSuchResourceError: HttpError(404, 404),
     MethodNotAllowedError: HttpError(405, 405),
     NotAcceptableError: HttpError(406, 406),

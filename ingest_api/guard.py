@@ -1,7 +1,8 @@
 """The one guard: every request passes it, whichever way it comes, before anything is done for it.
 
 Ways: the application's routes, HEAD, OPTIONS, paths that are not there, and short requests, which meet no application.
-The guard says who asks (a ``RequestContext``), whether who asks may do what the route declares, and how much of it.
+The guard looks by which name the store was called and from where (``allowed_hosts``), says who asks (a
+``RequestContext``), whether who asks may do what the route declares, and how much of it.
 Names that stand in bodies are asked for by the routes, of the same ``Access``.
 """
 
@@ -14,6 +15,7 @@ from typing import Final, NamedTuple
 from starlette.requests import Request
 from starlette.types import Scope
 
+from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.routes import Requirement
 from logstore.broker.access import Access, QuotaKind
 from logstore.broker.context import ANONYMOUS, Principal, RequestContext
@@ -38,8 +40,9 @@ class Arrival(NamedTuple):
 
 
 class Guard:
-    def __init__(self, access: Access, listener: str = "HTTP") -> None:
+    def __init__(self, access: Access, hosts: AllowedHosts, listener: str = "HTTP") -> None:
         self.access = access
+        self._hosts = hosts
         self._listener = listener
 
     def admit(
@@ -47,8 +50,10 @@ class Guard:
     ) -> RequestContext:
         """The context of a request that may be carried out. ``requirement`` of its route; None if there is no route.
 
-        Raises AuthorizationError, ThrottledError. Asked once for a request: what it uses of a quota is counted here.
+        Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. Asked once for a
+        request: what it uses of a quota is counted here.
         """
+        self._hosts.check(arrival.method, arrival.headers)
         principal = self._authenticate(arrival)
         context = RequestContext(arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal)
         if requirement is not None and requirement.operation is not None:

@@ -47,7 +47,8 @@ _REF = "#/components/schemas/{model}"
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
     "40003: what the headers say of the producer, or the idempotency key, is not.",
-    403: "40301: who asks may not do this; the message names operation and resource. Nothing was done.",
+    403: "40301: who asks may not do this; the message names operation and resource. 40302: a web page of elsewhere "
+    "(Origin) may change nothing. Nothing was done.",
     404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
     "was meant, it was deleted and made again; 404: nothing at this path.",
     406: "Accept allows nothing of what there is.",
@@ -57,6 +58,7 @@ _ERRORS = {
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
+    421: "42101: Host is no name of this store, see allowed.hosts. Nothing was done.",
     422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
     "Idempotency-Key was used for another request.",
     429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
@@ -156,7 +158,7 @@ def _operation(
     ]
     parameters += [*headers, *_REQUEST_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
-    codes = set(errors) | {403, 500}
+    codes = set(errors) | {403, 421, 500}
     if path:
         codes |= {404, 422}
     if body is not None:

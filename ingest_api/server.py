@@ -23,6 +23,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from ingest_api.allowed_hosts import is_loopback
 from ingest_api.app import create_app
 from ingest_api.protocol import ConnectionLimits, http_protocol
 from logstore.errors import LogStoreError
@@ -75,6 +76,11 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     files = open_files_limit()
     if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
         log.warning("server.few_open_files", reason=shortage)
+    if not is_loopback(settings.host):
+        log.warning(
+            "server.open_to_others",
+            reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
+        )
     config = uvicorn.Config(
         app,
         http=http_protocol(

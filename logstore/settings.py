@@ -7,6 +7,7 @@ Owns the names: a field ``journal_max_bytes`` is ``journal.max.bytes`` in the fi
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -37,6 +38,7 @@ _TAKES = {
 }
 
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
 #: By the last word of a setting's name.
@@ -55,6 +57,12 @@ class Settings(BaseSettings):
     data: Path = Field(Path("data"), description="Directory that holds topics, journals and offsets.")
     host: str = Field("127.0.0.1", min_length=1, description="Address that the HTTP server listens on.")
     port: int = Field(8082, ge=0, le=65_535, description="Port of the HTTP server; 0 takes a free one.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names by which clients may call the store (`Host`), for one port or for all: a list, or separated "
+        "by commas. IP addresses, `localhost` and `host` are always taken; this machine's own names too, unless `host` "
+        "is a loopback address.",
+    )
     broker_id: int = Field(0, ge=0, le=2**31 - 1, description="This broker's id; names its part of the data directory.")
     journal_max_bytes: int = Field(
         4 * GIB,
@@ -143,6 +151,18 @@ class Settings(BaseSettings):
             return read(value.strip())
         except ValueError:
             raise ValueError(takes) from None
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split_hosts(cls, value: object) -> object:
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _check_hosts(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not all(_HOST_NAME.fullmatch(name) for name in value):
+            raise ValueError("it takes names such as logs.example or logs.example:8082")
+        return value
 
     @field_validator("topic_defaults", mode="before")
     @classmethod

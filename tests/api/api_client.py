@@ -89,7 +89,7 @@ async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
     transport = httpx.ASGITransport(app=app)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=transport, base_url="http://store", timeout=60) as http,
+        httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
     ):
         yield ApiClient(app, http)
 

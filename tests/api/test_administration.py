@@ -216,10 +216,3 @@ async def test_the_longest_name_is_allowed(api):
 async def test_more_replicas_than_brokers_are_refused(api, replication_factor):
     body = {"topic_name": "t", "replication_factor": replication_factor}
     assert_error(await api.post(api.topics_url, json=body), 400, 40002)
-
-
-async def test_links_do_not_repeat_a_strange_host(api):
-    headers = {"Host": 'evil"><script>'}
-    answer = await api.get("/v3/clusters", headers=headers)
-    assert answer.status_code == 200
-    assert "evil" not in answer.text

@@ -17,11 +17,11 @@ JSON_TYPE = b"Content-Type: application/json\r\n"
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/topics/t", length: int | None = None) -> bytes:
     size = b"Content-Length: %d\r\n" % (len(body) if length is None else length)
-    return b"POST %b HTTP/1.1\r\nHost: x\r\n" % path + JSON_TYPE + size + b"".join(headers) + b"\r\n" + body
+    return b"POST %b HTTP/1.1\r\nHost: localhost\r\n" % path + JSON_TYPE + size + b"".join(headers) + b"\r\n" + body
 
 
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\n" + JSON_TYPE + b"Transfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\n" + JSON_TYPE + b"Transfer-Encoding: chunked\r\n\r\n"
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + end
 
 
@@ -51,15 +51,15 @@ def test_a_body_byte_by_byte_is_read(server):
     "request_bytes",
     [
         b"nonsense\r\n\r\n",
-        b"get /topics HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"FROBNICATE /topics HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /topics HTTP/9.9\r\nHost: x\r\n\r\n",
-        b"GET  HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /topics HTTP/1.1\r\nHost: x\r\nBad Header: y\r\n\r\n",
-        b"GET /topics HTTP/1.1\r\nHost: x\r\nX: a\x00b\r\n\r\n",
-        b"GET /topics HTTP/1.1\r\nHost: x\r\nX: a\rb\r\n\r\n",
-        b"GET /topics HTTP/1.1\r\nHost: x\r\n: y\r\n\r\n",
-        b"GET /t\xc3\xa4 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"get /topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"FROBNICATE /topics HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /topics HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"GET  HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\nBad Header: y\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\n: y\r\n\r\n",
+        b"GET /t\xc3\xa4 HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
         post(GOOD, b"Transfer-Encoding: chunked\r\n"),
         post(GOOD, b"Content-Length: 3\r\n"),
@@ -97,7 +97,7 @@ def test_http_1_0_is_answered_and_closed(server):
 
 def test_without_a_body_the_message_says_so(server):
     with server.connection() as connection:
-        connection.send(b"POST /topics/t HTTP/1.1\r\nHost: x\r\n" + JSON_TYPE + b"\r\n")
+        connection.send(b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\n" + JSON_TYPE + b"\r\n")
         assert connection.answer().error["error_code"] == 42206
 
 
@@ -114,12 +114,12 @@ def test_a_body_that_breaks_off_stores_nothing(server, end, sent):
     assert in_flight_bytes(server) == 0
 
 
-GET_LIVE = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+GET_LIVE = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 def poll(offset: int, **more: int) -> bytes:
     query = "&".join(f"{name}={value}" for name, value in {"offset": offset, "max_wait_ms": 60_000, **more}.items())
-    return b"GET /topics/t/partitions/0/records?%b HTTP/1.1\r\nHost: x\r\n\r\n" % query.encode()
+    return b"GET /topics/t/partitions/0/records?%b HTTP/1.1\r\nHost: localhost\r\n\r\n" % query.encode()
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_a_body_longer_than_declared_does_not_hide_that_its_beginning_is_stored(
 
 def test_pipelined_requests_are_answered_in_order(server):
     with server.connection() as connection:
-        connection.send(post(GOOD) + b"GET /topics HTTP/1.1\r\nHost: x\r\n\r\n" + post(b"{}") + post(GOOD))
+        connection.send(post(GOOD) + b"GET /topics HTTP/1.1\r\nHost: localhost\r\n\r\n" + post(b"{}") + post(GOOD))
         answers = [connection.answer() for _ in range(4)]
     assert [answer.status for answer in answers] == [200, 200, 422, 200]
     assert json.loads(answers[1].body) == ["t"]
@@ -272,12 +272,12 @@ def test_a_gzip_bomb_is_413(server):
 @pytest.mark.parametrize(
     "head",
     [
-        b"GET /topics HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (1 << 20),
-        b"GET /topics HTTP/1.1\r\nHost: x\r\nX: " + b"x" * (HEAD_BYTES_MAX + 1) + b"\r\n\r\n",
-        b"GET /topics HTTP/1.1\r\nHost: x\r\n"
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (1 << 20),
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * (HEAD_BYTES_MAX + 1) + b"\r\n\r\n",
+        b"GET /topics HTTP/1.1\r\nHost: localhost\r\n"
         + b"".join(b"X-%d: %b\r\n" % (n, b"y" * 100) for n in range(1000))
         + b"\r\n",
-        b"GET /" + b"x" * (1 << 20) + b" HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /" + b"x" * (1 << 20) + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
     ],
     ids=["endless header", "long header", "many headers", "long path"],
 )
@@ -290,7 +290,7 @@ def test_a_head_that_is_too_large_is_431(server, head):
 def test_a_thousand_headers_are_fine_if_they_are_small(server):
     with server.connection() as connection:
         connection.send(
-            b"GET /topics HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(1000)) + b"\r\n"
+            b"GET /topics HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(1000)) + b"\r\n"
         )
         assert connection.answer().status == 200
 
@@ -298,7 +298,7 @@ def test_a_thousand_headers_are_fine_if_they_are_small(server):
 @pytest.mark.parametrize("method", [b"OPTIONS *", b"CONNECT x:1", b"GET http://x/topics", b"GET *"])
 def test_other_forms_of_request_targets_are_answered(server, method):
     with server.connection() as connection:
-        connection.send(method + b" HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.send(method + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
         answer = connection.answer()
         assert answer is not None
         assert answer.status < 500
@@ -310,7 +310,7 @@ def test_an_upgrade_is_declined_and_the_request_answered(server):
     """Java's HttpClient asks for h2c with every first request."""
     upgrade = (b"Connection: Upgrade, HTTP2-Settings\r\n", b"Upgrade: h2c\r\n", b"HTTP2-Settings: AAEAAEAA\r\n")
     with server.connection() as connection:
-        connection.send(b"GET /topics HTTP/1.1\r\nHost: x\r\n" + b"".join(upgrade) + b"\r\n")
+        connection.send(b"GET /topics HTTP/1.1\r\nHost: localhost\r\n" + b"".join(upgrade) + b"\r\n")
         assert connection.answer().status == 200
     with server.connection() as connection:
         connection.send(post(GOOD, *upgrade))
@@ -319,7 +319,9 @@ def test_an_upgrade_is_declined_and_the_request_answered(server):
 
 def test_head_has_no_body_on_the_wire(server):
     with server.connection() as connection:
-        connection.send(b"HEAD /topics HTTP/1.1\r\nHost: x\r\n\r\nGET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        connection.send(
+            b"HEAD /topics HTTP/1.1\r\nHost: localhost\r\n\r\nGET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        )
         assert connection._until(b"\r\n\r\n").startswith(b"HTTP/1.1 200")
         assert json.loads(connection.answer().body) == {"status": "live"}
 
@@ -331,7 +333,8 @@ def test_a_client_that_leaves_before_its_answer_is_no_trouble(server):
             connection.send(post(GOOD))
     with server.connection() as connection:
         connection.send(
-            b"GET /topics/t/partitions/0/records?offset=%d&max_wait_ms=60000 HTTP/1.1\r\nHost: x\r\n\r\n" % before
+            b"GET /topics/t/partitions/0/records?offset=%d&max_wait_ms=60000 HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            % before
         )
     deadline = time.monotonic() + 20
     while server.end_offset() < before + 20 and time.monotonic() < deadline:

@@ -11,7 +11,7 @@ from tests.api.listening import connected, listening
 
 pytestmark = pytest.mark.anyio
 
-POST = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+POST = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 
 
 async def until(condition):
@@ -40,7 +40,7 @@ async def test_a_head_that_came_while_the_server_stood_still_is_read(api):
         await until(lambda: any(connection._in_head for connection in state.connections))
         (connection,) = state.connections
         connection.transport.pause_reading()
-        writer.write(b": x\r\n\r\n")
+        writer.write(b": localhost\r\n\r\n")
         # The loop does nothing meanwhile; and asyncio reads before it looks at timers, other loops after.
         time.sleep(1)  # noqa: ASYNC251
         asyncio.get_running_loop().call_later(0.02, connection.transport.resume_reading)
@@ -81,7 +81,7 @@ async def test_a_client_that_stops_reading_its_answer_is_cut_and_gives_its_bytes
     async with listening(api.app, answer_seconds=0.2) as (port, _):
         with socket.create_connection(("127.0.0.1", port)) as client:
             path = b"/topics/t/partitions/0/records?max_bytes=20000000"
-            client.sendall(b"GET %b HTTP/1.1\r\nHost: x\r\n\r\n" % path)
+            client.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
             await until(lambda: answers.reserved > 0)
             await until(lambda: answers.reserved == 0)
 
@@ -95,7 +95,7 @@ async def test_a_client_that_takes_nothing_of_a_short_answer_is_cut(api, header)
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.connect(("127.0.0.1", port))
-            client.sendall(b"GET /topics/t/partitions/0/records HTTP/1.1\r\nHost: x\r\n%b\r\n" % header)
+            client.sendall(b"GET /topics/t/partitions/0/records HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % header)
             await until(lambda: len(state.connections) == 1)
             await until(lambda: len(state.connections) == 0)
 
@@ -109,7 +109,7 @@ async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(api):
         client.connect(("127.0.0.1", port))
         reader, writer = await asyncio.open_connection(sock=client, limit=4096)
         path = b"/topics/t/partitions/0/records"
-        writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path)
+        writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path)
         size = 0
         async with asyncio.timeout(60):
             while piece := await reader.read(4096):

@@ -168,9 +168,9 @@ async def test_clients_name_themselves_in_metrics_up_to_a_bound(shared_api):
 async def test_the_application_is_the_same_through_any_asgi_server(api):
     """No state of one request reaches the next: the same connection, other ids."""
     transport = httpx.ASGITransport(app=api.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://elsewhere:99") as other:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost:99") as other:
         answer = await other.get("/v3/clusters")
-    assert answer.json()["metadata"]["self"] == "http://elsewhere:99/v3/clusters"
+    assert answer.json()["metadata"]["self"] == "http://localhost:99/v3/clusters"
 
 
 async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_unknown():

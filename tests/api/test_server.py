@@ -149,7 +149,8 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
     wait_until(lambda: any(found.raddr for found in process.net_connections("tcp")), "the long poll does not begin")
     with server.connection() as connection:
         body = b'{"records":[{"value":2}]}'
-        head = b"POST /topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        head += b"Content-Length: %d\r\n\r\n"
         connection.send(head % len(body) + body[:10])
         time.sleep(0.3)
         server.process.send_signal(signal.SIGTERM)

@@ -22,7 +22,7 @@ SEVERAL = json.dumps({"records": [{"key": f"k{n % 5}", "value": n} for n in rang
 
 
 def request(body: bytes = ONE, path: str = "/topics/t", version: str = "1.1", **headers: str | None) -> bytes:
-    given = {"Host": "x", "Content-Type": JSON_V2, "Content-Length": str(len(body))}
+    given = {"Host": "localhost", "Content-Type": JSON_V2, "Content-Length": str(len(body))}
     given |= {name.replace("_", "-"): value for name, value in headers.items()}
     lines = [f"{name}: {value}" for name, value in given.items() if value is not None]
     return "\r\n".join([f"POST {path} HTTP/{version}", *lines, "", ""]).encode() + body
@@ -257,7 +257,7 @@ async def test_every_record_is_where_the_answer_says(api, short):
 
 async def test_pipelined_requests_are_answered_in_their_order(api, short):
     requests = [request(X_Request_Id=str(n)) for n in range(5)]
-    requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: x\r\nX-Request-Id: list\r\n\r\n")
+    requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: list\r\n\r\n")
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         writer.write(b"".join(requests))
         ids = [(await asyncio.wait_for(read_answer(reader), 10))[1]["x-request-id"] for _ in requests]

@@ -15,8 +15,8 @@ from tests.support.raw_client import HANGS_AFTER_SECONDS, RawClient
 from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, wait_until
 
-GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
-FETCH = b"GET /topics/large/partitions/0/records?offset=0&max_bytes=60000000%b HTTP/1.1\r\nHost: x\r\n%b\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+FETCH = b"GET /topics/large/partitions/0/records?offset=0&max_bytes=60000000%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
 # Far more than the kernel holds for a connection.
 LARGE_VALUES, LARGE_VALUE_BYTES = 16, 1_000_000
 _UNENDING = head(b"Content-Length: 100000")
@@ -28,8 +28,8 @@ SLOW = {
     "sends nothing": (b"", b"", []),
     "sends empty lines": (b"", b"\r\n", []),
     "head stops": (b"POST /topics/t HTTP/1.1\r\nHos", b"", [408]),
-    "headers never end": (b"GET /topics HTTP/1.1\r\nHost: x\r\n", b"X: y\r\n", [408]),
-    "header never ends": (b"GET /topics HTTP/1.1\r\nHost: x\r\nX: ", b"y", [408]),
+    "headers never end": (b"GET /topics HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n", [408]),
+    "header never ends": (b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX: ", b"y", [408]),
     "target never ends": (b"GET /", b"y", [408]),
     "idle after an answer": (GET, b"", [200]),
     "empty lines after an answer": (GET, b"\r\n", [200]),
@@ -157,8 +157,8 @@ READS_NOTHING = {
     "a large answer": FETCH % (b"", b""),
     "a large answer, and then it would be closed": FETCH % (b"", b"Connection: close\r\n"),
     "large answers": (FETCH % (b"", b"")) * 3,
-    "small answers": b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 100,
-    "answers and a refusal": b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 90 + b"nonsense\r\n\r\n",
+    "small answers": b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 100,
+    "answers and a refusal": b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 90 + b"nonsense\r\n\r\n",
 }
 
 
@@ -216,7 +216,7 @@ def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
 
 def test_long_polls_whose_clients_read_nothing_or_leave(server):
     before = server.settled()
-    poll = b"GET /topics/empty/partitions/0/records?offset=0&max_wait_ms=1500 HTTP/1.1\r\nHost: x\r\n\r\n"
+    poll = b"GET /topics/empty/partitions/0/records?offset=0&max_wait_ms=1500 HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
     async def one(number: int) -> None:
         async with server.connected() as client:

@@ -34,7 +34,7 @@ from tests.support.raw_client import RawClient
 from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, acknowledge
 
-GET = b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n"
+GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +118,7 @@ def good(value: str) -> dict[str, tuple[bytes, bool]]:
         "absolute target": (post(body, path=b"http://elsewhere/topics/t"), True),
         "percent-encoded path": (post(body, path=b"/%74opics/%74"), True),
         "HTTP/1.0": (post(body).replace(b"HTTP/1.1", b"HTTP/1.0"), False),
-        "HTTP/1.0 without Host": (post(body).replace(b"HTTP/1.1\r\nHost: x", b"HTTP/1.0"), False),
+        "HTTP/1.0 without Host": (post(body).replace(b"HTTP/1.1\r\nHost: localhost", b"HTTP/1.0"), False),
         "asks to close": (post(body, b"Connection: close"), False),
     }
 
@@ -160,7 +160,7 @@ def test_no_more_than_100_requests_of_a_connection_wait(server, upgrade):
 
     async def run() -> None:
         async with server.connected() as client:
-            line = b"GET /health/live HTTP/1.1\r\nHost: x\r\n"
+            line = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n"
             await client.send((line + upgrade + b"\r\n") * 5_000)
             statuses = [200]
             while statuses[-1] == 200:

@@ -89,7 +89,9 @@ def test_the_compose_file_fits_the_dockerfile(monkeypatch: pytest.MonkeyPatch):
     assert open_files_shortage(service["ulimits"]["nofile"], Settings().max_connections) is None
     for name, value in service["environment"].items():
         monkeypatch.setenv(name, value)
-        assert str(getattr(load_settings(), name.removeprefix("LOGSTORE_").lower())) == value
+        setting = getattr(load_settings(), name.removeprefix("LOGSTORE_").lower())
+        assert (",".join(setting) if isinstance(setting, tuple) else str(setting)) == value
+    assert service["environment"]["LOGSTORE_ALLOWED_HOSTS"] in compose["services"], "other services call it so"
 
 
 def test_the_unit_fits_the_store():

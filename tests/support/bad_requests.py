@@ -36,11 +36,11 @@ class BadRequest:
 
 
 def head(*headers: bytes, line: bytes = b"POST /topics/t HTTP/1.1") -> bytes:
-    return b"\r\n".join((line, b"Host: x", b"Content-Type: " + JSON, *headers, b"", b""))
+    return b"\r\n".join((line, b"Host: localhost", b"Content-Type: " + JSON, *headers, b"", b""))
 
 
 def post(body: bytes, *headers: bytes, path: bytes = b"/topics/t", kind: bytes = JSON) -> bytes:
-    line = b"POST %b HTTP/1.1\r\nHost: x\r\nContent-Type: %b\r\nContent-Length: %d" % (path, kind, len(body))
+    line = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d" % (path, kind, len(body))
     return b"\r\n".join((line, *headers, b"", body))
 
 

@@ -1,0 +1,193 @@
+"""A web page of elsewhere neither reads nor changes anything, and nobody else is kept out."""
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from ingest_api.allowed_hosts import AllowedHosts, is_loopback
+from ingest_api.errors import ForeignOriginError, MisdirectedRequestError
+from ingest_api.server import _bind, _run
+from logstore.errors import InvalidConfigError
+from logstore.settings import Settings, load_settings
+from tests.api.api_client import assert_error, running_api
+from tests.api.listening import connected, listening
+from tests.api.test_short_requests import read_answer, request
+
+pytestmark = pytest.mark.anyio
+
+MACHINE = socket.gethostname()
+ALWAYS = [
+    *("localhost", "LocalHost:8082", "localhost.", "localhost:1"),
+    *("127.0.0.1", "127.0.0.1:8082", "127.8.9.10", "[::1]", "[::1]:8082", "10.0.0.1:80", "[fe80::1:2]:8082"),
+]
+NEVER = [
+    *("evil.example", "evil.example:8082", "localhost.evil.example", "127.0.0.1.evil.example", "evil-localhost"),
+    *(
+        "",
+        ":8082",
+        "localhost:",
+        "localhost:x",
+        "localhost:123456",
+        "localhost:8082:8082",
+        "user@localhost",
+        "local host",
+    ),
+    *(
+        "[::1",
+        "::1",
+        "[localhost]",
+        "[evil.example]",
+        'evil"><script>',
+        "localhost, evil.example",
+        "löcalhost",
+        "0x7f.1",
+    ),
+    *("localhost..", "x" * 400, "127.0.0.1/", "*"),
+]
+
+
+def taken(hosts: AllowedHosts, host: str) -> bool:
+    try:
+        hosts.check("GET", [(b"host", host.encode())])
+    except MisdirectedRequestError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1", "0.0.0.0", "::", "localhost", "10.0.0.7"])
+def test_addresses_and_localhost_are_always_taken_and_strange_names_never(bound):
+    hosts = AllowedHosts.of(Settings(host=bound))
+    assert [host for host in ALWAYS if not taken(hosts, host)] == []
+    assert [host for host in NEVER if taken(hosts, host)] == []
+    assert taken(hosts, f"[{bound}]:8082" if ":" in bound else f"{bound}:8082")
+
+
+@pytest.mark.parametrize(("bound", "expected"), [("127.0.0.1", False), ("0.0.0.0", True), ("::", True)])
+def test_the_machines_own_names_are_taken_if_others_reach_the_store(monkeypatch, bound, expected):
+    monkeypatch.setattr("socket.gethostname", lambda: "Box.lan.example")
+    hosts = AllowedHosts.of(Settings(host=bound))
+    for name in ("box.lan.example", "BOX:8082"):
+        assert taken(hosts, name) == expected
+    assert not taken(hosts, "lan.example")
+
+
+def test_more_names_are_given_with_a_port_or_for_all():
+    hosts = AllowedHosts.of(Settings(host="store.example", allowed_hosts=("Logs.example", "proxy.example:443")))
+    for host in ("logs.example", "LOGS.example:1", "store.example:8082", "proxy.example:443"):
+        assert taken(hosts, host), host
+    for host in ("proxy.example", "proxy.example:8082", "x.logs.example"):
+        assert not taken(hosts, host), host
+
+
+def test_the_setting_is_a_list_or_separated_by_commas(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOGSTORE_ALLOWED_HOSTS", "a.example, b:8082 ,")
+    assert load_settings().allowed_hosts == ("a.example", "b:8082")
+    monkeypatch.delenv("LOGSTORE_ALLOWED_HOSTS")
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf/logstore.toml").write_text('allowed.hosts = ["a.example"]')
+    assert load_settings().allowed_hosts == ("a.example",)
+    with pytest.raises(InvalidConfigError, match=r"allowed\.hosts .* takes names such as"):
+        load_settings(allowed_hosts="http://a.example")
+
+
+def test_what_reads_may_come_from_anywhere_what_changes_only_from_a_page_of_the_store_itself():
+    hosts = AllowedHosts()
+    host = (b"host", b"LocalHost:8082")
+    foreign = [b"http://evil.example", b"null", b"", b"http://localhost", b"http://localhost:3000", b"localhost:8082"]
+    foreign += [b"http://localhost:8082.evil.example", b"http://evil.example/localhost:8082"]
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        for headers in (
+            [host],
+            [host, (b"origin", b"http://localhost:8082")],
+            [(b"origin", b"https://LOCALHOST:8082"), host],
+        ):
+            hosts.check(method, headers)
+        for origin in foreign:
+            for headers in ([host, (b"origin", origin)], [(b"origin", origin), host], [(b"origin", origin)]):
+                with pytest.raises(ForeignOriginError):
+                    hosts.check(method, headers)
+                hosts.check("GET", headers)
+        with pytest.raises(ForeignOriginError):
+            hosts.check(method, [host, (b"origin", b"http://localhost:8082"), (b"origin", foreign[0])])
+    hosts.check("POST", [])
+
+
+async def test_dns_rebinding_reads_and_deletes_nothing(api):
+    await api.create_topic("t")
+    attempts = [("GET", "/topics"), ("GET", "/topics/t/partitions/0/records"), ("DELETE", f"{api.topics_url}/t")]
+    attempts += [
+        ("POST", "/topics/t/roll"),
+        ("POST", "/topics/t/refresh"),
+        ("POST", "/topics/t"),
+        ("GET", "/openapi.json"),
+    ]
+    for method, path in attempts:
+        for origin in ({}, {"Origin": "http://evil.example:8082"}):
+            answer = await api.request(method, path, headers={"Host": "evil.example:8082", **origin})
+            assert "allowed.hosts" in assert_error(answer, 421, 42101)
+    assert (await api.get("/topics")).json() == ["t"]
+
+
+async def test_a_page_of_elsewhere_changes_nothing(api):
+    await api.create_topic("t")
+    version = api.broker.topic("t").version
+    for method, path in (
+        ("POST", "/topics/t/roll"),
+        ("POST", "/topics/t/refresh"),
+        ("POST", "/topics/t"),
+        ("POST", "/topics/t/partitions/0/delete-records"),
+        ("DELETE", f"{api.topics_url}/t"),
+    ):
+        answer = await api.request(method, path, content=b"{}", headers={"Origin": "http://evil.example"})
+        assert "evil.example" in assert_error(answer, 403, 40302)
+    assert api.broker.topic("t").version == version
+    assert (await api.post("/topics/t/roll", headers={"Origin": "http://localhost"})).status_code == 200
+
+
+async def test_by_the_short_way_too(api):
+    await api.create_topic("t")
+    async with listening(api.app) as (port, _), connected(port) as (reader, writer):
+        for headers, expected in (
+            ({}, 200),
+            ({"Origin": "http://evil.example"}, 403),
+            ({"Host": "evil.example"}, 421),
+            ({"Host": f"127.0.0.1:{port}", "Origin": f"http://127.0.0.1:{port}"}, 200),
+        ):
+            writer.write(request(**headers))
+            status, _, body = await read_answer(reader)
+            assert status.split(" ")[1] == str(expected), body
+    assert api.end_offsets("t") == [2]
+
+
+async def test_a_name_that_is_allowed_stands_in_links(tmp_path):
+    async with running_api(tmp_path / "data", allowed_hosts=("logs.example",)) as api:
+        answer = await api.get("/v3/clusters", headers={"Host": "logs.example:8443"})
+        assert answer.json()["metadata"]["self"] == "http://logs.example:8443/v3/clusters"
+
+
+@pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
+async def test_a_store_that_others_reach_says_in_one_line_that_it_asks_nobody_who_he_is(
+    tmp_path, monkeypatch, capsys, own_logging, host, warned
+):
+    from logstore.observability import configure_logging
+
+    configure_logging("info", "json")
+    monkeypatch.setattr("ingest_api.server.uvicorn.Config", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with _bind("127.0.0.1", 0) as listener, pytest.raises((KeyboardInterrupt, RuntimeError)):
+        await _run(Settings(data=tmp_path / "data", host=host), listener)
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["event"] for line in lines if line["level"] == "warning"] == ["server.open_to_others"] * warned
+
+
+def test_loopback():
+    assert [host for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost") if not is_loopback(host)] == []
+    assert [host for host in ("0.0.0.0", "::", "10.0.0.1", MACHINE, "store.example") if is_loopback(host)] == []
+
+
+def test_a_client_of_any_kind_sends_a_host_that_is_taken(server):
+    """As this machine calls it; the command line and the Python client have their own tests against real servers."""
+    for name in ("127.0.0.1", "localhost"):
+        assert httpx.get(f"http://{name}:{server.port}/topics").status_code == 200
