@@ -113,11 +113,11 @@ class Application(FastAPI):
     async def _admit(self, arrival: Arrival, scope: Scope, receive: Receive, send: Send) -> None:
         found = self._routes.find(arrival.method, scope["path"])
         if found is None:
-            self.guard.admit(arrival, None, {})
+            self.guard.admit(arrival, None)
             await self._answer_without_route(scope)(scope, receive, send)
             return
         found.enter(scope)
-        enter(scope, self.guard.admit(arrival, found.route.requirement, found.path_parameters))
+        enter(scope, self.guard.admit(arrival, found))
         if arrival.method == "HEAD":
             # The server leaves the body out.
             scope = {**scope, "method": "GET"}

@@ -9,14 +9,14 @@ Names that stand in bodies are asked for by the routes, of the same ``Access``.
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from starlette.requests import Request
 from starlette.types import Scope
 
 from ingest_api.allowed_hosts import AllowedHosts
-from ingest_api.routes import Requirement
+from ingest_api.routes import FoundRoute
 from logstore.broker.access import Access, QuotaKind
 from logstore.broker.context import ANONYMOUS, Principal, RequestContext
 from logstore.errors import ThrottledError
@@ -45,10 +45,8 @@ class Guard:
         self._hosts = hosts
         self._listener = listener
 
-    def admit(
-        self, arrival: Arrival, requirement: Requirement | None, path_parameters: Mapping[str, str]
-    ) -> RequestContext:
-        """The context of a request that may be carried out. ``requirement`` of its route; None if there is no route.
+    def admit(self, arrival: Arrival, found: FoundRoute | None) -> RequestContext:
+        """The context of a request that may be carried out; ``found`` is None if there is no route for it.
 
         Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. Asked once for a
         request: what it uses of a quota is counted here.
@@ -56,9 +54,11 @@ class Guard:
         self._hosts.check(arrival.method, arrival.headers)
         principal = self._authenticate(arrival)
         context = RequestContext(arrival.request_id, arrival.client_id, self._listener, arrival.peer, None, principal)
-        if requirement is not None and requirement.operation is not None:
-            for name in requirement.names(path_parameters):
-                self.access.require(context, requirement.operation, requirement.resource_type, name)
+        if found is not None and found.names:
+            operation, resource_type = found.route.requirement.operation, found.route.requirement.resource_type
+            assert operation is not None
+            for name in found.names:
+                self.access.require(context, operation, resource_type, name)
         seconds = self.access.charge(context, QuotaKind.REQUESTS, 1)
         if seconds > 0:
             raise ThrottledError(

@@ -255,7 +255,8 @@ class HttpProtocol(HttpToolsProtocol):
                 )
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        # As uvicorn does; the scope is made when an application is to see it.
+        self.url, self.headers, self.expect_100_continue = b"", [], False
         self._request_number += 1
         self._in_head = True
         self._head_bytes = self._framing_bytes = self._dropped_bytes = 0
@@ -264,7 +265,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers come here as well, after the end of the head. They mean nothing to us, and must not become headers.
         if self._in_head:
-            super().on_header(name, value)
+            name = name.lower()
+            if name == b"expect" and value.lower() == b"100-continue":
+                self.expect_100_continue = True
+            self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -293,6 +297,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _begin_application(self) -> None:
         """Leave the request to it, with what has come of the body."""
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()  # makes the scope
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
         super().on_headers_complete()
         self.scope[CONNECTION] = self  # type: ignore[literal-required]  # an entry of our own
         if self.scope["method"] != "HEAD":  # whose answer is a head alone

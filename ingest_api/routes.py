@@ -89,8 +89,11 @@ def declared_router(**options: Any) -> APIRouter:
 
 
 class FoundRoute(NamedTuple):
+    """``names``: the resources that the path names, and the guard asks for."""
+
     route: DeclaredRoute
     path_parameters: dict[str, str]
+    names: Sequence[str]
 
     def enter(self, scope: Scope) -> None:
         """Say in ``scope`` that the request is for this route."""
@@ -115,7 +118,8 @@ class RouteTable:
             method = "GET"
         for route in self._routes:
             if method in (route.methods or ()) and (found := route.path_regex.match(path)):
-                return FoundRoute(route, found.groupdict())
+                parameters = found.groupdict()
+                return FoundRoute(route, parameters, route.requirement.names(parameters))
         return None
 
     def allowed_methods(self, path: str) -> list[str]:

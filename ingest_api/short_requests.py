@@ -128,7 +128,7 @@ class ShortRequests:
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
             # Last of all that may go wrong: what is left to the application is asked there, and counts once.
-            self._guard.admit(arrival, head.found.route.requirement, head.found.path_parameters)
+            self._guard.admit(arrival, head.found)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             asyncio.get_running_loop().call_soon(request.told, None, error)
             return True

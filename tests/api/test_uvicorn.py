@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 #: Attributes of a connection, and the methods that ours goes on to.
 ATTRIBUTES = {
     *("client", "connections", "cycle", "flow", "headers", "loop", "parser", "pipeline", "scope", "server_state"),
-    *("transport", "url", "_start_asgi_task"),
+    *("transport", "url", "expect_100_continue", "_start_asgi_task"),
 }
 METHODS = {
     "__init__": ("config", "server_state", "app_state", "_loop"),
@@ -32,7 +32,6 @@ METHODS = {
     "pause_writing": (),
     "resume_writing": (),
     "on_message_begin": (),
-    "on_header": ("name", "value"),
     "on_headers_complete": (),
     "on_body": ("body",),
     "on_message_complete": (),
@@ -41,6 +40,7 @@ METHODS = {
 REPLACED = {
     "data_received": ("data",),
     "eof_received": (),
+    "on_header": ("name", "value"),
     "on_response_complete": (),
 }
 
@@ -122,7 +122,9 @@ async def test_uvicorns_connection_has_the_attributes_that_ours_uses():
     found.on_message_begin()
     assert {name for name in ATTRIBUTES if not hasattr(found, name)} == set()
     assert (found.url, found.headers, found.cycle, list(found.pipeline)) == (b"", [], None, [])
-    assert found.scope["headers"] is found.headers
+    assert found.scope["headers"] is found.headers, "filled later"
+    found.on_header(b"Expect", b"100-Continue")
+    assert (found.headers, found.expect_100_continue) == ([(b"expect", b"100-Continue")], True)
     assert found in found.connections
     assert tuple(inspect.signature(found._start_asgi_task).parameters) == ("cycle", "app")
     assert {
