@@ -100,11 +100,13 @@ async def _run(settings: Settings, listener: socket.socket) -> None:
     server = _Server(config, app, settings, listener)
     with _signals(server):
         serving = asyncio.create_task(server.serve([listener]))
+        # The start makes what stays: the collector need not look at it while it grows, nor under every request.
+        gc.disable()
         try:
             async with app.router.lifespan_context(app):
-                # What is there now stays: the collector need not look at it again and again, under every request.
                 gc.collect()
                 gc.freeze()
+                gc.enable()
                 server.announce()
                 await serving
         finally:  # the store could not start
