@@ -9,7 +9,7 @@ from pathlib import Path
 from logstore.delta.log_entries import LOG_DIRECTORY
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import DataDirectoryError, UnknownTopicError
+from logstore.errors import DataDirectoryError, LogStoreError, UnknownTopicError
 from logstore.filesystem import FileSystem
 from logstore.topic_config import TopicConfig
 
@@ -38,8 +38,8 @@ def select_topics(
 ) -> list[JobTopic]:
     """The topics that match any pattern, by name; all of them without one.
 
-    Raises DataDirectoryError if ``data`` is no store's, UnknownTopicError for a pattern that matches none,
-    unless it asks for all of none.
+    A copy of a topic's directory, or a link to it, is none. Raises DataDirectoryError if ``data`` is no store's,
+    UnknownTopicError for a pattern that matches none, unless it asks for all of none.
     """
     directory = data / "topics"
     if not directory.is_dir():
@@ -51,4 +51,19 @@ def select_topics(
             raise UnknownTopicError(f"There is {what} in {data}")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
     # Not TopicTable.open: a dry run writes nothing, not even an fsync.
-    return [JobTopic(n, TopicTable(directory.resolve() / n, filesystem), defaults, named=n in patterns) for n in chosen]
+    tables = {name: TopicTable(directory.resolve() / name, filesystem) for name in chosen}
+    for name in [name for name, table in tables.items() if _is_copy(table)]:
+        if name in patterns:
+            raise UnknownTopicError(f"{directory / name} is a copy of another topic, or a link to it: it is no topic")
+        del tables[name]
+    return [JobTopic(name, table, defaults, named=name in patterns) for name, table in tables.items()]
+
+
+def _is_copy(table: TopicTable) -> bool:
+    """Whether the store would refuse the table, because it is another topic's."""
+    if table.path.is_symlink() and table.path.resolve().parent == table.path.parent:
+        return True
+    try:
+        return table.snapshot().topic_name not in {None, table.path.name}
+    except (LogStoreError, OSError):
+        return False  # the run says what is wrong with it, and goes on with the others

@@ -1,5 +1,6 @@
 """Which topics a job works on."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,3 +28,15 @@ def test_topics_are_chosen_by_name_and_glob(tmp_path: Path) -> None:
             names(tmp_path, "users", wrong)
     with pytest.raises(DataDirectoryError, match="not a store's data directory"):
         names(tmp_path / "topics")
+
+
+@pytest.mark.parametrize("how", ["copy", "link"])
+def test_a_copy_of_a_topic_is_none(tmp_path, how):
+    path = TopicTable.create(tmp_path / "topics" / "users", num_partitions=1, config_overrides={}).path
+    if how == "copy":
+        shutil.copytree(path, path.with_name("users.bak"))
+    else:
+        path.with_name("users.bak").symlink_to("users")
+    assert [topic.name for topic in select_topics(tmp_path, [], {}, FileSystem())] == ["users"]
+    with pytest.raises(UnknownTopicError, match="is a copy of another topic"):
+        select_topics(tmp_path, ["users.bak"], {}, FileSystem())
