@@ -30,7 +30,7 @@ _IN_SCOPE: Final = "logstore.context"
 
 
 class Arrival(NamedTuple):
-    """What came, before anybody has looked who sent it. ``peer`` is an address; ``headers`` have lower-case names."""
+    """A request before anybody has looked who sent it. ``peer`` is an address; ``headers`` have lower-case names."""
 
     method: str
     request_id: str

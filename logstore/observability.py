@@ -121,8 +121,6 @@ FETCHED_RECORDS: Final = _TopicCounter("logstore_fetched_records", "Records serv
 FETCHED_BYTES: Final = _TopicCounter(
     "logstore_fetched_bytes", "Bytes of keys, values and headers served.", ("topic",), registry=REGISTRY
 )
-#: In no registry: ``logstore_partition_unsealed_records`` is read off instead.
-UNSEALED_RECORDS: Final = Gauge("logstore_unsealed_records", "Superseded.", ("topic",), registry=None)
 JOURNAL_FSYNC_SECONDS: Final = Histogram(
     "logstore_journal_fsync_seconds", "Time of one fdatasync of the journal.", buckets=_SECONDS, registry=REGISTRY
 )

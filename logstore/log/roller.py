@@ -103,7 +103,7 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """Whether there was ``any``thing to commit again; by partition, why that could not be done."""
+    """``any``: whether something was committed again; ``failed``: by partition, why that could not be done."""
 
     any: bool
     failed: dict[int, str]
