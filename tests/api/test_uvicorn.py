@@ -191,7 +191,7 @@ def test_uvicorns_server_has_what_ours_uses():
     assert tuple(inspect.signature(uvicorn.Server.serve).parameters) == ("self", "sockets")
     assert tuple(inspect.signature(uvicorn.Server.shutdown).parameters) == ("self", "sockets")
     assert tuple(inspect.signature(uvicorn.Server.capture_signals).parameters) == ("self",)
-    server = uvicorn.Server(uvicorn.Config(app))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None))
     assert (server.should_exit, server.force_exit) == (False, False)
     options = ("ws", "lifespan", "log_config", "access_log", "server_header", "proxy_headers", "backlog")
     options += ("timeout_graceful_shutdown", "http")
