@@ -240,7 +240,7 @@ class _SnapshotState(msgspec.Struct):
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]
-    # Packed batches, in one string or several; the first releases wrote empty lists.
+    # Packed batches, in one string or none.
     producers: list[bytes] = []
     open_transactions: list[msgspec.Raw] = []
     idempotency_keys: list[bytes] = []
