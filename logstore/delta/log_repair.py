@@ -2,13 +2,13 @@
 
 - The newest entries are set aside if a power cut tore them (``is_torn``): they were not durable, so nobody was told of
   them. Their records are in the journal or in segment files still; the broker commits them again.
-- A checkpoint that does not match its checksum file is set aside if the entries that are still there cover it. A checkpoint without
-  such a file (another writer made it, or a crash came between) is set aside only if it cannot be read or says something
-  else than the entries; one that says the same gets its checksum file.
-- ``_last_checkpoint`` is removed if it names no checkpoint, and so are Spark's checksums of versions that are not there.
+- A checkpoint that does not match its checksum file is set aside if the entries that are still there cover it. A
+  checkpoint without such a file (another writer made it, or a crash came between) is set aside only if it cannot be
+  read or says something else than the entries; one that says the same gets its checksum file.
+- ``_last_checkpoint`` is removed if it names no checkpoint. So are Spark's checksums of versions that are not there.
 
-A file that is set aside is renamed to ``<name>.set-aside``; no Delta reader, writer or clean-up takes such a name for its
-own. Any other damaged file stays where it is, and its readers refuse it (``log_entries``).
+A file that is set aside is renamed to ``<name>.set-aside``; no Delta reader, writer or clean-up takes such a name for
+its own. Any other damaged file stays where it is, and its readers refuse it (``log_entries``).
 """
 
 import contextlib

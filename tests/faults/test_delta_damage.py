@@ -28,7 +28,15 @@ from logstore.log.topic import Topic
 from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
-from tests.support.topics import create_topic, log_entry, offsets_in_table, roll, roll_part, write_segment
+from tests.support.topics import (
+    create_topic,
+    log_entry,
+    offsets_in_table,
+    rewrite_files,
+    roll,
+    roll_part,
+    write_segment,
+)
 from tests.support.torture import TORTURE
 
 NEVER = {"segment.ms": "100000000"}
@@ -90,7 +98,7 @@ async def delete_from_it(broker: Broker, topic: Topic) -> None:
 async def retain_it(broker: Broker, topic: Topic) -> None:
     """What a retention job commits."""
     first = topic.table.snapshot().segments(0)[0]
-    topic.table.commit_rewrite(0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
+    rewrite_files(topic.table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
 
 
 async def extend_it(broker: Broker, topic: Topic) -> None:
@@ -339,10 +347,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
     table.alter_config({"retention.ms": "5"})
     table.add_partitions(3)
     first, second = table.snapshot().segments(0)
-    table.commit_rewrite(0, [first.path], [], data_change=True, log_start=10, operation="retention")
+    rewrite_files(table, 0, [first.path], [], data_change=True, log_start=10, operation="retention")
     table.advance_log_start({0: 12}, {0: 1})
     joined = write_segment(table, 0, 12, 20, 1)
-    table.commit_rewrite(0, [second.path], [joined], data_change=False, cleaned=20, operation="key-compaction")
+    rewrite_files(table, 0, [second.path], [joined], data_change=False, cleaned=20, operation="key-compaction")
     table.recommit([write_segment(table, 0, 10, 12, 1)])
     assert read_entry(log_entry(table, 8)).added
     return table
