@@ -43,7 +43,13 @@ from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.producer_state import ProducerStates
-from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, first_producer_id, unpack_batches
+from logstore.records.batch_identity import (
+    NO_IDENTITY,
+    BatchIdentity,
+    RememberedBatch,
+    first_producer_id,
+    unpack_batches,
+)
 
 
 @dataclass(slots=True)
@@ -243,7 +249,7 @@ class PartitionLog:
         inflated_bytes: int,
         log_append_time: bool,
         after: Frame | None = None,
-        identity: BatchIdentity = NOBODY,
+        identity: BatchIdentity = NO_IDENTITY,
     ) -> Frame:
         """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
 
