@@ -38,7 +38,7 @@ class Coordinator(Protocol):
         """An id for an idempotent producer that nobody had before or gets later, higher than all before."""
         ...
 
-    def handed_out(self, producer_id: int) -> bool:
+    def is_issued(self, producer_id: int) -> bool:
         """Whether ``producer_id`` may be somebody's."""
         ...
 
@@ -102,7 +102,7 @@ class EmbeddedCoordinator:
         self._next_producer_id += 1
         return producer_id
 
-    def handed_out(self, producer_id: int) -> bool:
+    def is_issued(self, producer_id: int) -> bool:
         return 0 <= producer_id < self._next_producer_id
 
     def in_sync_replicas(self) -> tuple[int, ...]:

@@ -166,7 +166,7 @@ class Producing:
     ) -> ProduceResult:
         """``produce`` without what is stored already, or on its way."""
         if isinstance(identity, ProducerIdentity):
-            self._require_handed_out(identity.producer_id)
+            self._require_issued(identity.producer_id)
             require_partitions_named(records, partition)
             sticky = 0
         else:
@@ -225,14 +225,14 @@ class Producing:
         """
         self._admission.require_ready()
         if producer_id is not None:
-            self._require_handed_out(producer_id)
+            self._require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
         return ProducerId(self._coordinator.new_producer_id(), 0)
 
-    def _require_handed_out(self, producer_id: int) -> None:
+    def _require_issued(self, producer_id: int) -> None:
         # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
-        if not self._coordinator.handed_out(producer_id):
+        if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
                 f"Producer id {producer_id} was not handed out by this store: ask POST /producers for one."
             )
