@@ -37,12 +37,12 @@ from logstore.journal.frame import (
     FrameType,
     PartitionSnapshot,
 )
-from logstore.log.batch_memory import BatchMemory
 from logstore.log.frame_index import FrameIndex
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.producer_state import ProducerStates
+from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import (
     NO_IDENTITY,
     BatchIdentity,
@@ -284,7 +284,7 @@ class PartitionLog:
         length = HEADER_BYTES + len(frame.payload or b"")
         self._journal_bytes.num_bytes += length
         self._pending.append(_Pending(frame.header, length, durable, position_in_append))
-        if (memory := self._memory_of(frame.header)) is not None:
+        if (memory := self._recent_batches_of(frame.header)) is not None:
             memory.begin(_remembered(frame.header), durable)
         durable.add_done_callback(lambda _: self._settle())
 
@@ -294,7 +294,7 @@ class PartitionLog:
         while self._pending and self._pending[0].durable.done():
             pending = self._pending.popleft()
             stored = pending.durable.exception() is None
-            if (memory := self._memory_of(pending.header)) is not None:
+            if (memory := self._recent_batches_of(pending.header)) is not None:
                 memory.settle(_remembered(pending.header).owner, stored=stored)
             if not stored:
                 self._journal_bytes.num_bytes -= pending.length
@@ -308,7 +308,7 @@ class PartitionLog:
             self.log_end_offset += pending.header.record_count
             self._advance_high_watermark(self.log_end_offset)
 
-    def _memory_of(self, header: FrameHeader) -> BatchMemory | None:
+    def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
         """Where a batch is remembered; None for one that may be repeated."""
         if header.identity.is_producers:
             return self.producers
@@ -401,7 +401,7 @@ class PartitionLog:
         # A frame that was copied forward stands behind later ones, and is in what they built on.
         if header.base_offset >= self.remembered_end:
             self.remembered_end = header.end_offset
-            if (memory := self._memory_of(header)) is not None:
+            if (memory := self._recent_batches_of(header)) is not None:
                 memory.expire(header.append_time_ms)
                 memory.remember(_remembered(header))
 

@@ -10,7 +10,7 @@ import structlog
 
 from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, OutOfOrderSequenceError
 from logstore.limits import PRODUCERS_PER_PARTITION_MAX
-from logstore.log.batch_memory import BatchMemory, KnownBatch
+from logstore.log.recent_batches import KnownBatch, RecentBatches
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch_identity import PACKED_BYTES, SEQUENCE_MAX, RememberedBatch, next_sequence, unpack_batches
 
@@ -20,7 +20,7 @@ log = structlog.stdlib.get_logger(__name__)
 BATCHES_REMEMBERED = 5
 
 
-class ProducerStates(BatchMemory):
+class ProducerStates(RecentBatches):
     def __init__(self, partition: str, *, expiration_ms: int) -> None:
         super().__init__(expiration_ms)
         self._partition = partition

@@ -21,7 +21,7 @@ class KnownBatch(NamedTuple):
     durable: asyncio.Future[list[FrameLocation]] | None
 
 
-class BatchMemory:
+class RecentBatches:
     def __init__(self, remembered_ms: int) -> None:
         self.remembered_ms = remembered_ms
         self._durable: OrderedDict[int, bytes] = OrderedDict()
