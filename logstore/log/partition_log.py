@@ -371,7 +371,7 @@ class PartitionLog:
             log_end_offset=self.log_end_offset,
             producers=self.producers.pack(),
             idempotency_keys=self.idempotency_keys.pack(),
-            producers_forgotten_up_to=self.producers.forgotten_up_to,
+            producers_forgotten_up_to=self.producers.evicted_up_to,
         )
         header = FrameHeader(
             type=FrameType.SNAPSHOT,
@@ -411,7 +411,7 @@ class PartitionLog:
             self.remembered_end = snapshot.log_end_offset
             self.producers.replace(unpack_batches(snapshot.producers))
             self.idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
-        self.producers.forgotten_up_to = max(self.producers.forgotten_up_to, snapshot.producers_forgotten_up_to)
+        self.producers.evicted_up_to = max(self.producers.evicted_up_to, snapshot.producers_forgotten_up_to)
 
     def recover_from_footers(
         self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
@@ -422,7 +422,7 @@ class PartitionLog:
         """
         self.remembered_end = end_offset
         self.producers.replace(producers)
-        self.producers.forgotten_up_to = first_producer_id(self.leader_epoch) - 1
+        self.producers.evicted_up_to = first_producer_id(self.leader_epoch) - 1
         self.idempotency_keys.replace(idempotency_keys)
 
     def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
