@@ -357,7 +357,7 @@ class LogReplay:
         """The files that made the last state."""
         return {path: known[0] for path, known in self._parsed.items()}
 
-    def unsettled(self) -> list[Path]:
+    def perhaps_not_durable(self) -> list[Path]:
         """Entries of the last state but those of ours that a later one of ours stands on (see ``Committer.sync``)."""
         entries = [(path, entry.commit_id) for path, (_, entry) in self._parsed.items() if path.suffix == ".json"]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)

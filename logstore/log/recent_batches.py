@@ -45,7 +45,7 @@ class RecentBatches:
         self._pending.setdefault(batch.owner, deque()).append(KnownBatch(batch, durable))
         self.num_batches += 1
 
-    def settle(self, owner: int, *, stored: bool) -> None:
+    def complete(self, owner: int, *, stored: bool) -> None:
         """The oldest batch of ``owner`` that was begun is durable, or is not and will not be."""
         pending = self._pending[owner]
         batch = pending.popleft().batch
