@@ -33,8 +33,8 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
+from logstore.records.record_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, RecordBatch
 from logstore.records.schema import LOG_SCHEMA
-from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, StoredBatch
 from logstore.segments.excerpts import Excerpt, excerpts, read_excerpt
 from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
 
@@ -160,12 +160,12 @@ class LogReader:
 
     async def read_stored(
         self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
-    ) -> FetchResult[list[StoredBatch]]:
+    ) -> FetchResult[list[RecordBatch]]:
         """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
         one if there is any.
         """
 
-        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[StoredBatch]:
+        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[RecordBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_stored_history)
@@ -302,9 +302,9 @@ class LogReader:
             location.position, num_bytes, lambda: frame_records([self._journal.read(location)]), wanted, end
         )
 
-    def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[StoredBatch]:
+    def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
         return [
-            StoredBatch(
+            RecordBatch(
                 header.base_offset,
                 header.append_time_ms,
                 header.record_count,
@@ -321,7 +321,7 @@ class LogReader:
             (path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, place.scanned_to
         )
 
-    def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[StoredBatch]:
+    def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[RecordBatch]:
         """The row group as it is, if all of it is wanted and it can be checked as such; else rows of it."""
         group = place.group
         if wanted.start <= group.first_offset and group.last_offset < wanted.end:
@@ -330,7 +330,7 @@ class LogReader:
                 excerpt = found[group.index]
                 if wanted.may_be_empty and excerpt.decoded_bytes > wanted.max_bytes:
                     return _Slice([], 0, 0, wanted.start)
-                batch = StoredBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
+                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
                 return _Slice([batch], group.num_rows, excerpt.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._read_history(place, wanted)
         return _Slice([_to_stored(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
@@ -469,8 +469,8 @@ def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[in
     return count, num_bytes
 
 
-def _to_stored(rows: pa.RecordBatch) -> StoredBatch:
-    return StoredBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
+def _to_stored(rows: pa.RecordBatch) -> RecordBatch:
+    return RecordBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
 
 
 def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:
