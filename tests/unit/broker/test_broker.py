@@ -39,12 +39,12 @@ from logstore.log.topic import Topic
 from logstore.observability import render_metrics
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import IdempotencyKey
-from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
+from tests.support.records import compressed_payload
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -621,7 +621,7 @@ def test_a_fetch_holds_no_more_compressed_frames_than_it_was_asked_for(tmp_path:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             given = records([bytes(100_000)])
-            payload = encode_payload(given.batch, "zstd")
+            payload = compressed_payload(given.batch, "zstd")
             assert len(payload) < 1_000
             for _ in range(5):
                 await broker.produce(topic, DecodedRecords(given.batch, None, payload), partition=0)
