@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -149,6 +150,19 @@ def test_append_time_fills_missing_timestamps_and_never_goes_back(tmp_path: Path
 
             assert await timestamps(topic) == [77, 5_000, 5_000]
             assert await timestamps(log_append_time) == [5_000, 5_000, 5_000]
+
+    run(scenario())
+
+
+def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, compression_type="snappy")
+            await broker.produce(topic, records([b"a"]))
+            await broker.roll(topic)
+            (segment,) = topic.partition(0).segments
+            value = pq.ParquetFile(topic.table.path / segment.path).metadata.row_group(0).column(3)
+            assert value.compression == "SNAPPY"
 
     run(scenario())
 
