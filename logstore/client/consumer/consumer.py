@@ -23,17 +23,17 @@ from typing import Any, NamedTuple, Never, Self
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
-from logstore.client.consumer_options import (
+from logstore.client.consumer.fetcher import Prefetched, Prefetcher
+from logstore.client.consumer.offset_committer import CommitCallback, OffsetCommitter, Offsets
+from logstore.client.consumer.options import (
     DEFAULT_FETCH_MAX_BYTES,
     DEFAULT_MAX_PARTITION_FETCH_BYTES,
     AutoOffsetReset,
     ConsumerOptions,
 )
-from logstore.client.fetched import Deserializer, FetchedBatch, Record
+from logstore.client.consumer.records import Deserializer, FetchedBatch, Record
 from logstore.client.metadata import PartitionDescription, TopicDescription, TopicPartition
-from logstore.client.offset_committer import CommitCallback, OffsetCommitter, Offsets
 from logstore.client.option_checks import refuse_unknown
-from logstore.client.prefetcher import Prefetched, Prefetcher
 from logstore.client.transport import Transport
 from logstore.errors import (
     InvalidRequestError,

@@ -27,8 +27,8 @@ from itertools import islice
 import msgspec
 import pyarrow as pa
 
-from logstore.client.consumer_options import ConsumerOptions
-from logstore.client.fetched import FetchedBatch
+from logstore.client.consumer.options import ConsumerOptions
+from logstore.client.consumer.records import FetchedBatch
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
 from logstore.client.transport import Transport, backoffs, error_of_code
