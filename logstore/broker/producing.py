@@ -217,7 +217,7 @@ class Producing:
             durable.result()
         self._filesystem.reached("produce.durable")
 
-    def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
+    async def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
         """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
 
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
@@ -228,13 +228,13 @@ class Producing:
             self._require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
-        return ProducerId(self._coordinator.new_producer_id(), 0)
+        return ProducerId(await self._coordinator.new_producer_id(), 0)
 
     def _require_issued(self, producer_id: int) -> None:
         # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
         if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
-                f"Producer id {producer_id} was not handed out by this store: ask POST /producers for one."
+                f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
             )
 
     async def _encode(
