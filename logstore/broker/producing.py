@@ -39,7 +39,7 @@ from logstore.records.batch import (
     split_by_partition,
 )
 from logstore.records.batch_identity import (
-    NOBODY,
+    NO_IDENTITY,
     PRODUCER_EPOCH_MAX,
     BatchIdentity,
     IdempotencyKey,
@@ -253,7 +253,7 @@ class Producing:
         topic: Topic,
         parts: list[PartitionBatch],
         payloads: list[pa.Buffer],
-        identities: Iterable[BatchIdentity] = itertools.repeat(NOBODY),
+        identities: Iterable[BatchIdentity] = itertools.repeat(NO_IDENTITY),
     ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
         # No await in here: the order of offsets is the order of frames in the journal.
         frames: list[Frame] = []
