@@ -49,8 +49,8 @@ def create_app(settings: Settings) -> "Application":
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Broker.running(settings) as broker, GroupCoordinator.running(broker) as groups:
-            app.state.api = ApiState(settings, broker, groups, guard.access)
+        async with Broker.running(settings, access=guard.access) as broker, GroupCoordinator.running(broker) as groups:
+            app.state.api = ApiState(settings, broker, groups)
             # When each series was made: as many lines again, of use to nobody here.
             prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
             try:

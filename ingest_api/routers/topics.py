@@ -27,9 +27,8 @@ async def list_topics(request: Request) -> Response:
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     state = api_state(request)
-    names = [topic.name for topic in state.broker.topics()]
-    shown = state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names)
-    return json_response(shown, media_type=media_type)
+    names = [topic.name for topic in state.broker.topics(context_of(request))]
+    return json_response(names, media_type=media_type)
 
 
 @router.get("/topics/{topic}", **openapi.GET_TOPIC)
@@ -38,7 +37,7 @@ async def get_topic(request: Request) -> Response:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"])
     answer = {
         "name": topic.name,
         "topic_id": str(topic.topic_id),
@@ -56,7 +55,7 @@ async def list_partitions(request: Request) -> Response:
     """The state of each partition."""
     read_query(request)
     broker = api_state(request).broker
-    topic: Topic = broker.topic(request.path_params["topic"])
+    topic: Topic = broker.topic(context_of(request), request.path_params["topic"])
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     return json_response([_partition(broker, found) for found in topic.partitions], media_type=media_type)
 
@@ -67,7 +66,7 @@ async def get_partition(request: Request) -> Response:
     """The state of one partition."""
     read_query(request)
     broker = api_state(request).broker
-    found = broker.topic(request.path_params["topic"]).partition(partition_in_path(request))
+    found = broker.topic(context_of(request), request.path_params["topic"]).partition(partition_in_path(request))
     return json_response(_partition(broker, found), media_type=answer_media_type(request.headers, METADATA_TYPES))
 
 
@@ -77,10 +76,10 @@ async def roll(request: Request) -> Response:
     """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, RollRequest)
-    rolled = await broker.roll(topic)
+    rolled = await broker.roll(context_of(request), topic)
     sealed = [{"partition": partition, "sealed_offset": offset} for partition, offset in sorted(rolled.sealed.items())]
     return json_response({"version": rolled.version, "sealed_offsets": sealed}, media_type=media_type)
 
@@ -91,10 +90,10 @@ async def refresh(request: Request) -> Response:
     """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, RefreshRequest)
-    return json_response({"version": await broker.refresh(topic)}, media_type=media_type)
+    return json_response({"version": await broker.refresh(context_of(request), topic)}, media_type=media_type)
 
 
 @router.post("/topics/{topic}/drop-foreign-files", **openapi.DROP_FOREIGN_FILES)
@@ -103,10 +102,10 @@ async def drop_foreign_files(request: Request) -> Response:
     """Take files that other writers added out of the Delta table, so that its partitions are served again."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, DropForeignFilesRequest)
-    return json_response({"files": await broker.drop_foreign_files(topic)}, media_type=media_type)
+    return json_response({"files": await broker.drop_foreign_files(context_of(request), topic)}, media_type=media_type)
 
 
 def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:

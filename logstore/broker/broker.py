@@ -11,7 +11,9 @@ from typing import Self
 
 import structlog
 
+from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.context import RequestContext
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
@@ -44,6 +46,7 @@ class Broker:
         catalog: TopicCatalog,
         journal: Journal,
         locks: Sequence[LockFile],
+        access: Access,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -56,6 +59,8 @@ class Broker:
         #: To look at.
         self.journal = self._journal = journal
         self._locks = locks
+        #: What every room asks; a listener asks it before it reads a body.
+        self.access = access
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
@@ -63,21 +68,24 @@ class Broker:
         self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
-        self._topics = Topics(by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, clock)
-        self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission.answers)
+        self._topics = Topics(
+            by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, access, clock
+        )
+        self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
+        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
         topics, producing, fetching = self._topics, self._producing, self._fetching
         self.topics = topics.all
-        self.topic = topics.get
+        self.topic = topics.topic
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
+        self.find_topic_for_produce = topics.find_for_produce
         self.topic_for_produce = topics.for_produce
         self.delete_topic = topics.delete
         self.alter_configs = topics.alter_configs
@@ -94,10 +102,15 @@ class Broker:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+        cls,
+        settings: Settings,
+        *,
+        access: Access | None = None,
+        clock: Clock | None = None,
+        filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, access=access, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -105,9 +118,14 @@ class Broker:
 
     @classmethod
     async def start(
-        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+        cls,
+        settings: Settings,
+        *,
+        access: Access | None = None,
+        clock: Clock | None = None,
+        filesystem: FileSystem | None = None,
     ) -> Self:
-        """Lock the data directory, recover what is in it, and begin to serve.
+        """Lock the data directory, recover what is in it, and begin to serve; without ``access`` all is allowed.
 
         Raises DataDirectoryError if another process has it or it is of another format, CorruptionError if stored bytes
         are not what was written.
@@ -133,7 +151,7 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, locks, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, locks, access or Access(), clock, filesystem)
             await broker._recover()
         except BaseException:
             for lock in reversed(locks):
@@ -181,16 +199,18 @@ class Broker:
     def in_sync_replicas(self) -> tuple[int, ...]:
         return self._coordinator.in_sync_replicas()
 
-    async def roll(self, topic: Topic) -> RollResult:
+    async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
+        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self.admission.require_ready()
         return await self._roller.roll(topic)
 
-    async def refresh(self, topic: Topic) -> int:
+    async def refresh(self, context: RequestContext, topic: Topic) -> int:
         """Read what others committed to the topic's table; the version that every read from here on sees.
 
         Raises as ``Roller.refresh``.
         """
+        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self.admission.require_ready()
         await self._roller.refresh(topic)
         return topic.version

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from ingest_api.app import create_app
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.settings import Settings
 
 JSON_V2 = "application/vnd.kafka.json.v2+json"
@@ -68,7 +69,7 @@ class ApiClient:
 
     def end_offsets(self, topic: str) -> list[int]:
         """The next offset of each partition, durable or not: it rises with anything that was taken."""
-        return [log.next_offset for log in self.broker.topic(topic).partitions]
+        return [log.next_offset for log in self.broker.topic(INTERNAL, topic).partitions]
 
 
 def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
