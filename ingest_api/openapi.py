@@ -23,7 +23,7 @@ from ingest_api.content_types import (
     KAFKA_JSON_V2,
     METADATA_TYPES,
     NDJSON,
-    STORED_BATCHES,
+    RECORD_BATCHES,
 )
 from ingest_api.idempotence import REPLAYED, REQUEST_HEADERS
 from ingest_api.parameters import (
@@ -240,7 +240,7 @@ FETCH = _operation(
                 ARROW_STREAM: {
                     "schema": {**_BINARY, "description": "Columns offset, timestamp (ms, UTC), key, value, headers."}
                 },
-                STORED_BATCHES: {"schema": {**_BINARY, "description": "Batches as they are stored."}},
+                RECORD_BATCHES: {"schema": {**_BINARY, "description": "Batches as they are stored."}},
             },
             {
                 **_RANGE_HEADERS,

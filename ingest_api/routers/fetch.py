@@ -25,7 +25,7 @@ from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.stored_batch import StoredBatch, encode_blocks
+from logstore.records.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
 
@@ -52,10 +52,10 @@ async def fetch_many(request: Request) -> Response:
         raise
 
 
-def _section(index: int, answer: FetchResult[list[StoredBatch]] | LogStoreError) -> Section:
+def _section(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> Section:
     if isinstance(answer, LogStoreError):
         return _failed(index, answer)
-    pieces = encode_blocks(answer.records)
+    pieces = encode_batches(answer.records)
     return Section(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, pieces)
 
 

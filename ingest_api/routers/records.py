@@ -17,7 +17,7 @@ from ingest_api.content_types import (
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
     METADATA_TYPES,
-    STORED_BATCHES,
+    RECORD_BATCHES,
     answer_media_type,
     asks_for,
 )
@@ -44,12 +44,12 @@ from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
+from logstore.records.record_batch import RecordBatch, encode_batches
 from logstore.records.schema import LOG_SCHEMA
-from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 router = declared_router(tags=["records"])
 
-_Fetched = Fetched[pa.Table] | Fetched[list[StoredBatch]]
+_Fetched = Fetched[pa.Table] | Fetched[list[RecordBatch]]
 T = TypeVar("T")
 _Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
 
@@ -79,7 +79,7 @@ async def fetch(request: Request) -> Response:
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
     topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
-    media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
+    media_type = answer_media_type(request.headers, (*_ENCODERS, RECORD_BATCHES))
     offset = query[OFFSET.name]
     if offset is None:
         offset = partition_log.log_start_offset
@@ -88,7 +88,7 @@ async def fetch(request: Request) -> Response:
     limits = FetchLimits(
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    is_stored = media_type == STORED_BATCHES
+    is_stored = media_type == RECORD_BATCHES
     fetch_any = state.broker.fetch_stored if is_stored else state.broker.fetch_records
     fetched: _Fetched = await fetch_any(context_of(request), wanted, limits, functools.partial(answer_wanted, request))
     result = fetched.answers.get(0) or _nothing(partition_log, offset, [] if is_stored else LOG_SCHEMA.empty_table())
@@ -112,14 +112,14 @@ async def _answer(
     request: Request,
     topic: Topic,
     partition: int,
-    result: FetchResult[pa.Table] | FetchResult[list[StoredBatch]],
+    result: FetchResult[pa.Table] | FetchResult[list[RecordBatch]],
     reservation: Reservation,
     media_type: str,
     encode: _Encoder | None,
 ) -> Response:
     records = result.records
     if isinstance(records, list):
-        body: Sequence[Buffer] = encode_blocks(records)
+        body: Sequence[Buffer] = encode_batches(records)
     else:
         assert encode is not None
         body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))

@@ -5,8 +5,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.records.payload import decode_payload
+from logstore.records.record_batch import ALIGNMENT, BATCH_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
 from tests.api.api_client import ARROW, assert_error
 from tests.support.records import Row, wire_batch
 
@@ -29,12 +29,12 @@ def values(*texts: str) -> pa.RecordBatch:
     return wire_batch([Row(None, None, text.encode(), None) for text in texts])
 
 
-def blocks(body: bytes):
-    """(base offset, append time, count, flags, payload) of each block."""
+def batches(body: bytes):
+    """(base offset, append time, count, flags, payload) of each batch."""
     at = 0
     while at < len(body):
-        base_offset, append_time_ms, count, flags, length = BLOCK_HEADER.unpack_from(body, at)
-        at += BLOCK_HEADER.size
+        base_offset, append_time_ms, count, flags, length = BATCH_HEADER.unpack_from(body, at)
+        at += BATCH_HEADER.size
         yield base_offset, append_time_ms, count, flags, body[at : at + length]
         at += length + -length % ALIGNMENT
 
@@ -55,7 +55,7 @@ async def test_a_batch_of_many_partitions_is_stored_as_sent_in_each(api, compres
         fetched = await api.fetch("t", partition, offset=0, max_wait_ms=0, accept=FRAMES)
         assert fetched.headers["Content-Type"] == FRAMES
         assert int(fetched.headers["Content-Length"]) == len(fetched.content)
-        for base_offset, _, count, flags, payload in blocks(fetched.content):
+        for base_offset, _, count, flags, payload in batches(fetched.content):
             assert payload in body, "not what was sent"
             assert flags == 0
             rows = decode_payload(payload)
@@ -101,8 +101,8 @@ async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a
     assert (await api.post("/topics/t/roll")).status_code == 200
     await api.produce("t", [3, 4, 5])
     await api.produce("t", [6])
-    (history,) = blocks((await api.fetch("t", offset=1, accept=FRAMES)).content)
-    first, second = blocks((await api.fetch("t", offset=3, accept=FRAMES)).content)
+    (history,) = batches((await api.fetch("t", offset=1, accept=FRAMES)).content)
+    first, second = batches((await api.fetch("t", offset=3, accept=FRAMES)).content)
     rows = pa.ipc.read_record_batch(pa.py_buffer(history[4]), LOG_SCHEMA)
     assert (history[0], history[2], history[3]) == (1, 2, HAS_OFFSETS)
     assert rows.column("offset").to_pylist() == [1, 2]
@@ -118,9 +118,9 @@ async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a
     ]
 
     from_inside = await api.fetch("t", offset=4, accept=FRAMES)
-    assert [block[:3:2] for block in blocks(from_inside.content)] == [(3, 3), (6, 1)]
+    assert [batch[:3:2] for batch in batches(from_inside.content)] == [(3, 3), (6, 1)]
     one_at_a_time = await api.fetch("t", offset=3, max_bytes=1, accept=FRAMES)
-    assert [block[0] for block in blocks(one_at_a_time.content)] == [3]
+    assert [batch[0] for batch in batches(one_at_a_time.content)] == [3]
     assert one_at_a_time.headers["Logstore-Next-Offset"] == "6"
     at_the_end = await api.fetch("t", offset=7, max_wait_ms=0, accept=FRAMES)
     assert (at_the_end.content, at_the_end.headers["Logstore-Next-Offset"]) == (b"", "7")
@@ -135,7 +135,7 @@ async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_
 
     async def fetched(offset: int, max_bytes: int = 10_000):
         answer = await api.fetch("t", offset=offset, max_bytes=max_bytes, min_bytes=max_bytes, accept=FRAMES)
-        found = [(block[0], block[2], block[3], block[4]) for block in blocks(answer.content)]
+        found = [(batch[0], batch[2], batch[3], batch[4]) for batch in batches(answer.content)]
         return found, int(answer.headers["Logstore-Next-Offset"])
 
     (first, second, tail), next_offset = await fetched(0)
@@ -162,7 +162,7 @@ async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api)
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
         assert (await api.post("/topics/t/roll")).status_code == 200
     answer = await api.fetch("t", offset=0, max_bytes=2_500_000, min_bytes=2_500_000, accept=FRAMES)
-    assert [block[:3:2] for block in blocks(answer.content)] == [(0, 1_000), (1_000, 1_000)]
+    assert [batch[:3:2] for batch in batches(answer.content)] == [(0, 1_000), (1_000, 1_000)]
     assert len(answer.content) < 10_000
 
 
@@ -172,7 +172,7 @@ async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
     assert (await api.post("/topics/t/roll")).status_code == 200
     deleted = await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
     assert deleted.status_code == 200, deleted.text
-    (rows,) = blocks((await api.fetch("t", offset=1, accept=FRAMES)).content)
+    (rows,) = batches((await api.fetch("t", offset=1, accept=FRAMES)).content)
     assert (rows[0], rows[2], rows[3]) == (1, 2, HAS_OFFSETS)
 
 
@@ -182,6 +182,6 @@ async def test_large_answers_are_the_same_bytes_in_pieces(api):
     for _ in range(3):
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
     answer = await api.fetch("t", offset=0, max_bytes=64 << 20, accept=FRAMES)
-    assert [decode_payload(block[4]).equals(sent) for block in blocks(answer.content)] == [True] * 3
+    assert [decode_payload(batch[4]).equals(sent) for batch in batches(answer.content)] == [True] * 3
     arrow = await api.fetch("t", offset=0, max_bytes=64 << 20, accept=ARROW)
     assert pa.ipc.open_stream(arrow.content).read_all().column("value").to_pylist() == 3 * sent.column(2).to_pylist()
