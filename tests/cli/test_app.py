@@ -54,6 +54,7 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"logstore {__version__}\n"
 
 
+@pytest.mark.system
 def test_help_imports_nothing_heavy():
     heavy = {"pyarrow", "httpx", "fastapi", "pyspark", "deltalake", "pydantic_settings", "rich.table", "numpy"}
     code = (
@@ -162,6 +163,7 @@ def test_the_page_names_every_command_and_option():
         assert not [option for option in options if option not in page]
 
 
+@pytest.mark.system
 def test_the_server_has_no_pandas_in_memory(server, topic):
     mapped = psutil.Process(server.process.pid).memory_maps()
     assert [found.path for found in mapped if "pyarrow" in found.path]

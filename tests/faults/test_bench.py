@@ -4,8 +4,12 @@ import random
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from tests.faults.bench.bench import Bench, Load
 from tests.faults.bench.schedule import KINDS, faults
+
+pytestmark = pytest.mark.system
 
 
 def test_every_kind_of_fault_under_load(tmp_path: Path) -> None:

@@ -16,6 +16,8 @@ from tests.faults.bench.schedule import Fault
 from tests.faults.bench.torture import load_of
 from tests.support.torture import TORTURE
 
+pytestmark = pytest.mark.system
+
 #: One for each way to lose what was acknowledged or read; the others are like one of them, or have tests of their own.
 SHORT = (
     mutants.ack_before_fsync,
