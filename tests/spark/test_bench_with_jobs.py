@@ -15,7 +15,7 @@ from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load
 from tests.faults.bench.history import Final, read_history
 from tests.faults.bench.schedule import faults
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.long
 
 KINDS = ("kill", "terminate", "pause", "overwrite")
 COMMITS = (

@@ -11,7 +11,7 @@ from docs.demo.progress import Steps
 from docs.demo.reading import read_delta
 from tests.support.server_process import ServerProcess
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.long
 
 FLIGHTS_COUNT = 8_000
 

@@ -9,7 +9,7 @@ from nbclient import NotebookClient
 from tests.spark.conftest import QUICK
 from tests.support.server_process import ROOT, ServerProcess
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.long
 
 
 def test_the_quickstart_notebook_runs(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from logstore.client.admin import Admin
 from tests.spark.store import Store
 from tests.support.server_process import ROOT, ServerProcess
 
-pytestmark = pytest.mark.spark
+pytestmark = pytest.mark.long
 
 FLIGHTS = 60_010
 PARTITIONS = 4

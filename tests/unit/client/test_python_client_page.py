@@ -8,7 +8,7 @@ from logstore.client.admin import Admin
 from tests.support.server_process import ROOT
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_the_examples_of_the_page_run(store: str, capsys):
     page = (ROOT / "docs" / "python-client.md").read_text()
     examples = [textwrap.dedent(text) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
