@@ -14,6 +14,8 @@ from logstore.cli.app import app
 from tests.support.running_broker import produce, run, running_broker
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
