@@ -11,8 +11,8 @@ from logstore.cli.output import bytes_text, counted, print_json
 from logstore.cli.record_blocks import Block
 
 if TYPE_CHECKING:
-    from logstore.client.delivery import BatchDelivery
     from logstore.client.producer import Producer
+    from logstore.client.producer.delivery import BatchDelivery
 
 # After a failure or Ctrl-C: how long to wait for the answers to requests that were sent.
 _CLOSE_SECONDS = 10.0

@@ -44,10 +44,10 @@ def serve(
     from logstore.process_memory import tune_allocators
 
     tune_allocators()  # before pyarrow is imported
-    from ingest_api.server import serve as run_server
+    from logstore.node import serve as run_node
     from logstore.settings import load_settings
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
     settings = load_settings(data=data, port=port, host=host, log_level=log_level)
-    raise typer.Exit(run_server(settings))
+    raise typer.Exit(run_node(settings))

@@ -13,14 +13,16 @@ import httpx
 import psutil
 import pytest
 
-from ingest_api.server import _bind, _run, _url, serve
 from logstore.filesystem import FileSystem
+from logstore.listening_sockets import listening_socket, url_of
+from logstore.node import run, serve
 from logstore.settings import Settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.real_server import RealServer
 from tests.support.watched_server import wait_until
 
 
+@pytest.mark.system
 def test_it_says_where_it_listens_once_it_does(tmp_path):
     server = RealServer(tmp_path / "data")
     try:
@@ -53,9 +55,9 @@ class HeldRecovery(FileSystem):
 class StartingServer:
     def __init__(self, data: Path, disk: HeldRecovery) -> None:
         self.data, self.disk = data, disk
-        listener = _bind("127.0.0.1", 0)
-        self.http = httpx.AsyncClient(base_url=_url("127.0.0.1", listener.getsockname()[1]), timeout=60)
-        self.task = asyncio.create_task(_run(Settings(data=data), listener))
+        listener = listening_socket("127.0.0.1", 0)
+        self.http = httpx.AsyncClient(base_url=url_of(listener, "127.0.0.1"), timeout=60)
+        self.task = asyncio.create_task(run(Settings(data=data), listener))
 
 
 @pytest.fixture
@@ -116,6 +118,7 @@ async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd, own
         assert await api.values("t") == ["before"]
 
 
+@pytest.mark.system
 def test_a_store_that_cannot_start_ends_with_one_clear_line(tmp_path):
     with RealServer(tmp_path / "data") as first:
         second = RealServer(tmp_path / "data")
@@ -134,6 +137,7 @@ def stopping_server(tmp_path):
         yield running
 
 
+@pytest.mark.system
 def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server):
     server = stopping_server
     polled = []
@@ -169,6 +173,7 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
         assert (partition["sealed_offset"], partition["high_watermark"]) == (2, 2)
 
 
+@pytest.mark.system
 def test_a_busy_port_is_one_clear_line(server, tmp_path):
     second = RealServer(tmp_path / "other", port=server.port)
     assert second.wait_until_listening() == ""
@@ -193,4 +198,5 @@ def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys, own_logging
 
 
 def test_ipv6_addresses_are_bracketed():
-    assert _url("::1", 80) == "http://[::1]:80"
+    with listening_socket("::1", 0) as listener:
+        assert url_of(listener, "::1") == f"http://[::1]:{listener.getsockname()[1]}"

@@ -8,6 +8,8 @@ from typer.testing import CliRunner
 from logstore import __version__
 from logstore.cli.app import app
 
+pytestmark = pytest.mark.system
+
 
 def test_the_status_of_a_running_store(run, run_json, server, topic):
     run("produce", topic, input="a\nb\n")

@@ -1,0 +1,302 @@
+"""Reads partitions ahead of the program that consumes them, in one thread over one connection; history of several is
+decoded in a few more.
+
+Invariants:
+
+- One fetch is under way at a time, for all partitions: whichever has a record first ends the wait, and a partition that
+  was just served is asked for last.
+- A fetch begins only while less than ``fetch_max_bytes`` wait to be taken, and brings at most as much, and one batch:
+  about twice ``fetch_max_bytes`` are held.
+- What is taken of a partition is without gap or repetition from where ``read`` put it; what was fetched before ``read``
+  or ``stop_reading`` is dropped, also if it arrives later.
+- A failure is told in its turn, after the records before it. A partition that failed is not read on before ``read``.
+- A topic that was made again is no failure in its turn: ``replaced`` names it at once, and what was fetched of the one
+  before is the consumer's to drop. Nothing of the new one is fetched before ``read`` with its id.
+"""
+
+import http.client
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+import msgspec
+import pyarrow as pa
+
+from logstore.client.consumer.options import ConsumerOptions
+from logstore.client.consumer.records import FetchedBatch
+from logstore.client.metadata import TopicIdentity, TopicPartition
+from logstore.client.stored_batches import FetchedSection, read_batches, read_sections
+from logstore.client.transport import Transport, backoffs, error_of_code
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
+from logstore.records.log_batches import int64_values
+
+FETCH_SECTIONS = "application/vnd.logstore.fetch"
+# A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
+_PARTITIONS_PER_FETCH = 2_000
+_WAIT_MS_OF_TURNS = 50
+_DECODERS_MAX = 4
+
+
+@dataclass(slots=True, eq=False)
+class CompletedFetch:
+    """Of ``batch`` the rows from ``row`` on are still to be handed out; then reading goes on at ``next_offset``.
+
+    No batch: a gap, a reset, or the ``error`` that was met at ``next_offset``.
+    """
+
+    partition: TopicPartition
+    batch: FetchedBatch | None
+    next_offset: int
+    size: int = 0
+    error: LogStoreError | None = None
+    row: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Reading:
+    """How far a partition of the topic with ``topic_id`` was fetched; another one once it was told to go elsewhere."""
+
+    next_offset: int
+    topic_id: str
+
+
+_Turn = list[tuple[TopicPartition, _Reading]]
+
+
+class Fetcher:
+    """Its methods are for one thread, the consumer's; ``transport`` is for nothing else, and closed at the end."""
+
+    def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
+        self._transport = transport
+        self._options = options
+        self._give_up: float | None = None
+        self._decoders = ThreadPoolExecutor(min(_DECODERS_MAX, os.cpu_count() or 1), "logstore-consumer-decoder")
+        self._thread: threading.Thread | None = None
+        # All below is guarded by this condition.
+        self._changed = threading.Condition()
+        self._readings: dict[TopicPartition, _Reading] = {}
+        self._completed: deque[CompletedFetch] = deque()
+        self._completed_bytes = 0
+        self._failure: LogStoreError | None = None
+        self._replaced: set[TopicIdentity] = set()
+        # The fetch under way is not the one that is wanted any more.
+        self._outdated = False
+        self.closed = False
+
+    def read(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
+        """Read these partitions from these offsets on, of the topics with these ids (by name)."""
+        if not positions:
+            return
+        with self._changed:
+            self._drop(positions)
+            self._readings.update(
+                (partition, _Reading(offset, topic_ids[partition.topic])) for partition, offset in positions.items()
+            )
+            # The fetch under way may wait for long without them.
+            self._outdated = True
+            self._transport.interrupt()
+            self._changed.notify_all()
+
+    def stop_reading(self, partitions: Iterable[TopicPartition]) -> None:
+        stopped = set(partitions)
+        with self._changed:
+            self._drop(stopped)
+            for partition in stopped:
+                self._readings.pop(partition, None)
+            self._changed.notify_all()
+
+    def first(self, timeout_s: float) -> CompletedFetch | None:
+        """What is to be handed out next, waiting up to ``timeout_s`` for it; it stays until ``pop``.
+
+        Waits no longer once a topic is ``replaced``. Raises why there is nothing: the store is away for long, or
+        answers as no store does.
+        """
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
+            self._thread.start()
+        with self._changed:
+            if not self._completed and timeout_s > 0:
+                self._changed.wait_for(lambda: self._completed or self._failure or self._replaced, timeout_s)
+            if self._completed:
+                return self._completed[0]
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        return None
+
+    def replaced(self) -> set[TopicIdentity]:
+        """Those of the topics read that were found, since the last call, to have been deleted and made again."""
+        if not self._replaced:
+            return set()
+        with self._changed:
+            replaced, self._replaced = self._replaced, set()
+        return replaced
+
+    def begun(self) -> CompletedFetch | None:
+        """As ``first``, without waiting."""
+        return self._completed[0] if self._completed else None
+
+    def pop(self) -> None:
+        with self._changed:
+            self._completed_bytes -= self._completed.popleft().size
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        with self._changed:
+            self.closed = self._outdated = True
+            self._transport.interrupt()
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        self._decoders.shutdown()
+        self._transport.close()
+
+    def _drop(self, partitions: Iterable[TopicPartition]) -> None:
+        if self._completed:
+            kept = deque(found for found in self._completed if found.partition not in partitions)
+            self._completed = kept
+            self._completed_bytes = sum(found.size for found in kept)
+
+    # ---- in the thread ----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        waits = backoffs()
+        while (turn := self._next_turn()) is not None:
+            try:
+                self._take(turn, self._fetch(turn))
+                self._give_up, waits = None, backoffs()
+            except LogStoreError as error:
+                if not self._outdated:
+                    self._fail(error, next(waits))
+            except Exception as error:  # noqa: BLE001 (a bug here must be seen where records are waited for)
+                self._fail(LogStoreError(f"Fetching failed: {error!r}"), next(waits))
+
+    def _next_turn(self) -> _Turn | None:
+        """Whom to ask for next; None when closed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.closed or (self._readings and self._completed_bytes < self._options.fetch_max_bytes)
+            )
+            if self.closed:
+                return None
+            self._outdated = False
+            return list(islice(self._readings.items(), _PARTITIONS_PER_FETCH))
+
+    def _fetch(self, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
+        """What came of each partition of the turn that has news."""
+        options = self._options
+        wait_ms = options.fetch_max_wait_ms
+        if len(turn) == _PARTITIONS_PER_FETCH:
+            wait_ms = min(wait_ms, _WAIT_MS_OF_TURNS)
+        partitions = [
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "offset": reading.next_offset,
+                "topic_id": reading.topic_id,
+            }
+            for partition, reading in turn
+        ]
+        asked = {
+            "partitions": partitions,
+            "max_bytes": options.fetch_max_bytes,
+            "max_partition_bytes": options.max_partition_fetch_bytes,
+            "min_bytes": options.fetch_min_bytes,
+            "max_wait_ms": wait_ms,
+        }
+        answer = self._transport.request_once(
+            "POST",
+            "/fetch",
+            msgspec.json.encode(asked),
+            headers={"Content-Type": "application/json", "Accept": FETCH_SECTIONS},
+            timeout_s=(options.request_timeout_ms + wait_ms) / 1000,
+            read=_into_arrow,
+            is_cancelled=lambda: self._outdated,
+        )
+
+        def read(section: FetchedSection) -> tuple[int, list[CompletedFetch]]:
+            partition, reading = turn[section.index]
+            return section.index, self._read_section(section, partition, reading.next_offset)
+
+        sections = list(read_sections(answer.content))
+        # Only inflating takes long enough to be worth a thread.
+        in_threads = sum(section.has_parquet for section in sections) > 1
+        return list(self._decoders.map(read, sections) if in_threads else map(read, sections))
+
+    def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
+        if section.error_code:
+            return [self._failed(section, partition, offset)]
+        batches = list(read_batches(section.content, offset))
+        if not batches:
+            return [CompletedFetch(partition, None, section.next_offset)] if section.next_offset != offset else []
+        ends = [*(int(int64_values(batch.column("offset"))[0]) for batch in batches[1:]), section.next_offset]
+        range_now = (section.log_start_offset, section.high_watermark)
+        return [
+            CompletedFetch(partition, FetchedBatch(*partition, batch, end, *range_now), end, batch.nbytes)
+            for batch, end in zip(batches, ends, strict=True)
+        ]
+
+    def _failed(self, section: FetchedSection, partition: TopicPartition, offset: int) -> CompletedFetch:
+        error = error_of_code(section.error_code, section.message)
+        if section.error_code == 41601:
+            start, end = section.log_start_offset, section.high_watermark
+            if self._options.auto_offset_reset != "none":
+                return CompletedFetch(partition, None, start if self._options.auto_offset_reset == "earliest" else end)
+            error = OffsetOutOfRangeError(section.message, log_start_offset=start, high_watermark=end)
+        return CompletedFetch(partition, None, offset, error=error)
+
+    def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> None:
+        with self._changed:
+            for index, completed in found:
+                partition, reading = turn[index]
+                if self._readings.get(partition) is not reading or not completed:
+                    continue
+                del self._readings[partition]
+                if isinstance(completed[-1].error, UnknownTopicIdError):
+                    self._replaced.add(TopicIdentity(partition.topic, reading.topic_id))
+                    continue
+                if completed[-1].error is None:
+                    reading.next_offset = completed[-1].next_offset
+                    # At the end: the others come first next time.
+                    self._readings[partition] = reading
+                self._completed.extend(completed)
+                self._completed_bytes += sum(one.size for one in completed)
+            if len(turn) == _PARTITIONS_PER_FETCH:
+                for partition, reading in turn:
+                    if self._readings.get(partition) is reading:
+                        self._readings[partition] = self._readings.pop(partition)
+            self._changed.notify_all()
+
+    def _fail(self, error: LogStoreError, wait_s: float) -> None:
+        """Wait before the next try. A store that is away for a while, or too busy, is no failure yet."""
+        now = time.monotonic()
+        self._give_up = self._give_up or now + self._options.default_api_timeout_ms / 1000
+        with self._changed:
+            if not error.retriable or now >= self._give_up:
+                self._failure = error
+                self._changed.notify_all()
+            if isinstance(error, ThrottledError):
+                wait_s = max(wait_s, error.retry_after_s)
+            self._changed.wait_for(lambda: self.closed, wait_s)
+
+
+def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:
+    """The body of an answer, from the socket into memory that Arrow can read in place."""
+    if response.status != 200 or not response.length:  # an error, nothing, or in chunks, as some proxies answer
+        content = response.read()
+        return content if response.status != 200 else pa.py_buffer(content)
+    body = pa.allocate_buffer(response.length)
+    view = memoryview(body).cast("B")
+    at = 0
+    while at < len(view):
+        read = response.readinto(view[at:])
+        if not read:
+            raise http.client.IncompleteRead(b"", len(view) - at)
+        at += read
+    return body

@@ -1,0 +1,263 @@
+"""What became of records that a producer was given: one outcome per batch, looked at record by record or as columns.
+
+An outcome is completed part by part, as the partitions of its batch are answered; it is done when no record is left. No
+offset is worked out before somebody asks for it.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+
+from logstore.errors import LogStoreError, RequestTimedOutError
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record is. ``offset`` is -1 where the store does not say: with ``acks=0``, and for a record that it found
+    to be stored already, so long ago that it does not remember where.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMetadata:
+    """Where the records of a batch are, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
+
+    topic: str
+    partitions: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+#: Called with (error, None) or (None, where the record is), from a thread of the producer.
+OnDelivery: TypeAlias = Callable[[LogStoreError | None, RecordMetadata | None], object]
+
+
+class _Part(NamedTuple):
+    """``rows`` of an outcome in one partition: rising, and with consecutive offsets from ``base_offset`` (-1: unknown).
+    ``partition`` is -1 where none was chosen.
+    """
+
+    rows: np.ndarray
+    partition: int
+    base_offset: int
+    error: LogStoreError | None
+
+
+class Outcome:
+    """The outcome of the records of one batch. Who completes the last of them has the callbacks called."""
+
+    def __init__(self, topic: str, size: int = 0) -> None:
+        self.topic = topic
+        #: Bytes of the buffer that it takes.
+        self.size = size
+        self.count = 0
+        #: Why its records are sent once more: what is told when somebody's patience ends first.
+        self.last_error: LogStoreError | None = None
+        self._lock = threading.Lock()
+        self._left = 0
+        self._done = threading.Event()
+        self._parts: list[_Part] = []
+        self._callbacks: list[Callable[[], object]] = []
+
+    def close(self, count: int, callbacks: Iterable[tuple[int, OnDelivery]] = ()) -> None:
+        """No record joins any more; ``callbacks`` are those of rows."""
+        self.count = self._left = count
+        own = [partial(self._tell, row, on_delivery) for row, on_delivery in callbacks]
+        with self._lock:
+            self._callbacks = own + self._callbacks
+
+    def complete(
+        self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
+    ) -> bool:
+        """Say what became of ``rows``; whether that was the last of the batch. Then the caller owes ``call_back``."""
+        with self._lock:
+            self._parts.append(_Part(rows, partition, base_offset, error))
+            self._left -= len(rows)
+            if self._left:
+                return False
+        self._done.set()
+        return True
+
+    def call_back(self) -> Exception | None:
+        """Call all callbacks, whatever they raise: the first of that."""
+        raised: Exception | None = None
+        with self._lock:
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            try:
+                callback()
+            except Exception as error:  # noqa: BLE001 (the program's own, for flush() to raise)
+                raised = raised or error
+        return raised
+
+    def add_callback(self, callback: Callable[[], object]) -> None:
+        """Called when all is complete; at once if it is."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None) -> None:
+        if not self._done.wait(timeout):
+            raise RequestTimedOutError(
+                f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be{last_failure([self])}"
+            )
+
+    def error_at(self, row: int) -> LogStoreError | None:
+        failure = self._failure_of_row.get(row)
+        if failure is None:
+            return None
+        error = self.failures[failure][1]
+        error.told = True
+        return error
+
+    def metadata_at(self, row: int) -> RecordMetadata:
+        return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
+
+    # Below: of a complete outcome, computed once, when somebody asks.
+
+    @cached_property
+    def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
+        """(rows, error) of what failed, by first row."""
+        failed = [(part.rows, part.error) for part in self._parts if part.error is not None]
+        return sorted(failed, key=lambda failure: int(failure[0][0]))
+
+    @cached_property
+    def _failure_of_row(self) -> dict[int, int]:
+        return {row: place for place, (rows, _) in enumerate(self.failures) for row in rows.tolist()}
+
+    @cached_property
+    def metadata(self) -> BatchMetadata:
+        partitions = np.full(self.count, -1, np.int32)
+        offsets = np.full(self.count, -1, np.int64)
+        for part in self._parts:
+            partitions[part.rows] = part.partition
+            if part.base_offset >= 0:
+                offsets[part.rows] = np.arange(part.base_offset, part.base_offset + len(part.rows))
+        return BatchMetadata(self.topic, partitions, offsets)
+
+    def _tell(self, row: int, on_delivery: OnDelivery) -> None:
+        if error := self.error_at(row):
+            on_delivery(error, None)
+        else:
+            on_delivery(None, self.metadata_at(row))
+
+
+def last_failure(outcomes: Iterable[Outcome]) -> str:
+    """What a message about ``outcomes`` that are not complete ends with."""
+    error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
+    return f". The last try failed: {error.message}" if error else ""
+
+
+# A struct of msgspec costs a third of a Python object to make: ``send`` makes one per record.
+class Delivery(msgspec.Struct, eq=False, gc=False):
+    """The delivery of one record: a future. ``await delivery`` works in any event loop.
+
+    It is done when its batch is, that is all records that left together.
+    """
+
+    outcome: Outcome
+    row: int
+
+    def done(self) -> bool:
+        return self.outcome.done()
+
+    def exception(self, timeout: float | None = None) -> LogStoreError | None:
+        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
+        self.outcome.wait(timeout)
+        return self.outcome.error_at(self.row)
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record is stored; waits. Raises what ``exception`` gives."""
+        if error := self.exception(timeout):
+            raise error
+        return self.outcome.metadata_at(self.row)
+
+    def add_done_callback(self, callback: Callable[["Delivery"], object]) -> None:
+        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises what it
+        raises.
+        """
+        self.outcome.add_callback(lambda: callback(self))
+
+    def __await__(self) -> Generator[None, None, RecordMetadata]:
+        yield from _until_done(self.outcome)
+        return self.result()
+
+    def __repr__(self) -> str:
+        return f"<Delivery to {self.outcome.topic!r}, {'done' if self.done() else 'on its way'}>"
+
+
+class BatchDelivery(msgspec.Struct, eq=False, gc=False):
+    """The delivery of a batch: a future, as ``Delivery``."""
+
+    outcome: Outcome
+
+    def done(self) -> bool:
+        return self.outcome.done()
+
+    def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
+        """(rows, error) of what failed, rows rising; empty if all is stored. Waits."""
+        self.outcome.wait(timeout)
+        for _, error in self.outcome.failures:
+            error.told = True
+        return list(self.outcome.failures)
+
+    def places(self, timeout: float | None = None) -> BatchMetadata:
+        """Where the records are, also when some failed: offset -1 for those. Waits."""
+        self.outcome.wait(timeout)
+        return self.outcome.metadata
+
+    def exception(self, timeout: float | None = None) -> LogStoreError | None:
+        """The first failure, by row; None if all is stored. Waits."""
+        failures = self.failures(timeout)
+        return failures[0][1] if failures else None
+
+    def result(self, timeout: float | None = None) -> BatchMetadata:
+        """Where the records are stored; waits. Raises what ``exception`` gives."""
+        if error := self.exception(timeout):
+            raise error
+        return self.outcome.metadata
+
+    def add_done_callback(self, callback: Callable[["BatchDelivery"], object]) -> None:
+        """As of ``Delivery``."""
+        self.outcome.add_callback(lambda: callback(self))
+
+    def __await__(self) -> Generator[None, None, BatchMetadata]:
+        yield from _until_done(self.outcome)
+        return self.result()
+
+
+def _until_done(outcome: Outcome) -> Generator[None, None, None]:
+    """Wait in the running event loop."""
+    if outcome.done():
+        return
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Future[None] = loop.create_future()
+
+    def end() -> None:
+        if not waiting.cancelled():
+            waiting.set_result(None)
+
+    def wake() -> None:
+        # The loop may have ended: then nobody waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(end)
+
+    outcome.add_callback(wake)
+    yield from waiting

@@ -1,0 +1,304 @@
+"""One produce request from first try to last: sent until it is answered, and what the answer says of its records.
+
+Invariants:
+
+- The same request, with the same sequence numbers, is sent until the store has answered for good: with them, a second
+  copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
+- A refusal that may be about few of the records does not cost the others: the request is sent again in halves, at last
+  each partition by itself, and for what is too large each record.
+- A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
+  they can be in no other and their partitions are the same there; else they fail.
+- All records of a request are completed when ``send`` returns, whatever happened.
+"""
+
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+
+import pyarrow as pa
+
+from logstore import errors
+from logstore.client.connections import Answer
+from logstore.client.metadata import TopicIdentity, TopicPartitions, decode
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch, body
+from logstore.client.producer.producer_identity import Identities, Identity
+from logstore.client.transport import Transport, topic_path
+from logstore.errors import LogStoreError
+
+_ARROW_STREAM = "application/vnd.apache.arrow.stream"
+# Refusals of all that are about one partition, or one record, of the request. Nothing of it was stored.
+_OF_A_RECORD = (errors.RecordTooLargeError, errors.RequestTooLargeError)
+_OF_A_PARTITION = (
+    *_OF_A_RECORD,
+    errors.InvalidRecordError,
+    errors.UnknownPartitionError,
+    errors.OutOfOrderSequenceError,
+    errors.DuplicateSequenceError,
+    errors.InvalidProducerEpochError,
+)
+# The store counts otherwise than we do: with this identity there is no going on.
+_OUT_OF_STEP = (
+    errors.OutOfOrderSequenceError,
+    errors.DuplicateSequenceError,
+    errors.InvalidProducerEpochError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    partition: int
+    base_offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Produced:
+    ranges: tuple[_Range, ...]
+
+
+@dataclass(slots=True)
+class _Request:
+    """``batches``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
+
+    topic: TopicIdentity
+    batches: list[ProducerBatch]
+    identity: Identity | None = None
+    sequences: dict[int, int] = field(default_factory=dict)
+    in_doubt: bool = False
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """The records of each partition."""
+        counts: dict[int, int] = {}
+        for partition, count in self.counts:
+            counts[partition] = counts.get(partition, 0) + count
+        return counts
+
+    @property
+    def counts(self) -> list[tuple[int, int]]:
+        return [(batch.partition, len(batch.rows)) for batch in self.batches]
+
+    def split(self, batches: list[ProducerBatch]) -> "_Request":
+        """Some of its partitions: as they were counted in the whole."""
+        return _Request(self.topic, batches, self.identity, self.sequences, self.in_doubt)
+
+
+class ProduceRequests:
+    """Safe from several threads, each with requests for partitions of its own.
+
+    ``complete``: called for each batch as ``Outcome.complete``; ``find_partitions``: as of ``Sender``.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        options: ProducerOptions,
+        complete: Callable[[ProducerBatch, int, LogStoreError | None], None],
+        find_partitions: Callable[[str, float, Iterable[Outcome]], TopicPartitions],
+    ) -> None:
+        self._transport = transport
+        self._options = options
+        self._complete = complete
+        self._find_partitions = find_partitions
+        self._identities = Identities(transport) if options.idempotent else None
+        self._stopped = threading.Event()
+        self._params: dict[str, str | int] = {
+            "acks": options.acks,
+            "timeout_ms": max(1, int(options.request_timeout_ms)),
+        }
+
+    def stop(self) -> None:
+        """Nothing is sent any more."""
+        self._stopped.set()
+
+    def send(self, topic: str, batches: list[ProducerBatch]) -> None:
+        """Send ``batches``, those of a partition next to each other, and complete them."""
+        by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
+        waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
+        while waiting:
+            request = waiting.pop()
+            try:
+                self._send(request)
+            except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
+                error = as_log_store_error(topic, failed)
+                if isinstance(error, errors.UnknownTopicIdError):
+                    waiting += self._for_new_topic(request, error)
+                elif halves := self._halves(request, error):
+                    waiting += halves
+                elif isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
+                    # Stored by an earlier try; where, nobody remembers.
+                    self._end(request, [-1] * len(request.batches))
+                else:
+                    self._give_up(request, error)
+
+    def send_first(
+        self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
+    ) -> tuple[int, int]:
+        """Send one record to a topic that there may not be: the store may make it with its first record, and only then
+        has it partitions to choose from. Where the record is.
+        """
+        path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
+        headers = {"Content-Type": _ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, record.schema) as writer:
+            writer.write_batch(record)
+        content = sink.getvalue().to_pybytes()
+
+        def once(timeout_s: float) -> Answer:
+            return self._transport.request_once(
+                "POST", path, content, headers=headers, params=self._params, timeout_s=timeout_s
+            )
+
+        ranges = decode(self.ask(once, give_up, [outcome]).content, _Produced).ranges
+        return (ranges[0].partition, ranges[0].base_offset) if ranges else (-1, -1)
+
+    def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
+        """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up.
+
+        ``outcomes`` are those that wait for it, and get to know why it takes long.
+        """
+        failed: LogStoreError | None = None
+        for attempt, backoff in enumerate(self._backoffs()):
+            remaining = give_up - time.monotonic()
+            if self._stopped.is_set() or remaining <= 0:
+                raise failed or errors.RequestTimedOutError(f"{self._too_late()}: it is not stored")
+            try:
+                return once(min(remaining, self._options.request_timeout_ms / 1000))
+            except LogStoreError as error:
+                if not error.retriable or attempt >= self._options.retries:
+                    raise
+                failed = error
+                for outcome in outcomes:
+                    outcome.last_error = error
+            wait = max(backoff, failed.retry_after_s) if isinstance(failed, errors.ThrottledError) else backoff
+            if time.monotonic() + wait > give_up or self._stopped.wait(wait):
+                raise failed
+        raise AssertionError
+
+    def _too_late(self) -> str:
+        if self._stopped.is_set():
+            return "The producer was closed before this was sent"
+        return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
+
+    def _send(self, request: _Request) -> None:
+        give_up = max(batch.deadline for batch in request.batches)
+        outcomes = {batch.outcome for batch in request.batches}
+        partitions = request.partitions
+        headers = {"Content-Type": _ARROW_STREAM, "Logstore-Topic-Id": request.topic.topic_id}
+        if self._identities:
+            if request.identity is None:
+                request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
+                request.sequences = self._identities.sequences(request.identity, request.topic, partitions)
+            headers |= {
+                "Logstore-Producer-Id": str(request.identity.producer_id),
+                "Logstore-Producer-Epoch": str(request.identity.producer_epoch),
+                "Logstore-Base-Sequences": ",".join(
+                    f"{partition}={request.sequences[partition]}" for partition in partitions
+                ),
+            }
+        content = body(request.batches)
+
+        def once(timeout_s: float) -> Answer:
+            try:
+                return self._transport.request_once(
+                    "POST",
+                    topic_path(request.topic.name),
+                    content,
+                    headers=headers,
+                    params=self._params,
+                    timeout_s=timeout_s,
+                )
+            except LogStoreError as error:
+                request.in_doubt = request.in_doubt or _may_be_stored(error)
+                raise
+
+        ranges = decode(self.ask(once, give_up, outcomes).content, _Produced).ranges
+        offsets = [found.base_offset for found in ranges]
+        if self._options.acks == 0:
+            offsets = [-1] * len(request.batches)
+        elif [(found.partition, found.count) for found in ranges] != request.counts:
+            name = request.topic.name
+            raise LogStoreError(f"The store answered for other records than were sent to {name!r}: {ranges}")
+        self._end(request, offsets)
+
+    def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
+        """What to send instead of a refused request, last first; nothing when it is refused for good."""
+        batches = request.batches
+        ends = [at for at, (a, b) in enumerate(pairwise(batches), 1) if a.partition != b.partition]
+        if ends and isinstance(error, _OF_A_PARTITION):
+            middle = ends[len(ends) // 2]
+            return [request.split(batches[middle:]), request.split(batches[:middle])]
+        # Parts of a partition are counted anew: only if nothing of the whole can have been.
+        if isinstance(error, _OF_A_RECORD) and not request.in_doubt:
+            if len(batches) == 1 and len(batches[0].rows) > 1:
+                batches = list(batches[0].halves(self._options.codec))
+            if len(batches) > 1:
+                middle = len(batches) // 2
+                return [_Request(request.topic, batches[middle:]), _Request(request.topic, batches[:middle])]
+        return []
+
+    def _for_new_topic(self, request: _Request, refusal: errors.UnknownTopicIdError) -> list[_Request]:
+        """What to send to the topic that has the name now; records that go nowhere are completed."""
+        name, topic_id = request.topic
+        made_again = f"Topic {name!r} was deleted and made again"
+        if request.in_doubt:
+            unknown = "whether this is in the one that was deleted is not known, and it is not sent to the new one"
+            self._give_up(request, errors.UnknownTopicIdError(f"{made_again}: {unknown}"))
+            return []
+        try:
+            give_up = max(batch.deadline for batch in request.batches)
+            now = self._find_partitions(name, give_up, {batch.outcome for batch in request.batches})
+            if now.topic_id == topic_id:
+                raise refusal
+        except LogStoreError as error:
+            self._give_up(request, error)
+            return []
+        fitting = []
+        for batch in request.batches:
+            if batch.chosen_among.count == now.count:
+                fitting.append(batch)
+            else:
+                others = f"its {now.count} partitions are others than those that this was meant for. Send it again"
+                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
+        return [_Request(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
+
+    def _give_up(self, request: _Request, error: LogStoreError) -> None:
+        if (
+            self._identities
+            and request.identity
+            and (request.in_doubt or _may_be_stored(error) or isinstance(error, _OUT_OF_STEP))
+        ):
+            self._identities.retire(request.identity)
+        for batch in request.batches:
+            self._complete(batch, -1, error)
+
+    def _end(self, request: _Request, base_offsets: list[int]) -> None:
+        if self._identities and request.identity:
+            self._identities.advance(request.identity, request.topic, request.sequences, request.partitions)
+        for batch, base_offset in zip(request.batches, base_offsets, strict=True):
+            self._complete(batch, base_offset, None)
+
+    def _backoffs(self) -> Iterator[float]:
+        wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000
+        while True:
+            # Jitter, so that many producers do not come back in one moment.
+            yield min(wait, longest) * random.uniform(0.8, 1.2)  # noqa: S311 (not a secret)
+            wait *= 2
+
+
+def as_log_store_error(topic: str, error: Exception) -> LogStoreError:
+    return error if isinstance(error, LogStoreError) else LogStoreError(f"Sending to topic {topic!r} failed: {error!r}")
+
+
+def _may_be_stored(error: LogStoreError) -> bool:
+    """Whether a request that failed so may have taken effect; a 4xx, a 429 and a 503 say that it has not."""
+    if isinstance(error, errors.StoreUnreachableError):
+        return False
+    unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)
+    return type(error) is LogStoreError or isinstance(error, unknown)

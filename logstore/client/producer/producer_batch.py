@@ -1,0 +1,123 @@
+"""Columns to what goes over the wire: one Arrow record batch message per partition, kept by the store as it is sent.
+
+A request's body is the schema's message, messages of one batch or of several, and an end mark. Messages are written
+once: a request that is sent again, or that goes out with others than at first, sends the same bytes.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Outcome
+from logstore.limits import REQUEST_RECORDS_MAX
+from logstore.records.schema import WIRE_SCHEMA
+
+_SCHEMA_MESSAGE = WIRE_SCHEMA.serialize()
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerBatch:
+    """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic.
+
+    The partition was chosen among ``chosen_among``.
+    """
+
+    outcome: Outcome
+    partition: int
+    rows: np.ndarray
+    message: pa.Buffer
+    deadline: float
+    chosen_among: TopicPartitions
+
+    def halves(self, codec: str | None) -> "tuple[ProducerBatch, ProducerBatch]":
+        batch = pa.ipc.read_record_batch(self.message, WIRE_SCHEMA)
+        middle = batch.num_rows // 2
+        parts = (batch.slice(0, middle), self.rows[:middle]), (batch.slice(middle), self.rows[middle:])
+        messages = write_messages(((self.partition, part) for part, _ in parts), codec)
+        first, second = (
+            replace(self, rows=rows, message=message) for (_, rows), message in zip(parts, messages, strict=True)
+        )
+        return first, second
+
+
+def body(batches: Iterable[ProducerBatch]) -> bytes:
+    """The Arrow stream of ``batches``."""
+    return b"".join([_SCHEMA_MESSAGE, *(batch.message for batch in batches), _END])
+
+
+def split(
+    outcome: Outcome,
+    batch: pa.RecordBatch,
+    partitions: np.ndarray,
+    rows: np.ndarray,
+    *,
+    chosen_among: TopicPartitions,
+    deadline: float,
+    codec: str | None,
+    max_bytes: int,
+) -> list[ProducerBatch]:
+    """A batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
+
+    ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``. The partitions are
+    ``chosen_among`` these.
+    """
+    order, bounds = _grouped(partitions)
+    grouped = batch if order is None else _take(batch, order)
+    places = rows if order is None else rows[order]
+    sorted_partitions = partitions if order is None else partitions[order]
+    # A look at each costs more than one at all.
+    if grouped.nbytes > max_bytes or len(rows) > REQUEST_RECORDS_MAX:
+        bounds = [part for start, stop in bounds for part in _within(grouped, start, stop, max_bytes)]
+    slices = [(int(sorted_partitions[start]), start, end) for start, end in bounds]
+    messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in slices), codec)
+    return [
+        ProducerBatch(outcome, partition, places[first:end], message, deadline, chosen_among)
+        for (partition, first, end), message in zip(slices, messages, strict=True)
+    ]
+
+
+def write_messages(parts: Iterable[tuple[int, pa.RecordBatch]], codec: str | None) -> list[pa.Buffer]:
+    """Each batch (WIRE_SCHEMA, may be a slice) as one message that names its partition."""
+    sink = pa.BufferOutputStream()
+    ends = [len(_SCHEMA_MESSAGE)]
+    with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        for partition, batch in parts:
+            writer.write_batch(batch, custom_metadata={"partition": str(partition)})
+            ends.append(sink.tell())
+    stream = sink.getvalue()
+    return [stream.slice(start, end - start) for start, end in pairwise(ends)]
+
+
+def _grouped(partitions: np.ndarray) -> tuple[np.ndarray | None, list[tuple[int, int]]]:
+    """The order that puts rows of one partition together, as they came (None: they are), and where each begins and
+    ends in it.
+    """
+    if (partitions == partitions[0]).all():
+        return None, [(0, len(partitions))]
+    # numpy sorts 16-bit integers by radix.
+    narrow = partitions.astype(np.int16) if partitions.max() <= np.iinfo(np.int16).max else partitions
+    order = np.argsort(narrow, kind="stable")
+    starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
+    return order, list(zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True))
+
+
+def _take(batch: pa.RecordBatch, order: np.ndarray) -> pa.RecordBatch:
+    indices = pa.array(order)
+    # A column without a value is the same in any order.
+    columns = [column if column.null_count == len(column) else column.take(indices) for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _within(batch: pa.RecordBatch, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut [start, stop) until no part has more than ``max_bytes``, or it is one record."""
+    if stop - start > 1 and (batch.slice(start, stop - start).nbytes > max_bytes or stop - start > REQUEST_RECORDS_MAX):
+        middle = (start + stop) // 2
+        yield from _within(batch, start, middle, max_bytes)
+        yield from _within(batch, middle, stop, max_bytes)
+    else:
+        yield start, stop

@@ -1,0 +1,336 @@
+"""Records from ``Producer.send`` until they are complete: batches open and closed, and the memory that they take.
+
+``append`` puts a record into the open batch of its topic. A batch is closed when it is full, when its ``linger_ms`` are
+over (``wait_for_due``) or for a flush; whoever closes it has the ``Sender`` split it by partition. ``add_parts`` takes
+the parts back, ``drain`` gives out requests of them, ``answered`` and ``complete`` say what became of those.
+
+The lock is this class's own. Every public method takes it for itself, methods with an underscore, ``TopicQueue`` and
+``IncompleteBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; who waits for
+memory, for a linger or for a flush waits on its condition.
+
+Invariants:
+
+- What is queued never takes more than ``buffer_memory``: past it, who wants more waits. A batch takes it when opened.
+- A batch is incomplete from when it is opened until all of its callbacks have been called.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Delivery, Outcome
+from logstore.client.producer.incomplete_batches import IncompleteBatches
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_columns import Extras
+from logstore.client.producer.topic_queue import ClosedBatch, ColumnsAndPartitions, OpenBatch, TopicQueue
+from logstore.errors import InvalidRequestError, LogStoreError, RequestTooLargeError, ThrottledError
+
+# A batch of more records is closed by the thread that fills it, if that comes back within the time below. numpy gives
+# the interpreter away in operations on more than 500 numbers, and who computes gives it back 5 ms later.
+_SMALL_BATCH_RECORDS = 500
+_GRACE_SECONDS = 0.002
+
+
+class RecordAccumulator:
+    """Of one producer. ``closed`` says why nothing can be queued any more; empty while it can."""
+
+    def __init__(self, options: ProducerOptions, *, closed: str = "") -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self.closed = closed
+        self._topics: dict[str, TopicQueue] = {}
+        # Those of the topics' queues, where `append` finds them at once.
+        self._open: dict[str, OpenBatch] = {}
+        self._reserved_bytes = 0
+        self._in_flight = 0
+        self._incomplete = IncompleteBatches(self._changed)
+        self._wake_at = 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were given out and are not answered."""
+        return self._in_flight
+
+    def check_open(self) -> None:
+        """InvalidRequestError when it is closed."""
+        if self.closed:
+            raise InvalidRequestError(self.closed)
+
+    # ---- records to batches ------------------------------------------------------------------------------------------
+
+    def append(
+        self, topic: str, value: bytes | None, key: bytes | None, extras: Extras | None, size: int
+    ) -> Delivery | None:
+        """The ``Delivery`` of a record of ``size`` bytes that joins the open batch; None if there is no room in one."""
+        with self._lock:
+            try:
+                batch = self._open[topic]
+            except KeyError:
+                return None
+            room = batch.room - size
+            if room < 0:
+                return None
+            batch.room = room
+            flat = batch.flat
+            row = len(flat) // 3
+            flat += (value, key, extras)
+            return Delivery(batch.outcome, row)
+
+    def close_full(self, topic: str, size: int) -> ClosedBatch | None:
+        """Close the open batch of ``topic``, if there is one and it has no room for ``size`` bytes."""
+        with self._lock:
+            queue = self._topic(topic)
+            return self._close(queue) if queue.open is not None and queue.open.room < size else None
+
+    def open(self, topic: str, size: int) -> None:
+        """Open a batch with room for ``size`` bytes at least, unless there is one by now. Waits for memory.
+
+        ThrottledError after ``max_block_ms``, RequestTooLargeError, InvalidRequestError (closed).
+        """
+        with self._lock:
+            queue = self._topic(topic)
+            if queue.open is not None:
+                return
+            room = max(size, min(self._options.batch_size, self._options.buffer_memory))
+            self._take_memory(room)
+            if queue.open is not None:
+                # Another thread was faster while this one waited.
+                self._free_memory(room)
+                return
+            queue.open = self._open[topic] = OpenBatch(topic, room, time.monotonic())
+            self._incomplete.add(queue.open.outcome)
+            self._wake_for(queue.open)
+
+    def append_batch(
+        self, topic: str, count: int, size: int, columns: Callable[[], ColumnsAndPartitions]
+    ) -> list[ClosedBatch]:
+        """Queue ``count`` records of ``size`` bytes as a batch of their own: it is the last of those that are closed
+        here, after the open one. Waits, and raises, as ``open``.
+        """
+        with self._lock:
+            self._take_memory(size)
+            queue = self._topic(topic)
+            earlier = self._close(queue)
+            outcome = Outcome(topic, size)
+            self._incomplete.add(outcome)
+            outcome.close(count)
+            batch = queue.enqueue(outcome, columns, time.monotonic())
+        return [earlier, batch] if earlier else [batch]
+
+    def wait_for_due(self) -> list[ClosedBatch] | None:
+        """Wait until batches have lingered for ``linger_ms``, and close them; None when there will be no more."""
+        with self._lock:
+            while not self.closed:
+                now = time.monotonic()
+                if due := self._close_due(now):
+                    return due
+                self._changed.wait(self._wake_at - now)
+        return None
+
+    # ---- batches to requests -----------------------------------------------------------------------------------------
+
+    def add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> bool:
+        """``batch`` is split. False: too late, nobody will take them out."""
+        with self._lock:
+            if not self.closed:
+                self._topic(batch.outcome.topic).split(batch, parts)
+            return not self.closed
+
+    def put_back(self, batch: ClosedBatch) -> bool:
+        """``batch`` names partitions that were not known: it waits until they are asked for. False: too late."""
+        with self._lock:
+            batch.claimed = False
+            return not self.closed
+
+    def begin_asking(self, topic: str) -> bool:
+        """Whether the caller is to ask for the partitions of ``topic``: someone should, and nobody does. It counts as a
+        request until ``next_unsplit`` has no more.
+        """
+        with self._lock:
+            queue = self._topic(topic)
+            if self.closed or queue.asking or not (queue.unsplit or time.monotonic() >= queue.ask_again):
+                return False
+            queue.asking = True
+            self._in_flight += 1
+            return True
+
+    def has_unsplit(self, topic: str) -> bool:
+        """Whether a batch waits for the partitions of ``topic``."""
+        with self._lock:
+            return self._topic(topic).unsplit is not None
+
+    def next_unsplit(self, topic: str) -> ClosedBatch | None:
+        """A batch that waits for the partitions of ``topic``, for the caller to split; None ends the asking."""
+        with self._lock:
+            queue = self._topic(topic)
+            batch = queue.unsplit
+            if batch is not None:
+                batch.claimed = True
+            else:
+                queue.asking = False
+                self._in_flight -= 1
+            return batch
+
+    def set_partitions(self, topic: str, partitions: TopicPartitions | None) -> None:
+        """``topic`` has these; None: who wants to know must ask."""
+        with self._lock:
+            queue = self._topic(topic)
+            queue.partitions = partitions
+            queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
+
+    def drain(self) -> list[tuple[str, list[ProducerBatch]]]:
+        """Topics and batches of requests that may leave now; each is given back by ``answered``."""
+        requests = []
+        with self._lock:
+            for queue in list(self._topics.values()):
+                while self._in_flight < self._options.max_in_flight_requests_per_connection:
+                    batches = queue.take_request(self._options.max_request_size)
+                    if not batches:
+                        break
+                    self._in_flight += 1
+                    requests.append((queue.name, batches))
+                    # The others first, next time.
+                    self._topics[queue.name] = self._topics.pop(queue.name)
+                if queue.open is not None and not queue.backed_up:
+                    self._wake_for(queue.open)
+        return requests
+
+    def answered(self, topic: str, batches: list[ProducerBatch]) -> None:
+        """A request is answered for good: others for its partitions may leave."""
+        with self._lock:
+            self._in_flight -= 1
+            self._topic(topic).answered(batches)
+
+    # ---- what became of it -------------------------------------------------------------------------------------------
+
+    def complete(
+        self,
+        outcome: Outcome,
+        rows: np.ndarray,
+        partition: int = -1,
+        base_offset: int = -1,
+        error: LogStoreError | None = None,
+    ) -> None:
+        """As ``Outcome.complete``; with the last of its rows callbacks are called, and memory is free."""
+        if not len(rows):
+            return
+        if error is not None:
+            with self._lock:
+                self._incomplete.failed(error)
+        if not outcome.complete(rows, partition, base_offset, error):
+            return
+        raised = outcome.call_back()
+        with self._lock:
+            self._incomplete.failed(raised)
+            self._incomplete.remove(outcome)
+            self._free_memory(outcome.size)
+
+    def begin_flush(self) -> tuple[list[ClosedBatch], int]:
+        """Close all open batches; with the number that ``await_flush`` takes."""
+        with self._lock:
+            closed = [batch for queue in self._topics.values() if (batch := self._close(queue))]
+            return closed, self._incomplete.last_number
+
+    def await_flush(self, number: int, timeout: float | None) -> None:
+        """As ``IncompleteBatches.wait``."""
+        with self._lock:
+            self._incomplete.wait(number, timeout)
+
+    def close(self, why: str) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
+        """Queue nothing any more and wake all who wait. What has not left is the caller's to complete, but for batches
+        that another thread is splitting.
+        """
+        with self._lock:
+            self.closed = why
+            batches: list[ClosedBatch] = []
+            parts: list[ProducerBatch] = []
+            for queue in self._topics.values():
+                if batch := self._close(queue):
+                    batch.claimed = False
+                unsplit, waiting = queue.drop_all()
+                batches += unsplit
+                parts += waiting
+            self._changed.notify_all()
+        return batches, parts
+
+    # ---- under the lock ----------------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> TopicQueue:
+        queue = self._topics.get(name)
+        if queue is None:
+            queue = self._topics[name] = TopicQueue(name, self._options.delivery_timeout_ms / 1000)
+        return queue
+
+    def _close(self, queue: TopicQueue) -> ClosedBatch | None:
+        """No record joins the open batch any more, if there is one. Who gets it has it split."""
+        batch = queue.open
+        if batch is None:
+            return None
+        queue.open = None
+        del self._open[queue.name]
+        if not batch.flat:
+            # It was opened for a record that has yet to join.
+            self._incomplete.remove(batch.outcome)
+            self._free_memory(batch.reserved)
+            return None
+        self._free_memory(batch.give_back_room())
+        batch.outcome.size = batch.reserved
+        batch.outcome.close(len(batch), batch.callbacks())
+        return queue.enqueue(batch.outcome, batch.columns, batch.since)
+
+    def _close_due(self, now: float) -> list[ClosedBatch]:
+        """Close batches that have lingered; ``_wake_at`` is when to look again."""
+        due = []
+        self._wake_at = now + 3600
+        for name, batch in list(self._open.items()):
+            queue = self._topics[name]
+            end = batch.since + self._options.linger_ms / 1000
+            if not batch.flat:
+                # Opened a moment ago: its first record is about to join.
+                end = max(end, now + _GRACE_SECONDS)
+            if queue.backed_up:
+                # It could not leave; `drain` wakes us when it can.
+                continue
+            if now >= end and len(batch) > _SMALL_BATCH_RECORDS:
+                self._free_memory(batch.give_back_room())
+                end += _GRACE_SECONDS
+            if now >= end and (closed := self._close(queue)):
+                due.append(closed)
+            else:
+                self._wake_at = min(self._wake_at, end)
+        return due
+
+    def _wake_for(self, batch: OpenBatch) -> None:
+        """See to it that ``batch`` is closed in time."""
+        if batch.since + self._options.linger_ms / 1000 < self._wake_at:
+            self._changed.notify_all()
+
+    def _take_memory(self, size: int) -> None:
+        """Wait for ``size`` bytes of the buffer."""
+        limit = self._options.buffer_memory
+        if size > limit:
+            raise RequestTooLargeError(f"{size} bytes do not fit into buffer_memory = {limit}: raise it, or send less")
+
+        def possible() -> bool:
+            return bool(self.closed) or self._reserved_bytes + size <= limit
+
+        if not possible():
+            # Batches that are not full hold more than they need.
+            for batch in self._open.values():
+                self._free_memory(batch.give_back_room())
+        if not self._changed.wait_for(possible, self._options.max_block_ms / 1000):
+            raise ThrottledError(
+                f"buffer_memory = {limit} bytes are full for max_block_ms = {self._options.max_block_ms}: nothing was "
+                "queued. Send more slowly, or raise one of them"
+            )
+        self.check_open()
+        self._reserved_bytes += size
+
+    def _free_memory(self, size: int) -> None:
+        self._reserved_bytes -= size
+        self._changed.notify_all()

@@ -1,0 +1,240 @@
+"""The threads of a producer: they split closed batches by partition, ask for partitions, send requests, and complete
+outcomes.
+
+The thread that closes a batch also splits it, often the program's own: another would have to take the interpreter from
+it for every step. The producer's threads close what has lingered (``logstore-producer``), send requests and wait for
+answers (``logstore-producer-1`` and on, as many as have something to do at once).
+
+What is queued, and the lock on it, belong to the ``RecordAccumulator``; nothing here runs under that lock. The one here
+is held, before that one, from when work is taken out of the accumulator until a thread is sure to do it: a stop comes
+before or after.
+
+Invariant: every record that is taken out of the accumulator is completed, whatever happens to it.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.metadata import TopicDescription, TopicPartitions, decode
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.partition_choice import PartitionChoice
+from logstore.client.producer.produce_requests import ProduceRequests, as_log_store_error
+from logstore.client.producer.producer_batch import ProducerBatch, split
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.topic_queue import ClosedBatch
+from logstore.client.transport import Transport, topic_path
+from logstore.errors import LogStoreError, RequestTimedOutError, UnknownPartitionError, UnknownTopicError
+
+# How long the threads may take to see that they are to end.
+_END_SECONDS = 10.0
+
+
+class Sender:
+    """Sends what is in ``accumulator``, over ``transport``."""
+
+    def __init__(self, accumulator: RecordAccumulator, transport: Transport, options: ProducerOptions) -> None:
+        self._accumulator = accumulator
+        self._transport = transport
+        self._options = options
+        self._requests = ProduceRequests(transport, options, self._complete, self.find_partitions)
+        self._choice = PartitionChoice(options.partitioner)
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._linger_thread: threading.Thread | None = None
+        self._request_threads: list[threading.Thread] = []
+
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that were started."""
+        return self._request_threads + ([self._linger_thread] if self._linger_thread else [])
+
+    def start(self) -> None:
+        """From now on close batches that have lingered. May be called again; InvalidRequestError after ``stop``."""
+        self._accumulator.check_open()
+        if self._linger_thread is None:
+            with self._lock:
+                if self._linger_thread is None:
+                    self._linger_thread = _start(self._close_in_time, "logstore-producer")
+
+    def split(self, batch: ClosedBatch) -> None:
+        """Split ``batch`` by partition, and send what may leave; have partitions asked for if they are not known."""
+        if batch.partitions:
+            parts = self._parts(batch, batch.partitions)
+            if parts is not None:
+                self._add_parts(batch, parts)
+            elif not self._accumulator.put_back(batch):
+                self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
+        with self._lock:
+            if self._accumulator.begin_asking(batch.outcome.topic):
+                self._run(partial(self._ask_for_partitions, batch.outcome.topic))
+
+    def find_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> TopicPartitions:
+        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``ask``."""
+        answer = self._requests.ask(
+            lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s),
+            give_up,
+            outcomes,
+        )
+        described = decode(answer.content, TopicDescription)
+        found = TopicPartitions(described.topic_id, len(described.partitions))
+        self._accumulator.set_partitions(topic, found)
+        return found
+
+    def stop(self, why: str) -> None:
+        """Close the accumulator and end the threads, and what they wait for. What has not left fails."""
+        batches, parts = self._accumulator.close(why)
+        self._requests.stop()
+        for part in parts:
+            self._complete(part, -1, _closed_before())
+        for batch in batches:
+            self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
+        self._transport.close()
+        with self._lock:
+            for _ in self._request_threads:
+                self._jobs.put(None)
+        give_up = time.monotonic() + _END_SECONDS
+        for thread in self.threads:
+            thread.join(max(0.0, give_up - time.monotonic()))
+
+    # ---- by partition ------------------------------------------------------------------------------------------------
+
+    def _parts(
+        self, batch: ClosedBatch, among: TopicPartitions, *, sent: int = 0, certain: bool = False
+    ) -> list[ProducerBatch] | None:
+        """``batch`` by partition, without the first ``sent`` records; None when a record names a partition that there
+        was not, unless ``certain``.
+        """
+        outcome, count = batch.outcome, among.count
+        rows = np.arange(sent, outcome.count)
+        try:
+            columns, named = batch.columns()
+            if sent:
+                columns, named = columns.slice(sent), None if named is None else named[sent:]
+            if named is not None and (unknown := named >= count).any():
+                if not certain:
+                    return None
+                error = UnknownPartitionError(
+                    f"Partition {named[unknown][0]} not found: topic {outcome.topic!r} has {count}, from 0"
+                )
+                self._fail(outcome, rows[unknown], error)
+                known = np.flatnonzero(~unknown)
+                rows, columns, named = rows[known], columns.take(pa.array(known)), named[known]
+            if not len(rows):
+                return []
+            return split(
+                outcome,
+                columns,
+                self._choice.choose(outcome.topic, columns, named, count),
+                rows,
+                chosen_among=among,
+                deadline=batch.deadline,
+                codec=self._options.codec,
+                max_bytes=self._options.max_request_size,
+            )
+        except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
+            self._fail(outcome, rows, as_log_store_error(outcome.topic, failed))
+            return []
+
+    def _add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
+        if self._accumulator.add_parts(batch, parts):
+            self._send_requests()
+        else:
+            for part in parts:
+                self._complete(part, -1, _closed_before())
+
+    # ---- what the threads do -----------------------------------------------------------------------------------------
+
+    def _close_in_time(self) -> None:
+        while (due := self._accumulator.wait_for_due()) is not None:
+            for batch in due:
+                self.split(batch)
+
+    def _send_requests(self) -> None:
+        """Have what may leave delivered."""
+        with self._lock:
+            for topic, batches in self._accumulator.drain():
+                self._run(partial(self._deliver, topic, batches))
+
+    def _deliver(self, topic: str, batches: list[ProducerBatch]) -> None:
+        self._requests.send(topic, batches)
+        self._accumulator.answered(topic, batches)
+        self._send_requests()
+
+    def _ask_for_partitions(self, topic: str) -> None:
+        """Ask, and split the batches that wait for the answer."""
+        if not self._accumulator.has_unsplit(topic):
+            # What is known is old, and may well be true still: requests will tell.
+            with contextlib.suppress(LogStoreError):
+                self.find_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
+        while (batch := self._accumulator.next_unsplit(topic)) is not None:
+            self._add_parts(batch, self._asked_parts(batch))
+        self._send_requests()
+
+    def _asked_parts(self, batch: ClosedBatch) -> list[ProducerBatch]:
+        outcome = batch.outcome
+        sent = 0
+        try:
+            found: TopicPartitions | None
+            try:
+                found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
+            except UnknownTopicError:
+                if callable(self._options.partitioner):
+                    # What is not known it cannot be asked.
+                    raise
+                found = None
+            # Outside of the except: what fails here is told for itself.
+            if found is None:
+                columns, named = batch.columns()
+                partition = None if named is None or named[0] < 0 else int(named[0])
+                first = columns.slice(0, 1)
+                place = self._requests.send_first(outcome, first, partition, batch.deadline)
+                sent = 1
+                self._accumulator.complete(outcome, np.arange(1), *place)
+                found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
+        except LogStoreError as error:
+            self._fail(outcome, np.arange(sent, outcome.count), error)
+            return []
+        return self._parts(batch, found, sent=sent, certain=True) or []
+
+    def _run(self, job: Callable[[], None]) -> None:
+        """In a thread that has nothing to do; there is one, or may be one more. Under the lock."""
+        started = len(self._request_threads)
+        if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
+            self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    # ---- what became of it -------------------------------------------------------------------------------------------
+
+    def _complete(self, batch: ProducerBatch, base_offset: int, error: LogStoreError | None) -> None:
+        if error is None:
+            self._accumulator.complete(batch.outcome, batch.rows, batch.partition, base_offset)
+        else:
+            self._fail(batch.outcome, batch.rows, error, batch.partition)
+
+    def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
+        if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
+            # Deleted, or made again: the next batch asks.
+            self._accumulator.set_partitions(outcome.topic, None)
+        self._accumulator.complete(outcome, rows, partition, error=error)
+
+
+def _start(run: Callable[[], None], name: str) -> threading.Thread:
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    return thread
+
+
+def _closed_before() -> RequestTimedOutError:
+    return RequestTimedOutError("The producer was closed before this was sent: it is not stored")

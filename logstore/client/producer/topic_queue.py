@@ -1,0 +1,151 @@
+"""The batches of one topic between ``send`` and a request: open, closed, split by partition, on their way.
+
+Invariants:
+
+- A batch's parts line up after those of the batches before it, so that a partition's are in the order of ``send``.
+- A partition with a request on its way gives out nothing: its records reach the store in order, whatever is sent again.
+
+Used under the lock of ``RecordAccumulator``.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_columns import RecordList
+
+# The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
+# told from others when it is sent again.
+_BATCHES_PER_PARTITION_MAX = 5
+# The names of a request's partitions stand in a header.
+_PARTITIONS_PER_REQUEST_MAX = 1_000
+# Batches of one request stand or fall together, so they began at about the same time.
+_DEADLINE_SPREAD_SECONDS = 1.0
+
+
+ColumnsAndPartitions: TypeAlias = tuple[pa.RecordBatch, np.ndarray | None]
+
+
+class OpenBatch(RecordList):
+    """Records that more may join: ``room`` bytes are left of the ``reserved`` ones."""
+
+    __slots__ = ("outcome", "reserved", "room", "since")
+
+    def __init__(self, topic: str, reserved: int, since: float) -> None:
+        super().__init__()
+        self.outcome = Outcome(topic)
+        self.reserved = self.room = reserved
+        self.since = since
+
+    def give_back_room(self) -> int:
+        """The bytes that are left. The next record finds no room: its thread closes the batch."""
+        room, self.room = self.room, 0
+        self.reserved -= room
+        return room
+
+
+@dataclass(slots=True, eq=False)
+class ClosedBatch:
+    """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
+
+    ``partitions``: what was known then. If they were, the thread that closed the batch splits it; else one that asks
+    for them does. ``claimed``: a thread splits it. ``parts``: None until it has.
+    """
+
+    outcome: Outcome
+    columns: Callable[[], ColumnsAndPartitions]
+    deadline: float
+    partitions: TopicPartitions | None
+    claimed: bool = field(init=False)
+    parts: list[ProducerBatch] | None = None
+
+    def __post_init__(self) -> None:
+        self.claimed = self.partitions is not None
+
+
+class TopicQueue:
+    """Of the topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic) on;
+    ``asking``: a thread asks for them.
+    """
+
+    def __init__(self, name: str, delivery_timeout_s: float) -> None:
+        self.name = name
+        self._delivery_timeout_s = delivery_timeout_s
+        self.open: OpenBatch | None = None
+        self.closed: deque[ClosedBatch] = deque()
+        self.partitions: TopicPartitions | None = None
+        self.ask_again = 0.0
+        self.asking = False
+        self._waiting: dict[int, deque[ProducerBatch]] = {}
+        self._on_their_way: set[int] = set()
+
+    @property
+    def backed_up(self) -> bool:
+        """Whether a batch closed now would wait behind others that have not left."""
+        return bool(self.closed or self._waiting)
+
+    @property
+    def unsplit(self) -> ClosedBatch | None:
+        """The first batch that no thread splits."""
+        return next((batch for batch in self.closed if not batch.claimed), None)
+
+    def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
+        """A batch that is closed, and was begun at ``since`` (monotonic)."""
+        batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partitions)
+        self.closed.append(batch)
+        return batch
+
+    def split(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
+        """``batch`` has become ``parts``: they may leave once all batches before it are split."""
+        batch.parts = parts
+        while self.closed and self.closed[0].parts is not None:
+            for part in self.closed.popleft().parts or ():
+                self._waiting.setdefault(part.partition, deque()).append(part)
+
+    def take_request(self, max_bytes: int) -> list[ProducerBatch]:
+        """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other."""
+        taken: list[ProducerBatch] = []
+        size = partitions = 0
+        give_up = 0.0
+        for partition in list(self._waiting):
+            if partition in self._on_their_way:
+                continue
+            parts = self._waiting[partition]
+            for _ in range(min(len(parts), _BATCHES_PER_PARTITION_MAX)):
+                part = parts[0]
+                if taken and (size + part.message.size > max_bytes or part.deadline > give_up):
+                    break
+                give_up = give_up or part.deadline + _DEADLINE_SPREAD_SECONDS
+                taken.append(parts.popleft())
+                size += part.message.size
+            if taken and taken[-1].partition == partition:
+                partitions += 1
+                self._on_their_way.add(partition)
+                del self._waiting[partition]
+                if parts:
+                    # To the end: next time the others come first.
+                    self._waiting[partition] = parts
+            if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
+                break
+        return taken
+
+    def answered(self, parts: list[ProducerBatch]) -> None:
+        """A request is answered for good."""
+        self._on_their_way.difference_update(part.partition for part in parts)
+
+    def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
+        """Take out all that has not left; not what a thread is splitting."""
+        unsplit = [batch for batch in self.closed if not batch.claimed]
+        parts = [part for waiting in self._waiting.values() for part in waiting]
+        for batch in self.closed:
+            parts += batch.parts or ()
+        self.closed.clear()
+        self._waiting.clear()
+        return unsplit, parts

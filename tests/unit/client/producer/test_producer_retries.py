@@ -1,0 +1,212 @@
+"""What a producer does when answers get lost, requests are refused, and the store counts otherwise than it does."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from logstore import errors
+from logstore.client.producer import Producer
+from tests.support.faulty_proxy import FaultyProxy, Seen
+from tests.support.stored_records import stored_records
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture
+def proxy(store: str) -> Iterator[FaultyProxy]:
+    with FaultyProxy(store) as proxy:
+        yield proxy
+
+
+def identity(seen: Seen) -> tuple[int, int, str]:
+    """Producer id, epoch and base sequences of a request."""
+    names = ("Logstore-Producer-Id", "Logstore-Producer-Epoch", "Logstore-Base-Sequences")
+    producer_id, epoch, sequences = (seen.headers[name] for name in names)
+    return int(producer_id), int(epoch), sequences
+
+
+def values(store: str, topic: str) -> dict[int, list[int]]:
+    found = stored_records(store, topic)
+    return {partition: [int(r.value or b"-1") for r in records] for partition, records in found.items()}
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_every_record_is_stored_once_and_in_order_though_answers_get_lost(store: str, topic: str, proxy, codec):
+    for _ in range(6):
+        proxy.cut().pass_on(2).refuse(503, 50301).cut(2).refuse(429, 42901, retry_after=0)
+    options = {"linger_ms": 0, "batch_size": 1_000, "max_request_size": 2_000, "retry_backoff_ms": 1}
+    with Producer(proxy.url, compression_type=codec, **options) as producer:
+        deliveries = [producer.send(topic, f"{i}", partition=i % 3) for i in range(1_500)]
+        producer.flush()
+    assert len(proxy.seen) > 40
+    assert values(store, topic) == {p: list(range(p, 1_500, 3)) for p in range(3)}
+    assert [delivery.result().offset for delivery in deliveries] == [i // 3 for i in range(1_500)]
+
+
+def test_what_is_sent_again_is_the_same_request(topic: str, proxy: FaultyProxy):
+    proxy.cut().refuse(503, 50301)
+    with Producer(proxy.url, retry_backoff_ms=1) as producer:
+        producer.send_batch(topic, {"value": ["a", "b", "c"], "partition": [0, 3, 3]}).result()
+        producer.send(topic, "d", partition=3).result()
+    first, second, third, fourth = proxy.seen
+    assert first.body == second.body == third.body
+    assert identity(first) == identity(second) == identity(third)
+    assert identity(first)[1:] == (0, "0=0,3=0")
+    assert identity(fourth) == (*identity(first)[:2], "3=2")
+
+
+def test_without_idempotence_a_lost_answer_may_store_twice(store: str, topic: str, proxy: FaultyProxy):
+    proxy.cut()
+    with Producer(proxy.url, enable_idempotence=False, retry_backoff_ms=1) as producer:
+        producer.send(topic, "1", partition=0).result()
+    assert values(store, topic) == {0: [1, 1]}
+    assert "Logstore-Producer-Id" not in proxy.seen[0].headers
+
+
+def test_without_retries_a_lost_answer_is_the_end_of_it(store: str, topic: str, proxy: FaultyProxy):
+    proxy.cut()
+    with Producer(proxy.url, retries=0) as producer:
+        with pytest.raises(errors.NetworkError, match="unknown"):
+            producer.send(topic, "1", partition=0).result()
+        with pytest.raises(errors.NetworkError):
+            producer.flush()
+    assert values(store, topic) == {0: [1]}
+
+
+def test_retries_are_counted(topic: str, proxy: FaultyProxy):
+    proxy.refuse(503, 50301, times=10)
+    with Producer(proxy.url, retries=3, retry_backoff_ms=1) as producer:
+        with pytest.raises(errors.BrokerNotReadyError):
+            producer.send(topic, "1", partition=0).result()
+        with pytest.raises(errors.BrokerNotReadyError):
+            producer.flush()
+    assert len(proxy.seen) == 4
+
+
+def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
+    store: str, topic: str, proxy: FaultyProxy
+):
+    options = {"linger_ms": 0, "request_timeout_ms": 1_000, "delivery_timeout_ms": 1_500, "retry_backoff_ms": 1}
+    with Producer(proxy.url, **options) as producer:
+        producer.send(topic, "0", partition=0).result()
+        producer.send(topic, "1", partition=1).result()
+        proxy.hold(50)
+        lost = producer.send(topic, "2", partition=0)
+        assert isinstance(lost.exception(10), errors.RequestTimedOutError)
+        tries = len(proxy.seen)
+        proxy.forget_orders()
+        producer.send(topic, "3", partition=0).result(10)
+        producer.send(topic, "4", partition=1).result(10)
+        with pytest.raises(errors.RequestTimedOutError):
+            producer.flush()
+    producer_id, epoch, _ = identity(proxy.seen[0])
+    assert {identity(seen) for seen in proxy.seen[2:tries]} == {(producer_id, epoch, "0=1")}
+    assert [identity(seen) for seen in proxy.seen[tries:]] == [
+        (producer_id, epoch + 1, "0=0"),
+        (producer_id, epoch + 1, "1=0"),
+    ]
+    # The store had it, though the producer was never told; whatever came of it, nothing is there twice.
+    assert values(store, topic) == {0: [0, 2, 3], 1: [1, 4]}
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "kind", "kafka_name"),
+    [
+        (400, 40003, errors.InvalidProducerRequestError, "INVALID_REQUEST"),
+        (404, 40401, errors.UnknownTopicError, "UNKNOWN_TOPIC_OR_PARTITION"),
+        (404, 40402, errors.UnknownPartitionError, "UNKNOWN_TOPIC_OR_PARTITION"),
+        (409, 40911, errors.OutOfOrderSequenceError, "OUT_OF_ORDER_SEQUENCE_NUMBER"),
+        (409, 40912, errors.InvalidProducerEpochError, "INVALID_PRODUCER_EPOCH"),
+        (409, 40913, errors.DuplicateSequenceError, "DUPLICATE_SEQUENCE_NUMBER"),
+        (413, 41301, errors.RequestTooLargeError, "MESSAGE_TOO_LARGE"),
+        (413, 41302, errors.RecordTooLargeError, "MESSAGE_TOO_LARGE"),
+        (422, 42206, errors.InvalidRecordError, "INVALID_RECORD"),
+        (500, 50002, errors.LogStoreError, "UNKNOWN_SERVER_ERROR"),
+    ],
+)
+def test_an_error_that_will_not_go_away_surfaces_at_once(topic: str, proxy, status, code, kind, kafka_name):
+    proxy.refuse(status, code)
+    with Producer(proxy.url) as producer:
+        error = producer.send(topic, "1", partition=0).exception()
+        assert (type(error), error.kafka_name, error.retriable) == (kind, kafka_name, False)
+        assert len(proxy.seen) == 1
+        assert producer.send(topic, "2", partition=0).result().offset == 0
+        with pytest.raises(kind, match="as ordered"):
+            producer.flush()
+    # Where the store may have counted the first, or counts otherwise, there is no going on with the old epoch.
+    fresh = kind in (
+        errors.OutOfOrderSequenceError,
+        errors.InvalidProducerEpochError,
+        errors.DuplicateSequenceError,
+        errors.LogStoreError,
+    )
+    assert [identity(seen)[1:] for seen in proxy.seen] == [(0, "0=0"), (1 if fresh else 0, "0=0")]
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(429, 42901), (503, 50301), (503, 50302), (504, 50401)],
+)
+def test_an_error_that_goes_away_is_not_seen(topic: str, proxy: FaultyProxy, status, code):
+    proxy.refuse(status, code, retry_after=0, times=2)
+    with Producer(proxy.url, retry_backoff_ms=1) as producer:
+        assert producer.send(topic, "1", partition=0).result().offset == 0
+    assert len(proxy.seen) == 3
+
+
+def test_of_several_partitions_only_the_one_that_is_out_of_step_fails(store: str, topic: str, proxy: FaultyProxy):
+    # The whole, its first half; then of the second half the first partition.
+    proxy.refuse(409, 40911).pass_on().refuse(409, 40911).refuse(409, 40911)
+    with Producer(proxy.url) as producer:
+        delivery = producer.send_batch(topic, {"value": ["0", "1", "2", "3"], "partition": [0, 1, 2, 3]})
+        ((rows, error),) = delivery.failures()
+        assert (rows.tolist(), error.kafka_name) == ([2], "OUT_OF_ORDER_SEQUENCE_NUMBER")
+        with pytest.raises(errors.OutOfOrderSequenceError):
+            producer.flush()
+    assert values(store, topic) == {0: [0], 1: [1], 3: [3]}
+
+
+def test_a_repetition_that_the_store_remembers_no_offset_of_is_stored(store: str, topic: str, proxy: FaultyProxy):
+    proxy.cut().refuse(409, 40913)
+    with Producer(proxy.url, retry_backoff_ms=1) as producer:
+        assert producer.send(topic, "1", partition=0).result() == (topic, 0, -1)
+        assert producer.send(topic, "2", partition=0).result().offset == 1
+    assert values(store, topic) == {0: [1, 2]}
+    assert identity(proxy.seen[-1])[1:] == (0, "0=1")
+
+
+def test_a_partition_that_waits_for_an_answer_holds_up_no_other(store: str, topic: str, proxy: FaultyProxy):
+    proxy.hold()
+    with Producer(proxy.url, linger_ms=0) as producer:
+        slow = producer.send(topic, "0", partition=0)
+        while not proxy.seen:
+            time.sleep(0.01)
+        assert producer.send(topic, "2", partition=1).result(20).offset == 0
+        behind = producer.send(topic, "1", partition=0)
+        time.sleep(0.1)
+        assert not slow.done()
+        assert not behind.done()
+        assert len(proxy.seen) == 2
+        proxy.release()
+    assert values(store, topic) == {0: [0, 1], 1: [2]}
+
+
+def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy):
+    proxy.hold()
+    with Producer(proxy.url, linger_ms=0, max_in_flight_requests_per_connection=1) as producer:
+        producer.send(topic, "0", partition=0)
+        while not proxy.seen:
+            time.sleep(0.01)
+        other = producer.send(topic, "1", partition=1)
+        time.sleep(0.1)
+        assert len(proxy.seen) == 1
+        proxy.release()
+        assert other.result(20).offset == 0
+
+
+def test_without_acks_nothing_is_counted(topic: str, proxy: FaultyProxy):
+    with Producer(proxy.url, acks=0) as producer:
+        producer.send(topic, "0", partition=0).result()
+    assert "acks=0" in proxy.seen[0].path
+    assert "Logstore-Producer-Id" not in proxy.seen[0].headers

@@ -1,0 +1,171 @@
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Delivery, Outcome
+from logstore.client.producer.options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX, ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.record_columns import RecordList, check_extras
+from logstore.client.producer.topic_queue import ClosedBatch
+from logstore.errors import InvalidRequestError, RequestTimedOutError, UnknownTopicError
+
+_RECORD = 100
+PARTITIONS = TopicPartitions("id", 3)
+
+
+def options(**other: Any) -> ProducerOptions:
+    """As of ``Producer``, but that nobody waits for memory."""
+    defaults: dict[str, Any] = {
+        "client_id": None,
+        "acks": "all",
+        "key_serializer": None,
+        "value_serializer": None,
+        "linger_ms": 60_000,
+        "batch_size": 3 * _RECORD,
+        "buffer_memory": 1_000,
+        "max_block_ms": 0,
+        "compression_type": None,
+        "retries": RETRIES_MAX,
+        "retry_backoff_ms": 1,
+        "retry_backoff_max_ms": 1,
+        "delivery_timeout_ms": 120_000,
+        "max_in_flight_requests_per_connection": 2,
+        "request_timeout_ms": 30_000,
+        "max_request_size": DEFAULT_MAX_REQUEST_SIZE,
+        "metadata_max_age_ms": 300_000,
+        "partitioner": "murmur2",
+        "enable_idempotence": None,
+    }
+    return ProducerOptions(**{**defaults, **other})
+
+
+@pytest.fixture
+def accumulator() -> RecordAccumulator:
+    accumulator = RecordAccumulator(options())
+    accumulator.set_partitions("t", PARTITIONS)
+    return accumulator
+
+
+def queue_one(accumulator: RecordAccumulator, *, partition: int = 0) -> Delivery:
+    """A record of _RECORD bytes, in a batch that it opens."""
+    accumulator.open("t", _RECORD)
+    delivery = accumulator.append("t", b"v", None, check_extras(None, partition, None, None), _RECORD)
+    assert delivery is not None
+    return delivery
+
+
+def parts_of(batch: ClosedBatch) -> list[ProducerBatch]:
+    """Its values as messages, a part for each partition."""
+    columns, named = batch.columns()
+    assert named is not None
+    parts = []
+    for partition in sorted(set(named.tolist())):
+        rows = np.flatnonzero(named == partition)
+        message = pa.py_buffer(b",".join(columns.column("value").take(pa.array(rows)).to_pylist()))
+        parts.append(ProducerBatch(batch.outcome, partition, rows, message, batch.deadline, PARTITIONS))
+    return parts
+
+
+def test_a_batch_that_no_record_has_joined_yet_holds_nobody_up(accumulator: RecordAccumulator) -> None:
+    accumulator.open("t", _RECORD)
+    closed, number = accumulator.begin_flush()
+    assert not closed
+    accumulator.await_flush(number, 0)
+    accumulator.open("t", _RECORD)
+    assert accumulator.close("closed") == ([], [])
+    accumulator.await_flush(number + 1, 0)
+
+
+def test_a_flush_raises_the_first_failure_once_and_waits_for_callbacks(accumulator: RecordAccumulator) -> None:
+    delivery = queue_one(accumulator)
+    (batch,), number = accumulator.begin_flush()
+    seen = []
+
+    def look() -> None:
+        with pytest.raises(RequestTimedOutError):
+            accumulator.await_flush(number, 0)
+        seen.append(delivery.done())
+        raise KeyError
+
+    batch.outcome.add_callback(look)
+    accumulator.complete(batch.outcome, np.arange(1), error=UnknownTopicError("gone"))
+    assert seen == [True]
+    with pytest.raises(UnknownTopicError):
+        accumulator.await_flush(number, 0)
+    accumulator.await_flush(number, 0)
+
+
+def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_them() -> None:
+    accumulator = RecordAccumulator(options(linger_ms=0))
+    accumulator.set_partitions("t", PARTITIONS)
+    first = queue_one(accumulator)
+    (before,) = accumulator.wait_for_due() or ()
+    second = queue_one(accumulator, partition=1)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(accumulator.wait_for_due)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        accumulator.add_parts(before, parts_of(before))
+        accumulator.drain()
+        (after,) = waiting.result(10) or ()
+    assert [before.outcome, after.outcome] == [first.outcome, second.outcome]
+    accumulator.close("closed")
+    assert accumulator.wait_for_due() is None
+
+
+def test_partitions_are_asked_for_by_one_at_a_time_and_whoever_waits_is_split() -> None:
+    accumulator = RecordAccumulator(options())
+    queue_one(accumulator)
+    (batch,), _ = accumulator.begin_flush()
+    assert accumulator.begin_asking("t")
+    assert accumulator.in_flight == 1
+    assert not accumulator.begin_asking("t")
+    assert accumulator.next_unsplit("t") is batch
+    assert not accumulator.has_unsplit("t")
+    assert accumulator.next_unsplit("t") is None
+    assert accumulator.in_flight == 0
+    accumulator.set_partitions("t", PARTITIONS)
+    assert not accumulator.begin_asking("t")
+    assert accumulator.put_back(batch)
+    assert accumulator.begin_asking("t")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda accumulator: accumulator.open("t", _RECORD),
+        lambda accumulator: accumulator.append_batch("t", 1, _RECORD, RecordList().columns),
+        RecordAccumulator.check_open,
+    ],
+)
+def test_nothing_is_queued_once_it_is_closed(call: Callable[[RecordAccumulator], object]) -> None:
+    accumulator = RecordAccumulator(options())
+    accumulator.close("The reason")
+    with pytest.raises(InvalidRequestError, match="The reason"):
+        call(accumulator)
+
+
+def test_what_has_not_left_is_given_back_when_it_closes_but_not_what_is_being_split(
+    accumulator: RecordAccumulator,
+) -> None:
+    batches = []
+    for partition in range(3):
+        queue_one(accumulator, partition=partition)
+        batches += accumulator.begin_flush()[0]
+    assert accumulator.add_parts(batches[0], parts_of(batches[0]))
+    accumulator.drain()
+    assert accumulator.add_parts(batches[2], parts_of(batches[2]))
+    unnamed = ClosedBatch(Outcome("t"), RecordList().columns, 0.0, None)
+    queue_one(accumulator)
+    unsplit, parts = accumulator.close("closed")
+    assert [part.outcome for part in parts] == [batches[2].outcome]
+    assert len(unsplit) == 1
+    assert not accumulator.add_parts(batches[1], parts_of(batches[1]))
+    assert not accumulator.put_back(unnamed)
+    assert not accumulator.drain()
