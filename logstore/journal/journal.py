@@ -386,7 +386,7 @@ class Journal:
         """Copy the frames of the oldest file that are still needed forward, so that the file can be freed. Returns
         their new locations.
 
-        Does nothing, and returns an empty mapping, if there is no older file or it still holds more than ``max_bytes``.
+        Does nothing, and returns an empty list, if there is no older file or it still holds more than ``max_bytes``.
         The copies keep their original header, with the flag ``RELOCATED``. The caller must take the new locations into
         its index before it awaits anything: the file is freed in the loop's next step. Raises as ``append`` and
         ``read`` do.
