@@ -59,7 +59,8 @@ def consume(
     ctx: typer.Context,
     topic: TopicArgument,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; may be repeated.")
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; may be repeated."),
     ] = None,
     from_beginning: Annotated[
         bool,
@@ -129,7 +130,9 @@ def consume(
     client_id: ClientIdOption = CLIENT_ID,
     url: UrlOption = None,
 ) -> None:
-    """Print the records of a topic, one a line, or write them to a file.
+    """Print the records of a topic.
+
+    One record a line on stdout, or all of them to a file.
 
     Without --follow it reads from the first record (unless told otherwise) to the end at its start.
     With --follow it begins at the end. Order holds within each partition. A null is printed as 'null'.
@@ -190,7 +193,7 @@ def consume(
 
 
 def _format(output: Path | None, given: str | None, hint: str) -> Format | LineEncoder:
-    """``hint``: where ``given`` is from."""
+    """The chosen format; ``hint`` names the option that ``given`` comes from."""
     if given is not None:
         try:
             return parse_format(given)
@@ -217,7 +220,7 @@ def _assign(consumer: "Consumer", topic: str, partitions: list[int] | None) -> N
 
 
 def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partitions: list[int] | None) -> None:
-    """A partition that is not served has no records to stop at: without a word it would look empty."""
+    """End the command if a partition is quarantined: it gives no records, and would look empty."""
     with admin_of(ctx, url) as admin:
         problems = admin.status().problems
     for found in problems:
@@ -251,7 +254,7 @@ class _Written:
             self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
 
     def reached(self, partition: "TopicPartition", offset: int) -> None:
-        """All below ``offset`` is written."""
+        """All records below ``offset`` are written."""
         self.next_offsets[partition] = max(offset, self.next_offsets.get(partition, 0))
 
     def commit_when_due(self) -> None:
