@@ -25,5 +25,5 @@ async def init_producer(request: Request) -> Response:
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model_or_none(request, InitProducerRequest)
     known = () if asked is None else (asked.producer_id, asked.producer_epoch)
-    got = api_state(request).broker.init_producer(context_of(request), *known)
+    got = await api_state(request).broker.init_producer(context_of(request), *known)
     return json_response(got._asdict(), media_type=media_type)

@@ -38,7 +38,7 @@ def _status(context: RequestContext, state: ApiState) -> dict[str, Any]:
         "now": broker.clock.now_ms(),
         "uptime_ms": round((broker.clock.monotonic() - state.began) * 1000),
         "not_ready_reason": state.not_ready_reason,
-        "topics": [_topic(broker, topic) for topic in broker.topics(context, include_internal=True)],
+        "topics": [_topic(context, broker, topic) for topic in broker.topics(context, include_internal=True)],
         "problems": broker.problems(context),
         "journal": {
             "needed_bytes": broker.journal.needed_bytes,
@@ -56,7 +56,7 @@ def _status(context: RequestContext, state: ApiState) -> dict[str, Any]:
     }
 
 
-def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
+def _topic(context: RequestContext, broker: Broker, topic: Topic) -> dict[str, Any]:
     logs = topic.partitions
     newest = [at for log in logs if (at := log.newest_timestamp_ms) is not None]
     return {
@@ -64,7 +64,7 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
         "topic_id": str(topic.topic_id),
         "is_internal": topic.is_internal,
         "partitions": len(logs),
-        "replication_factor": len(broker.in_sync_replicas),
+        "replication_factor": len(broker.partition_state(context, topic, 0).replicas),
         "records": sum(log.record_count for log in logs),
         "size_bytes": sum(log.size_bytes for log in logs),
         "unsealed_records": sum(log.high_watermark - log.sealed_offset for log in logs),

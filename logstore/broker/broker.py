@@ -1,25 +1,26 @@
 """The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``producing``, ``fetching``, ``admission`` (readiness, journal pressure, bytes in flight) and ``roll_schedule``.
+``topic_tables`` (roll, refresh, delete records), ``producing``, ``fetching``, ``admission`` (readiness, journal
+pressure, bytes in flight) and ``roll_schedule``. They ask ``access`` themselves who may do what.
 """
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Self
 
 import structlog
 
-from logstore.broker.access import Access, Operation, ResourceType
+from logstore.broker.access import Access
 from logstore.broker.admission import Admission
-from logstore.broker.context import RequestContext
-from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.clock import Clock, SystemClock
 from logstore.errors import BrokerNotReadyError
@@ -45,7 +46,7 @@ class Broker:
         coordinator: Coordinator,
         catalog: TopicCatalog,
         journal: Journal,
-        locks: Sequence[LockFile],
+        journal_lock: LockFile,
         access: Access,
         clock: Clock,
         filesystem: FileSystem,
@@ -58,28 +59,31 @@ class Broker:
         self._coordinator = coordinator
         #: To look at.
         self.journal = self._journal = journal
-        self._locks = locks
         #: What every room asks; a listener asks it before it reads a body.
         self.access = access
+        self._journal_lock = journal_lock
+        locks = [*coordinator.locks, journal_lock]
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
-        self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
+        self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
+        self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(
-            by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, access, clock
+            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
         )
+        self._tables = TopicTables(roller, self.admission, access)
         self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission, access)
+        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
-        topics, producing, fetching = self._topics, self._producing, self._fetching
+        topics, tables, producing, fetching = self._topics, self._tables, self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
+        self.partition_state = topics.partition_state
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
@@ -90,8 +94,10 @@ class Broker:
         self.delete_topic = topics.delete
         self.alter_configs = topics.alter_configs
         self.add_partitions = topics.add_partitions
-        self.delete_records = topics.delete_records
-        self.drop_foreign_files = topics.drop_foreign_files
+        self.roll = tables.roll
+        self.refresh = tables.refresh
+        self.delete_records = tables.delete_records
+        self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
@@ -104,13 +110,14 @@ class Broker:
     async def running(
         cls,
         settings: Settings,
+        coordinator: Coordinator,
+        access: Access,
         *,
-        access: Access | None = None,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, access=access, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, coordinator, access, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -120,28 +127,25 @@ class Broker:
     async def start(
         cls,
         settings: Settings,
+        coordinator: Coordinator,
+        access: Access,
         *,
-        access: Access | None = None,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> Self:
-        """Lock the data directory, recover what is in it, and begin to serve; without ``access`` all is allowed.
+        """Lock the journal, recover what is in the data directory, and begin to serve.
 
-        Raises DataDirectoryError if another process has it or it is of another format, CorruptionError if stored bytes
-        are not what was written.
+        ``coordinator`` has started, and stops after the broker. Raises DataDirectoryError if another process has the
+        journal, CorruptionError if stored bytes are not what was written.
         """
         clock = clock or SystemClock()
         filesystem = filesystem or local_filesystem()
-        home = settings.data / "brokers" / str(settings.broker_id)
-        filesystem.make_directory(settings.data)
-        locks = [LockFile.acquire(settings.data)]
-
+        journal_directory = settings.data / "brokers" / str(coordinator.broker_id) / "journal" / "0"
+        filesystem.make_directory(journal_directory)
+        # Its own: the journal is no other process's, even if the coordinator's lock was removed.
+        journal_lock = LockFile.acquire(journal_directory)
+        locks = [*coordinator.locks, journal_lock]
         try:
-            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
-            journal_directory = home / "journal" / "0"
-            filesystem.make_directory(journal_directory)
-            # Its own: the journal is no other process's, even if the lock of the data directory was removed.
-            locks.append(LockFile.acquire(journal_directory))
             catalog = TopicCatalog(settings.data, filesystem)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
@@ -151,17 +155,16 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, locks, access or Access(), clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, access, clock, filesystem)
             await broker._recover()
         except BaseException:
-            for lock in reversed(locks):
-                lock.release()
+            journal_lock.release()
             raise
         return broker
 
     async def _recover(self) -> None:
         began = self.clock.monotonic()
-        await self._topics.recover(self._coordinator, self._filesystem)
+        await self._topics.recover(self._filesystem)
         self._schedule.start()
         self.admission.not_ready = None
         seconds = round(self.clock.monotonic() - began, 3)
@@ -182,38 +185,13 @@ class Broker:
             self._producing.close()
             self._fetching.close()
             self._writers.shutdown()
-            for lock in reversed(self._locks):
-                lock.release()
+            self._journal_lock.release()
         log.info("broker.stopped")
 
     @property
     def not_ready_reason(self) -> str | None:
         """Why appends are refused; None while they are taken."""
         return self.admission.not_ready_reason
-
-    @property
-    def ready(self) -> bool:
-        return self.not_ready_reason is None
-
-    @property
-    def in_sync_replicas(self) -> tuple[int, ...]:
-        return self._coordinator.in_sync_replicas()
-
-    async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
-        """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
-        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self.admission.require_ready()
-        return await self._roller.roll(topic)
-
-    async def refresh(self, context: RequestContext, topic: Topic) -> int:
-        """Read what others committed to the topic's table; the version that every read from here on sees.
-
-        Raises as ``Roller.refresh``.
-        """
-        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self.admission.require_ready()
-        await self._roller.refresh(topic)
-        return topic.version
 
 
 __all__ = ["Broker", "FetchResult", "PartitionLog", "ProduceResult", "ProducedRange", "RollResult", "Topic"]

@@ -15,7 +15,7 @@ import structlog
 from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
 from logstore.broker.context import RequestContext
-from logstore.broker.coordinator import Coordinator
+from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.problems import TopicProblem, find_problems
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.removals import Removals
@@ -31,7 +31,6 @@ from logstore.errors import (
     InvalidReplicationFactorError,
     InvalidTopicError,
     LogStoreError,
-    OffsetOutOfRangeError,
     QuarantinedError,
     TopicExistsError,
     UnknownTopicError,
@@ -48,6 +47,9 @@ from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
 log = structlog.stdlib.get_logger(__name__)
 
+#: Kafka's `default.replication.factor`.
+DEFAULT_REPLICATION_FACTOR = 1
+
 T = TypeVar("T")
 
 
@@ -58,6 +60,7 @@ class Topics:
         self,
         by_name: dict[str, Topic],
         settings: Settings,
+        coordinator: Coordinator,
         catalog: TopicCatalog,
         journal: Journal,
         roller: Roller,
@@ -68,6 +71,7 @@ class Topics:
     ) -> None:
         self._topics = by_name
         self._settings = settings
+        self._coordinator = coordinator
         self._catalog = catalog
         self._lock = asyncio.Lock()
         self._journal = journal
@@ -83,11 +87,11 @@ class Topics:
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
-    async def recover(self, coordinator: Coordinator, filesystem: FileSystem) -> None:
+    async def recover(self, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
         epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
-        self._leader_epoch = coordinator.elect(above=max(epochs, default=0))
+        self._leader_epoch = await self._coordinator.elect(above=max(epochs, default=0))
         for name, table in tables.items():
             self._topics[name] = self._topic(name, table, table.latest)
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
@@ -170,6 +174,11 @@ class Topics:
                 raise self._quarantined[name]
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
+
+    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
+        """Who leads and who holds a partition. Raises TopicAuthorizationError."""
+        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
         """What the log says of a start."""
@@ -264,10 +273,7 @@ class Topics:
         check_no_collision(name, (*self._topics, *self._quarantined))
         count = self._settings.num_partitions if partitions is None else partitions
         _check_partitions(count)
-        if replication_factor not in {None, 1, -1}:
-            raise InvalidReplicationFactorError(
-                f"Replication factor {replication_factor} is larger than the number of brokers (1): leave it out."
-            )
+        _check_replication_factor(replication_factor, len(self._coordinator.brokers))
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self._settings.topic_defaults)
         return None if validate_only else await self._make(name, count, overrides)
@@ -353,48 +359,6 @@ class Topics:
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
 
-    async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
-        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
-
-        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the high watermark or below -1, TopicAuthorizationError, UnknownPartitionError,
-        InvalidTopicError.
-        """
-        self._access.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
-        self._admission.require_ready()
-        require_users_topic(topic)
-        partition_log = topic.partition(partition)
-        partition_log.require_served()
-        target = partition_log.high_watermark if before_offset == -1 else before_offset
-        if not 0 <= target <= partition_log.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
-                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
-                log_start_offset=partition_log.log_start_offset,
-                high_watermark=partition_log.high_watermark,
-            )
-        if target > partition_log.sealed_offset:
-            await self._roller.roll(topic, lambda p: p is partition_log)
-        if target > partition_log.log_start_offset:
-            await self._roller.commit(
-                topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
-            )
-        return partition_log.log_start_offset
-
-    async def drop_foreign_files(self, context: RequestContext, topic: Topic) -> tuple[str, ...]:
-        """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
-
-        The files stay on disk. Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, and as
-        ``Roller.commit``.
-        """
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self._admission.require_ready()
-        require_users_topic(topic)
-        dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
-        log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
-        return dropped
-
     async def _change(self, change: Coroutine[object, object, T]) -> T:
         """One change of the catalogue at a time, each to its end even if the caller goes away."""
 
@@ -415,6 +379,15 @@ def require_users_topic(topic: Topic) -> None:
     if topic.is_internal:
         raise InvalidTopicError(
             f"Topic {topic.name!r} is the store's own: it can be read and rolled, but not written, changed or deleted."
+        )
+
+
+def _check_replication_factor(asked: int | None, brokers: int) -> None:
+    """None and -1 stand for DEFAULT_REPLICATION_FACTOR."""
+    if asked not in {None, -1} and not 1 <= asked <= brokers:
+        raise InvalidReplicationFactorError(
+            f"Replication factor {asked} cannot be: the number of brokers is {brokers}. Leave it out, or give at most "
+            "that many."
         )
 
 

@@ -27,6 +27,7 @@ CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.G
 BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
     "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
     "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
     "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
