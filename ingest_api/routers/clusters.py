@@ -18,6 +18,7 @@ from ingest_api.schemas import ConfigEntry, CreateTopicRequest, UpdateTopicReque
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError, UnknownClusterError
 
@@ -64,6 +65,8 @@ def _cluster(request: Request, broker: Broker) -> dict[str, Any]:
 
 
 def _topic(request: Request, broker: Broker, name: str, topic: Topic | None, partitions_count: int) -> dict[str, Any]:
+    # Asked for by the store: whoever made the topic, or grew it, is told what it is.
+    replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR
     path = (broker.cluster_id, "topics", name)
     return {
         "kind": "KafkaTopic",
@@ -75,9 +78,7 @@ def _topic(request: Request, broker: Broker, name: str, topic: Topic | None, par
         "topic_name": name,
         "topic_id": str(topic.topic_id) if topic else None,
         "is_internal": topic.is_internal if topic else False,
-        "replication_factor": len(broker.partition_state(context_of(request), topic, 0).replicas)
-        if topic
-        else DEFAULT_REPLICATION_FACTOR,
+        "replication_factor": replicas,
         "partitions_count": partitions_count,
         "partitions": {"related": f"{link(request).removesuffix('/v3/clusters')}/topics/{quote(name)}/partitions"},
         "configs": {"related": link(request, *path, "configs")},

@@ -15,7 +15,8 @@ from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import DropForeignFilesRequest, RefreshRequest, RollRequest
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.broker import PartitionLog, Topic
+from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.context import RequestContext
 
 router = declared_router(tags=["topics"])
 
@@ -44,7 +45,7 @@ async def get_topic(request: Request) -> Response:
         "location": topic.location,
         "is_internal": topic.is_internal,
         "configs": topic.config.as_strings(),
-        "partitions": [_partition(request, topic, found) for found in topic.partitions],
+        "partitions": [_partition(context_of(request), broker, topic, found) for found in topic.partitions],
     }
     return json_response(answer, media_type=answer_media_type(request.headers, METADATA_TYPES))
 
@@ -57,7 +58,9 @@ async def list_partitions(request: Request) -> Response:
     broker = api_state(request).broker
     topic: Topic = broker.topic(context_of(request), request.path_params["topic"])
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    return json_response([_partition(request, topic, found) for found in topic.partitions], media_type=media_type)
+    return json_response(
+        [_partition(context_of(request), broker, topic, found) for found in topic.partitions], media_type=media_type
+    )
 
 
 @router.get("/topics/{topic}/partitions/{partition}", **openapi.GET_PARTITION)
@@ -69,7 +72,8 @@ async def get_partition(request: Request) -> Response:
     topic = broker.topic(context_of(request), request.path_params["topic"])
     found = topic.partition(partition_in_path(request))
     return json_response(
-        _partition(request, topic, found), media_type=answer_media_type(request.headers, METADATA_TYPES)
+        _partition(context_of(request), broker, topic, found),
+        media_type=answer_media_type(request.headers, METADATA_TYPES),
     )
 
 
@@ -111,8 +115,8 @@ async def drop_foreign_files(request: Request) -> Response:
     return json_response({"files": await broker.drop_foreign_files(context_of(request), topic)}, media_type=media_type)
 
 
-def _partition(request: Request, topic: Topic, log: PartitionLog) -> dict[str, Any]:
-    state = api_state(request).broker.partition_state(context_of(request), topic, log.partition)
+def _partition(context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog) -> dict[str, Any]:
+    state = broker.partition_state(context, topic, log.partition)
     return {
         "partition": log.partition,
         "leader": state.leader,
