@@ -24,7 +24,7 @@ from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
 ENV_PREFIX = "LOGSTORE_"
 CONFIG_FILE = Path("conf/logstore.toml")
 _TOPIC_PREFIX = "topic."
-#: What a setting takes, by pydantic's name of the error.
+#: The values that a setting takes in words, by pydantic's name of the error.
 _TAKES = {
     "bool_parsing": "it takes true or false",
     "bool_type": "it takes true or false",
@@ -41,12 +41,12 @@ _TAKES = {
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
-#: By the last word of a setting's name.
+#: Units, by the last word of a setting's name.
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {"ms": _DURATION, "bytes": _SIZE, "size": _SIZE}
 
 
 class Settings(BaseSettings):
-    """What one broker process runs with; immutable. Sizes in bytes.
+    """The settings of one broker process; immutable. Sizes in bytes.
 
     Raises pydantic.ValidationError for a value that does not fit, InvalidConfigError for a file or variable that cannot
     be read or is misspelt. ``load_settings`` turns both into InvalidConfigError.
@@ -190,7 +190,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        # As Kafka requires of queued.max.request.bytes: otherwise the largest request never fits.
+        # Kafka requires the same of queued.max.request.bytes: otherwise the largest request never fits.
         if self.queued_max_request_bytes < self.max_request_size:
             raise ValueError(
                 f"queued.max.request.bytes ({self.queued_max_request_bytes}) is below "
@@ -257,7 +257,7 @@ def _explain(error: ValidationError) -> Iterator[str]:
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """``LOGSTORE_*`` variables. One that is nearly a setting's is refused; any other belongs to somebody else."""
+    """The ``LOGSTORE_*`` variables. A name close to a setting's is refused as misspelt; other names are ignored."""
     fields = {f"{ENV_PREFIX}{field.upper()}": field for field in Settings.model_fields if field != "topic_defaults"}
     topic_keys = {f"{ENV_PREFIX}TOPIC_{key.field.upper()}": key.name for key in CONFIG_KEYS}
     values: dict[str, Any] = {}

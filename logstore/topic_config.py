@@ -1,8 +1,8 @@
 """The configuration of a topic: one table of keys drives parsing, defaults, the command line, HTTP and the docs.
 
-Owns the names (Kafka's, where Kafka has the key), the defaults and what each value may be. Invariants: a
-``TopicConfig`` holds only checked values; ``TopicConfig.parse(config.as_strings()) == config``; a value's text has one
-normal form, so that what is stored in a table's properties compares equal when it means the same.
+Owns the names (Kafka's, where Kafka has the key), the defaults and the checks of values. Invariants: a ``TopicConfig``
+holds only checked values; ``TopicConfig.parse(config.as_strings()) == config``; a value's text has one normal form, so
+that equal values are stored as equal texts in a table's properties.
 """
 
 import difflib
@@ -247,7 +247,9 @@ class TopicConfig:
 
     @staticmethod
     def usable(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-        """``overrides`` without those that ``parse`` would not take: set past the store, with ALTER TABLE."""
+        """``overrides`` without the values that ``parse`` refuses. Such values were set with ALTER TABLE, not through
+        the store.
+        """
         kept: dict[str, str] = {}
         for name in sorted(overrides):
             try:

@@ -132,7 +132,7 @@ def consume(
 ) -> None:
     """Print the records of a topic, one a line, or write them to a file.
 
-    Without --follow it stops at what is the end when it starts, and begins with the first record unless told otherwise.
+    Without --follow it reads from the first record (unless told otherwise) to the end at its start.
     With --follow it begins at the end. Order holds within each partition. A null is printed as 'null'.
     """
     from logstore.client.consumer import Consumer
@@ -236,10 +236,9 @@ def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
 
 @dataclass(slots=True)
 class _Written:
-    """How far each partition is in the output; with ``commits`` the group gets to know.
-
-    All partitions count, also those without a record: one of which the group knows nothing would begin at its end in a
-    later run with --follow, and pass over what came meanwhile.
+    """The progress of each partition in the output; with ``commits`` it is committed for the group. Partitions without
+    a record count too: a later run with --follow would begin at the end of an uncommitted partition, and miss the
+    records in between.
     """
 
     consumer: "Consumer"
@@ -248,7 +247,7 @@ class _Written:
     due: float = field(default_factory=lambda: time.monotonic() + _COMMIT_SECONDS)
 
     def begin(self) -> None:
-        """All that the consumer handed out is written."""
+        """All records that the consumer handed out are written."""
         if self.commits:
             self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
 

@@ -46,10 +46,9 @@ def doctor(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Check this machine: Python, Java, Spark's jars; and a store.
-
-    The store is the one that is named (--url, LOGSTORE_URL, a profile). Without a name, or with --data, --port or
-    --host, it is the one here: port, disk, data directory, and what runs on it.
+    """Check this machine (Python, Java, Spark's jars) and a store. --url, LOGSTORE_URL or a profile names the store.
+    Without a name, or with --data, --port or --host, the store on this machine is checked: port, disk, data directory,
+    and the process that runs on it.
 
     'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
     """
@@ -67,7 +66,7 @@ def doctor(
 
 
 def run_checks(data: Path | None, host: str | None, port: int | None, *, url: str | None = None) -> Iterator[Check]:
-    """Of the store at ``url``; None: of the data directory here, and the store on it."""
+    """Checks of the store at ``url``; with None, of the data directory here and the store on it."""
     from logstore.cli.store_checks import check_store
 
     yield check_python()

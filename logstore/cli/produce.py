@@ -173,7 +173,7 @@ def produce(
         run = Run(topic, producer, report, options.unit)
         interrupted, problem = run.send_all(blocks)
         if size is not None and not interrupted and not problem:
-            # A record's bytes are not quite what it takes in the file: all of that was read.
+            # A record's bytes differ from its bytes in the file, so at the end the whole file counts as read.
             report(size - run.bytes, 0)
     summarize(run, problem, json=json, quiet=quiet)
     if problem:

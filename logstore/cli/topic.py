@@ -74,8 +74,8 @@ def list_topics(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List the topics: their partitions, records, bytes (in Delta and in the journal), how old the newest record is,
-    and what is wrong with them.
+    """List the topics: partitions, records, bytes (in Delta and in the journal), the age of the newest record, and
+    problems.
     """
     with admin_of(ctx, url) as admin:
         found = admin.status()
@@ -105,9 +105,9 @@ def describe(
 ) -> None:
     """Show offsets, sizes and configuration.
 
-    Per partition: start (log start offset), end (log end offset), high watermark (readers see what is below), sealed
-    (what is below is in Delta), segments (Parquet files), bytes (their size), unsealed (bytes still in the journal
-    only).
+    Per partition: start (log start offset), end (log end offset), high watermark (readers see the records below it),
+    sealed (the records below it are in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the
+    journal only).
     """
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
@@ -210,7 +210,7 @@ def delete(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete a topic and its data. Asks first; without a terminal it wants --yes."""
+    """Delete a topic and its data. Asks first; without a terminal it needs --yes."""
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
         if not yes:
@@ -278,7 +278,7 @@ def delete_records(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Move a partition's log start forward: readers no longer see what is before it."""
+    """Move a partition's log start forward: readers no longer see the records before it."""
     with admin_of(ctx, url) as admin:
         log_start_offset = admin.delete_records(name, partition, before_offset)
     if json:
