@@ -94,5 +94,5 @@ def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: Topi
             return replace(report, waiting=tuple(waiting))
     except LogStoreError as error:
         if report.versions:
-            context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")
+            context.progress.note(f"{topic.name}: the store was not told and will notice by itself: {error.message}")
     return report

@@ -67,24 +67,24 @@ class Settings(BaseSettings):
     journal_max_bytes: int = Field(
         4 * GIB,
         ge=1,
-        description="Bytes that the journal may hold; beyond, produce answers 429 until a roll is done.",
+        description="Bytes that the journal may hold. Beyond that, produce is answered 429 until a roll is done.",
     )
     journal_topic_max_bytes: int | None = Field(
         None,
         ge=1,
-        description="Bytes that the journal may hold of one topic; beyond, produce to that topic answers 429. "
+        description="Bytes that the journal may hold of one topic. Beyond that, produce to it is answered 429. "
         "Default: a quarter of `journal.max.bytes`.",
     )
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of requests in flight; beyond, produce answers 429.",
+        description="Bytes of requests in flight. Beyond that, produce is answered 429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once; one more is answered 503. At most three quarters of the files that the "
+        description="Connections at once; a further one is answered 503. At most three quarters of the files that the "
         "process may have open (`ulimit -n`): the others are for the log.",
     )
     connections_max_idle_ms: int = Field(
@@ -100,14 +100,14 @@ class Settings(BaseSettings):
     request_body_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="In every interval of this length a body must bring 1 KiB for each second, or its end; else the "
+        description="In every interval of this length a body must bring 1 KiB for each second, or end; otherwise the "
         "answer is 408.",
     )
     response_timeout_ms: int = Field(
         60_000,
         ge=1,
-        description="In two intervals of this length a client must take what 1 KiB a second makes in one of them, or "
-        "all that is left of its answer; else the connection is cut.",
+        description="Within twice this time a client must take 1 KiB of its answer for each second of this time, or "
+        "the rest of it; otherwise the connection is cut.",
     )
     auto_create_topics_enable: bool = Field(
         default=False,
@@ -120,7 +120,7 @@ class Settings(BaseSettings):
         8,
         ge=1,
         le=PARTITIONS_PER_TOPIC_MAX,
-        description="Partitions of the topic of group offsets; counts when the first offset is committed.",
+        description="Partitions of the topic of group offsets. Read when the first offset is committed.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,

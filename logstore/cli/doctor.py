@@ -165,7 +165,10 @@ def check_port(host: str, port: int, running: str | None) -> Check:
         if running and running.endswith(f":{port}"):
             return Check(name, Status.ok, f"in use by this store, at {running}")
         return Check(
-            name, Status.fail, f"{host}: {error.strerror or error}", "Stop what uses it, or choose another: --port N"
+            name,
+            Status.fail,
+            f"{host}: {error.strerror or error}",
+            "Stop the program that uses it, or choose another: --port N",
         )
     return Check(name, Status.ok, f"free on {host}")
 
@@ -176,7 +179,7 @@ def check_data(data: Path, home: Path) -> Check:
         parent = next(parent for parent in data.resolve().parents if parent.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
             return Check(name, Status.fail, f"{data} cannot be made in {parent}", "Choose another: --data DIR")
-        return Check(name, Status.ok, f"{data} is not there yet: serve makes it")
+        return Check(name, Status.ok, f"{data} does not exist yet: serve makes it")
     if not data.is_dir():
         return Check(name, Status.fail, f"{data} is not a directory", "Choose another: --data DIR")
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):

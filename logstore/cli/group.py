@@ -121,7 +121,7 @@ def reset(
         typer.Option(
             "--to-timestamp",
             metavar="TIME",
-            help=f"To the first record of this time or later, without one to the high watermark: {TIME_FORMS}.",
+            help=f"To the first record of this time or later, or else the high watermark: {TIME_FORMS}.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,

@@ -36,7 +36,7 @@ def create(
         typer.Option("--partitions", "-p", help="Number of partitions. [default: the store's num.partitions]"),
     ] = None,
     config: ConfigOption = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic is there.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
@@ -165,10 +165,10 @@ def alter(
     config: ConfigOption = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", "-d", metavar="KEY", help="Back to the default; may be repeated."),
+        typer.Option("--delete-config", "-d", metavar="KEY", help="Set this key back to its default; may be repeated."),
     ] = None,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="Grow to this many; keys then hash anew.")
+        int | None, typer.Option("--partitions", "-p", help="Grow to this many; later keys may go to other partitions.")
     ] = None,
     json: JsonOption = False,
     url: UrlOption = None,
@@ -226,7 +226,7 @@ def delete(
 @app.command(
     epilog="""\b
 Examples:
-  logstore topic roll events        then any Delta reader sees all of it
+  logstore topic roll events        then every Delta reader sees all records
 """
 )
 def roll(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
@@ -265,7 +265,7 @@ def drop_foreign_files(ctx: typer.Context, name: NameArgument, json: JsonOption 
     epilog="""\b
 Examples:
   logstore topic delete-records events --partition 0 --before-offset 1000
-  logstore topic delete-records events --partition 0 --before-offset -1     all that is there
+  logstore topic delete-records events --partition 0 --before-offset -1     all records
 """
 )
 def delete_records(
