@@ -48,7 +48,9 @@ def test_a_tenth_may_be_lost_and_more_of_single_records(checkout: Path, name: st
     targets = beside(Case(name, "", (Started("ours", {}),)), checkout).targets
     (rate,) = [target for target in targets if target.metric == "records_s"]
     assert (rate.of, rate.against, rate.at_least) == ("ours", "ours before", bound)
-    assert {t.at_most for t in targets if t.metric in {"server_cpu_us", "peak_mb"}} == {pytest.approx(2 - bound)}
+    for target in targets:
+        if target.metric in {"server_cpu_us", "peak_mb"}:
+            assert target.at_most == pytest.approx(2 - bound)
 
 
 def test_a_checkout_without_an_environment_is_refused_with_what_to_do(tmp_path: Path):
