@@ -186,8 +186,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _watch_answer(self) -> None:
         """Cut the connection once the client takes too little of what waits for it."""
         self._stop_answer_timer()
-        if self.transport.get_write_buffer_size():
-            self._check_answer_later(None, self._bytes_not_taken())
+        # A TLS transport does not count the bytes in the transport below it; some of them are in the kernel, then.
+        if not_taken := self._bytes_not_taken():
+            self._check_answer_later(None, not_taken)
 
     def _check_answer_later(self, before: int | None, now: int) -> None:
         self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, before, now)
@@ -348,7 +349,8 @@ class HttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         if self._refusal is None and self._unanswered:
             self._unanswered[-1].keep_alive = False
-        return bool(self._unanswered)
+        # Over TLS the connection ends with either side of it.
+        return bool(self._unanswered) and self.transport.can_write_eof()
 
     # ---- a short one ------------------------------------------------------------------------------------------------
 
@@ -444,7 +446,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._write_refusal()
         # Closing at once would answer what the client still sends with a reset, and that may overtake the refusal.
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half-closed connections
+            self.transport.write_eof()
         self._expect_within(_LINGER_SECONDS, self.transport.abort)
 
     def _write_refusal(self) -> None:

@@ -18,6 +18,7 @@ from ingest_api.schemas import ConfigEntry, CreateTopicRequest, UpdateTopicReque
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError, UnknownClusterError
 
 router = declared_router(tags=["administration"])
@@ -74,7 +75,9 @@ def _topic(request: Request, broker: Broker, name: str, topic: Topic | None, par
         "topic_name": name,
         "topic_id": str(topic.topic_id) if topic else None,
         "is_internal": topic.is_internal if topic else False,
-        "replication_factor": len(broker.in_sync_replicas),
+        "replication_factor": len(broker.partition_state(context_of(request), topic, 0).replicas)
+        if topic
+        else DEFAULT_REPLICATION_FACTOR,
         "partitions_count": partitions_count,
         "partitions": {"related": f"{link(request).removesuffix('/v3/clusters')}/topics/{quote(name)}/partitions"},
         "configs": {"related": link(request, *path, "configs")},
@@ -108,13 +111,8 @@ async def list_cluster_topics(request: Request) -> Response:
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
-    found = broker.topics(include_internal=True)
-    names = [topic.name for topic in found]
-    access = api_state(request).access
-    shown = set(access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names))
-    topics = [
-        _topic(request, broker, topic.name, topic, len(topic.partitions)) for topic in found if topic.name in shown
-    ]
+    found = broker.topics(context_of(request), include_internal=True)
+    topics = [_topic(request, broker, topic.name, topic, len(topic.partitions)) for topic in found]
     metadata = {"self": link(request, broker.cluster_id, "topics"), "next": None}
     return json_response({"kind": "KafkaTopicList", "metadata": metadata, "data": topics})
 
@@ -127,8 +125,8 @@ async def create_topic(request: Request) -> Response:
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
     asked = await receive_model(request, CreateTopicRequest)
-    api_state(request).access.require(context_of(request), Operation.CREATE, ResourceType.TOPIC, asked.topic_name)
     topic = await broker.create_topic(
+        context_of(request),
         asked.topic_name,
         partitions=asked.partitions_count,
         replication_factor=asked.replication_factor,
@@ -149,7 +147,7 @@ async def get_cluster_topic(request: Request) -> Response:
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"])
     return json_response(_topic(request, broker, topic.name, topic, len(topic.partitions)))
 
 
@@ -160,9 +158,9 @@ async def update_topic(request: Request) -> Response:
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
-    name = broker.topic(request.path_params["topic"]).name
+    name = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER).name
     asked = await receive_model(request, UpdateTopicRequest)
-    topic = await broker.add_partitions(name, asked.partitions_count)
+    topic = await broker.add_partitions(context_of(request), name, asked.partitions_count)
     return json_response(_topic(request, broker, topic.name, topic, len(topic.partitions)))
 
 
@@ -171,5 +169,5 @@ async def update_topic(request: Request) -> Response:
 async def delete_topic(request: Request) -> Response:
     """Delete a topic and its Delta table."""
     read_query(request)
-    await broker_of(request).delete_topic(request.path_params["topic"])
+    await broker_of(request).delete_topic(context_of(request), request.path_params["topic"])
     return Response(status_code=204)

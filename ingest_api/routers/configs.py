@@ -10,6 +10,7 @@ from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model
 from ingest_api.content_types import JSON, answer_media_type
 from ingest_api.errors import NoSuchResourceError
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routers.clusters import broker_of, config_changes, link
 from ingest_api.routes import declared_router, requires
@@ -67,7 +68,7 @@ async def list_configs(request: Request) -> Response:
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.DESCRIBE_CONFIGS)
     metadata = {"self": link(request, broker.cluster_id, "topics", topic.name, "configs"), "next": None}
     configs = [_config(request, broker, topic, key) for key in CONFIG_KEYS]
     return json_response({"kind": "KafkaTopicConfigList", "metadata": metadata, "data": configs})
@@ -79,13 +80,15 @@ async def alter_configs(request: Request) -> Response:
     """Set keys, or take them back to their defaults: all of them, or none if one is wrong."""
     read_query(request)
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER_CONFIGS)
     asked = await receive_model(request, AlterConfigsRequest)
     entries = [
         ConfigEntry(name=change.name, value=None if change.operation == "DELETE" else change.value)
         for change in asked.data
     ]
-    await broker.alter_configs(topic.name, config_changes(entries), validate_only=asked.validate_only)
+    await broker.alter_configs(
+        context_of(request), topic.name, config_changes(entries), validate_only=asked.validate_only
+    )
     return Response(status_code=204)
 
 
@@ -96,7 +99,7 @@ async def get_config(request: Request) -> Response:
     read_query(request)
     answer_media_type(request.headers, (JSON,))
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.DESCRIBE_CONFIGS)
     return json_response(_config(request, broker, topic, _key_in_path(request)))
 
 
@@ -106,10 +109,10 @@ async def update_config(request: Request) -> Response:
     """Set one key; null takes it back to its default."""
     read_query(request)
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER_CONFIGS)
     key = _key_in_path(request)
     asked = await receive_model(request, UpdateConfigRequest)
-    await broker.alter_configs(topic.name, {key.name: asked.value})
+    await broker.alter_configs(context_of(request), topic.name, {key.name: asked.value})
     return Response(status_code=204)
 
 
@@ -119,6 +122,6 @@ async def reset_config(request: Request) -> Response:
     """Take one key back to its default."""
     read_query(request)
     broker = broker_of(request)
-    topic = broker.topic(request.path_params["topic"])
-    await broker.alter_configs(topic.name, {_key_in_path(request).name: None})
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER_CONFIGS)
+    await broker.alter_configs(context_of(request), topic.name, {_key_in_path(request).name: None})
     return Response(status_code=204)

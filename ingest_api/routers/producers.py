@@ -7,6 +7,7 @@ from ingest_api import openapi
 from ingest_api.answers import json_response
 from ingest_api.bodies import receive_model_or_none
 from ingest_api.content_types import METADATA_TYPES, answer_media_type
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import InitProducerRequest
@@ -23,6 +24,6 @@ async def init_producer(request: Request) -> Response:
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model_or_none(request, InitProducerRequest)
-    broker = api_state(request).broker
-    got = broker.init_producer() if asked is None else broker.init_producer(asked.producer_id, asked.producer_epoch)
+    known = () if asked is None else (asked.producer_id, asked.producer_epoch)
+    got = await api_state(request).broker.init_producer(context_of(request), *known)
     return json_response(got._asdict(), media_type=media_type)

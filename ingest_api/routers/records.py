@@ -21,6 +21,7 @@ from ingest_api.content_types import (
     answer_media_type,
     asks_for,
 )
+from ingest_api.guard import context_of
 from ingest_api.parameters import (
     MAX_BYTES,
     MAX_WAIT_MS,
@@ -76,7 +77,7 @@ async def fetch(request: Request) -> Response:
     """Read records from an offset on, waiting for some at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = topic_to_read(request, state.broker)
+    topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
     offset = query[OFFSET.name]
@@ -89,7 +90,7 @@ async def fetch(request: Request) -> Response:
     )
     is_stored = media_type == STORED_BATCHES
     fetch_any = state.broker.fetch_stored if is_stored else state.broker.fetch_records
-    fetched: _Fetched = await fetch_any(wanted, limits, functools.partial(answer_wanted, request))
+    fetched: _Fetched = await fetch_any(context_of(request), wanted, limits, functools.partial(answer_wanted, request))
     result = fetched.answers.get(0) or _nothing(partition_log, offset, [] if is_stored else LOG_SCHEMA.empty_table())
     # Who leaves the choice, as curl and browsers do, is to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
@@ -138,12 +139,12 @@ async def offsets(request: Request) -> Response:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     state = api_state(request)
     timestamp = read_time_query(request, TIMESTAMP, state.broker.clock.now_ms())
-    topic = topic_to_read(request, state.broker)
+    topic = topic_to_read(context_of(request), request, state.broker, Operation.DESCRIBE)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     answer: dict[str, int | None] = {}
     if timestamp is not None:
-        found = await state.broker.offset_for_timestamp(topic, partition_log.partition, timestamp)
+        found = await state.broker.offset_for_timestamp(context_of(request), topic, partition_log.partition, timestamp)
         answer = {"offset": found[0] if found else None, "timestamp": found[1] if found else None}
     ends = {"beginning_offset": partition_log.log_start_offset, "end_offset": partition_log.high_watermark}
     return json_response({**ends, **answer}, media_type=media_type, headers=topic_id_headers(request.scope))
@@ -155,9 +156,9 @@ async def delete_records(request: Request) -> Response:
     """Move the log start offset forward: readers no longer see what is before it."""
     state = api_state(request)
     read_query(request)
-    topic = topic_to_read(request, state.broker)
+    topic = topic_to_read(context_of(request), request, state.broker, Operation.DELETE)
     partition = topic.partition(partition_in_path(request)).partition
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model(request, DeleteRecordsRequest)
-    start = await state.broker.delete_records(topic, partition, asked.before_offset)
+    start = await state.broker.delete_records(context_of(request), topic, partition, asked.before_offset)
     return json_response({"log_start_offset": start}, media_type=media_type, headers=topic_id_headers(request.scope))

@@ -7,12 +7,14 @@ from starlette.responses import Response
 
 from ingest_api import openapi
 from ingest_api.answers import json_response
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import ApiState, api_state
 from logstore import __version__
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import RequestContext
 from logstore.open_files import connections_within, open_files_limit
 
 router = declared_router(tags=["health"])
@@ -23,10 +25,10 @@ router = declared_router(tags=["health"])
 async def status(request: Request) -> Response:
     """What `logstore status` and `logstore topic list` show: the store, its topics, and what is wrong with them."""
     read_query(request)
-    return json_response(_status(api_state(request)))
+    return json_response(_status(context_of(request), api_state(request)))
 
 
-def _status(state: ApiState) -> dict[str, Any]:
+def _status(context: RequestContext, state: ApiState) -> dict[str, Any]:
     broker, settings = state.broker, state.settings
     limit = open_files_limit()
     return {
@@ -36,8 +38,8 @@ def _status(state: ApiState) -> dict[str, Any]:
         "now": broker.clock.now_ms(),
         "uptime_ms": round((broker.clock.monotonic() - state.began) * 1000),
         "not_ready_reason": state.not_ready_reason,
-        "topics": [_topic(broker, topic) for topic in broker.topics(include_internal=True)],
-        "problems": broker.problems(),
+        "topics": [_topic(context, broker, topic) for topic in broker.topics(context, include_internal=True)],
+        "problems": broker.problems(context),
         "journal": {
             "needed_bytes": broker.journal.needed_bytes,
             "retained_bytes": broker.journal.retained_bytes,
@@ -54,7 +56,7 @@ def _status(state: ApiState) -> dict[str, Any]:
     }
 
 
-def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
+def _topic(context: RequestContext, broker: Broker, topic: Topic) -> dict[str, Any]:
     logs = topic.partitions
     newest = [at for log in logs if (at := log.newest_timestamp_ms) is not None]
     return {
@@ -62,7 +64,7 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
         "topic_id": str(topic.topic_id),
         "is_internal": topic.is_internal,
         "partitions": len(logs),
-        "replication_factor": len(broker.in_sync_replicas),
+        "replication_factor": len(broker.partition_state(context, topic, 0).replicas),
         "records": sum(log.record_count for log in logs),
         "size_bytes": sum(log.size_bytes for log in logs),
         "unsealed_records": sum(log.high_watermark - log.sealed_offset for log in logs),

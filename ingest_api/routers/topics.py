@@ -15,7 +15,7 @@ from ingest_api.routes import declared_router, requires
 from ingest_api.schemas import DropForeignFilesRequest, RefreshRequest, RollRequest
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.broker import PartitionLog, Topic
 
 router = declared_router(tags=["topics"])
 
@@ -27,9 +27,8 @@ async def list_topics(request: Request) -> Response:
     read_query(request)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     state = api_state(request)
-    names = [topic.name for topic in state.broker.topics()]
-    shown = state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names)
-    return json_response(shown, media_type=media_type)
+    names = [topic.name for topic in state.broker.topics(context_of(request))]
+    return json_response(names, media_type=media_type)
 
 
 @router.get("/topics/{topic}", **openapi.GET_TOPIC)
@@ -38,14 +37,14 @@ async def get_topic(request: Request) -> Response:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"])
     answer = {
         "name": topic.name,
         "topic_id": str(topic.topic_id),
         "location": topic.location,
         "is_internal": topic.is_internal,
         "configs": topic.config.as_strings(),
-        "partitions": [_partition(broker, found) for found in topic.partitions],
+        "partitions": [_partition(request, topic, found) for found in topic.partitions],
     }
     return json_response(answer, media_type=answer_media_type(request.headers, METADATA_TYPES))
 
@@ -56,9 +55,9 @@ async def list_partitions(request: Request) -> Response:
     """The state of each partition."""
     read_query(request)
     broker = api_state(request).broker
-    topic: Topic = broker.topic(request.path_params["topic"])
+    topic: Topic = broker.topic(context_of(request), request.path_params["topic"])
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    return json_response([_partition(broker, found) for found in topic.partitions], media_type=media_type)
+    return json_response([_partition(request, topic, found) for found in topic.partitions], media_type=media_type)
 
 
 @router.get("/topics/{topic}/partitions/{partition}", **openapi.GET_PARTITION)
@@ -67,8 +66,11 @@ async def get_partition(request: Request) -> Response:
     """The state of one partition."""
     read_query(request)
     broker = api_state(request).broker
-    found = broker.topic(request.path_params["topic"]).partition(partition_in_path(request))
-    return json_response(_partition(broker, found), media_type=answer_media_type(request.headers, METADATA_TYPES))
+    topic = broker.topic(context_of(request), request.path_params["topic"])
+    found = topic.partition(partition_in_path(request))
+    return json_response(
+        _partition(request, topic, found), media_type=answer_media_type(request.headers, METADATA_TYPES)
+    )
 
 
 @router.post("/topics/{topic}/roll", **openapi.ROLL)
@@ -77,10 +79,10 @@ async def roll(request: Request) -> Response:
     """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, RollRequest)
-    rolled = await broker.roll(topic)
+    rolled = await broker.roll(context_of(request), topic)
     sealed = [{"partition": partition, "sealed_offset": offset} for partition, offset in sorted(rolled.sealed.items())]
     return json_response({"version": rolled.version, "sealed_offsets": sealed}, media_type=media_type)
 
@@ -91,10 +93,10 @@ async def refresh(request: Request) -> Response:
     """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, RefreshRequest)
-    return json_response({"version": await broker.refresh(topic)}, media_type=media_type)
+    return json_response({"version": await broker.refresh(context_of(request), topic)}, media_type=media_type)
 
 
 @router.post("/topics/{topic}/drop-foreign-files", **openapi.DROP_FOREIGN_FILES)
@@ -103,19 +105,20 @@ async def drop_foreign_files(request: Request) -> Response:
     """Take files that other writers added out of the Delta table, so that its partitions are served again."""
     read_query(request)
     broker = api_state(request).broker
-    topic = broker.topic(request.path_params["topic"])
+    topic = broker.topic(context_of(request), request.path_params["topic"], Operation.ALTER)
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     await receive_model_or_none(request, DropForeignFilesRequest)
-    return json_response({"files": await broker.drop_foreign_files(topic)}, media_type=media_type)
+    return json_response({"files": await broker.drop_foreign_files(context_of(request), topic)}, media_type=media_type)
 
 
-def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:
+def _partition(request: Request, topic: Topic, log: PartitionLog) -> dict[str, Any]:
+    state = api_state(request).broker.partition_state(context_of(request), topic, log.partition)
     return {
         "partition": log.partition,
-        "leader": broker.broker_id,
+        "leader": state.leader,
         "replicas": [
-            {"broker": replica, "leader": replica == broker.broker_id, "in_sync": True}
-            for replica in broker.in_sync_replicas
+            {"broker": replica, "leader": replica == state.leader, "in_sync": replica in state.in_sync_replicas}
+            for replica in state.replicas
         ],
         "log_start_offset": log.log_start_offset,
         "high_watermark": log.high_watermark,

@@ -8,8 +8,10 @@ import pytest
 
 from ingest_api.allowed_hosts import AllowedHosts, is_loopback
 from ingest_api.errors import ForeignOriginError, MisdirectedRequestError
-from ingest_api.server import _bind, _run
+from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidConfigError
+from logstore.listening_sockets import listening_socket
+from logstore.node import run
 from logstore.settings import Settings, load_settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.listening import connected, listening
@@ -133,7 +135,7 @@ async def test_dns_rebinding_reads_and_deletes_nothing(api):
 
 async def test_a_page_of_elsewhere_changes_nothing(api):
     await api.create_topic("t")
-    version = api.broker.topic("t").version
+    version = api.broker.topic(INTERNAL, "t").version
     for method, path in (
         ("POST", "/topics/t/roll"),
         ("POST", "/topics/t/refresh"),
@@ -143,7 +145,7 @@ async def test_a_page_of_elsewhere_changes_nothing(api):
     ):
         answer = await api.request(method, path, content=b"{}", headers={"Origin": "http://evil.example"})
         assert "evil.example" in assert_error(answer, 403, 40302)
-    assert api.broker.topic("t").version == version
+    assert api.broker.topic(INTERNAL, "t").version == version
     assert (await api.post("/topics/t/roll", headers={"Origin": "http://localhost"})).status_code == 200
 
 
@@ -175,11 +177,11 @@ async def test_a_store_that_others_reach_says_in_one_line_that_it_asks_nobody_wh
     from logstore.observability import configure_logging
 
     configure_logging("info", "json")
-    monkeypatch.setattr("ingest_api.server.uvicorn.Config", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with _bind("127.0.0.1", 0) as listener, pytest.raises((KeyboardInterrupt, RuntimeError)):
-        await _run(Settings(data=tmp_path / "data", host=host), listener)
+    (tmp_path / "data").write_text("no directory: the store cannot start")
+    with listening_socket("127.0.0.1", 0) as listener, pytest.raises(FileExistsError):
+        await run(Settings(data=tmp_path / "data", host=host), listener)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["event"] for line in lines if line["level"] == "warning"] == ["server.open_to_others"] * warned
+    assert [line["event"] for line in lines if line["level"] == "warning"] == ["node.open_to_others"] * warned
 
 
 def test_loopback():

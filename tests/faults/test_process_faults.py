@@ -31,7 +31,7 @@ from tests.support.torture import TORTURE
 
 pytestmark = pytest.mark.system
 
-# ingest_api.server.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
+# ingest_api.http_listener.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
 STOP_SECONDS = 10 + 20
 
 
