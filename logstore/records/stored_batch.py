@@ -1,4 +1,4 @@
-"""Records as they are stored, on their way to a reader that decodes them itself: ``application/vnd.logstore.frames``.
+"""Records as they are stored, on their way to a reader that decodes them itself: what ``POST /fetch`` answers.
 
 A body is a sequence of blocks, each a header of 32 bytes and a payload, little-endian. The payload is one encapsulated
 Arrow IPC record batch message, its buffers compressed or not as its producer sent them, padded with zeros to a multiple

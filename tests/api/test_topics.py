@@ -1,7 +1,7 @@
 import pytest
 from deltalake import DeltaTable
 
-from ingest_api.schemas import Partition, Refreshed, Rolled, Topic
+from ingest_api.schemas.topics import Partition, Refreshed, Rolled, Topic
 from logstore.delta.topic_table import TopicTable
 from tests.api.api_client import BINARY_V2, assert_error
 from tests.support.topics import write_segment
