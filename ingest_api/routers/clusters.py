@@ -9,7 +9,6 @@ from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, Context, S
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
-from ingest_api.replication import replicas_of
 from ingest_api.routers.links import link, list_metadata, partitions_link, resource_metadata
 from ingest_api.routes import requires
 from ingest_api.schemas.administration import (
@@ -24,6 +23,7 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError
 
 router = model_router(AdministrationRoute, tags=["administration"])
@@ -163,7 +163,7 @@ def _described(
         topic_name=name,
         topic_id=str(topic.topic_id) if topic else None,
         is_internal=topic.is_internal if topic else False,
-        replication_factor=len(replicas_of(broker).assigned),
+        replication_factor=len(broker.partition_state(topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR,
         partitions_count=partitions_count,
         partitions=partitions_link(request, name),
         configs=Link(related=link(request, broker.cluster_id, "topics", name, "configs")),

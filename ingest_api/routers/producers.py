@@ -19,5 +19,5 @@ router = model_router(MetadataRoute, tags=["records"])
 @requires(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)
 async def init_producer(broker: StoreBroker, asked: InitProducerRequest | None = None) -> Producer:
     """Hand out a producer id with epoch 0; for an id and its epoch, the same id with the next epoch."""
-    got = broker.init_producer() if asked is None else broker.init_producer(asked.producer_id, asked.producer_epoch)
-    return Producer.model_validate(got)
+    identity = () if asked is None else (asked.producer_id, asked.producer_epoch)
+    return Producer.model_validate(await broker.init_producer(*identity))

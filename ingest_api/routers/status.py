@@ -3,7 +3,6 @@
 from ingest_api.dependencies import State
 from ingest_api.model_routes import model_router
 from ingest_api.operations import refusals
-from ingest_api.replication import replicas_of
 from ingest_api.routes import requires
 from ingest_api.schemas.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 from logstore import __version__
@@ -55,7 +54,7 @@ def _topic(broker: Broker, topic: Topic) -> TopicStatus:
         topic_id=str(topic.topic_id),
         is_internal=topic.is_internal,
         partitions=len(logs),
-        replication_factor=len(replicas_of(broker).assigned),
+        replication_factor=len(broker.partition_state(topic, 0).replicas),
         records=sum(log.record_count for log in logs),
         size_bytes=sum(log.size_bytes for log in logs),
         unsealed_records=sum(log.high_watermark - log.sealed_offset for log in logs),

@@ -3,7 +3,6 @@
 from ingest_api.dependencies import Context, NamedPartition, NamedTopic, State, StoreBroker
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
-from ingest_api.replication import replicas_of
 from ingest_api.routes import requires
 from ingest_api.schemas.topics import (
     DropForeignFilesRequest,
@@ -19,6 +18,7 @@ from ingest_api.schemas.topics import (
 )
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.broker import Topic as OpenTopic
 
 router = model_router(MetadataRoute, tags=["topics"])
 
@@ -41,7 +41,7 @@ async def get_topic(broker: StoreBroker, topic: NamedTopic) -> Topic:
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(broker, log) for log in topic.partitions],
+        partitions=[_partition(broker, topic, log) for log in topic.partitions],
     )
 
 
@@ -49,16 +49,16 @@ async def get_topic(broker: StoreBroker, topic: NamedTopic) -> Topic:
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, topic: NamedTopic) -> list[Partition]:
     """The state of each partition."""
-    return [_partition(broker, log) for log in topic.partitions]
+    return [_partition(broker, topic, log) for log in topic.partitions]
 
 
 @router.get(
     "/topics/{topic}/partitions/{partition}", operation_id="getPartition", response_description="The partition."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_partition(broker: StoreBroker, log: NamedPartition) -> Partition:
+async def get_partition(broker: StoreBroker, topic: NamedTopic, log: NamedPartition) -> Partition:
     """The state of one partition."""
-    return _partition(broker, log)
+    return _partition(broker, topic, log)
 
 
 @router.post(
@@ -101,14 +101,14 @@ async def drop_foreign_files(
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(topic)])
 
 
-def _partition(broker: Broker, log: PartitionLog) -> Partition:
-    replicas = replicas_of(broker)
+def _partition(broker: Broker, topic: OpenTopic, log: PartitionLog) -> Partition:
+    state = broker.partition_state(topic, log.partition)
     return Partition(
         partition=log.partition,
-        leader=replicas.leader,
+        leader=state.leader,
         replicas=[
-            Replica(broker=replica, leader=replica == replicas.leader, in_sync=replica in replicas.in_sync)
-            for replica in replicas.assigned
+            Replica(broker=replica, leader=replica == state.leader, in_sync=replica in state.in_sync_replicas)
+            for replica in state.replicas
         ],
         log_start_offset=log.log_start_offset,
         high_watermark=log.high_watermark,

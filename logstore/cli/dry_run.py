@@ -13,7 +13,7 @@ _RECORDS_SHOWN = 10
 
 def show_first(blocks: Iterator[Block], unit: str, *, json: bool) -> None:
     """On stdout; InvalidRecordError, InvalidRequestError for what could not be sent either."""
-    from logstore.client.record_columns import from_columns
+    from logstore.client.producer.record_columns import from_columns
     from logstore.errors import InvalidRequestError
 
     records: list[dict[str, Any]] = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    from logstore.client.fetched import FetchedBatch, Record
+    from logstore.client.consumer.records import FetchedBatch, Record
 
 LineEncoder = Callable[["FetchedBatch"], bytes]
 

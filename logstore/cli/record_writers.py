@@ -22,7 +22,7 @@ from logstore.cli.record_lines import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.client.fetched import FetchedBatch
+    from logstore.client.consumer.records import FetchedBatch
 
 
 class Format(StrEnum):

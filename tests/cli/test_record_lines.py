@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from logstore.cli.record_lines import json_lines, pretty_lines, template_lines
-from logstore.client.fetched import FetchedBatch
+from logstore.client.consumer.records import FetchedBatch
 from logstore.records.schema import LOG_SCHEMA
 
 

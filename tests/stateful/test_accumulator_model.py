@@ -3,15 +3,15 @@
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-
-from logstore.client.delivery import Delivery
-from logstore.client.metadata import TopicPartitions
-from logstore.client.record_accumulator import RecordAccumulator
-from logstore.client.record_columns import RecordList, check_extras
-from logstore.client.record_messages import PartitionBatch
-from logstore.client.topic_queue import ClosedBatch
-from logstore.errors import RequestTimedOutError, ThrottledError
 from tests.unit.client.test_record_accumulator import options, parts_of
+
+from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Delivery
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.record_columns import RecordList, check_extras
+from logstore.client.producer.topic_queue import ClosedBatch
+from logstore.errors import RequestTimedOutError, ThrottledError
 
 _RECORD = 100
 _BATCH = 3 * _RECORD
@@ -29,7 +29,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.sent: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.left: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.closed: list[ClosedBatch] = []
-        self.under_way: list[list[PartitionBatch]] = []
+        self.under_way: list[list[ProducerBatch]] = []
 
     @rule(partition=st.integers(0, _PARTITIONS - 1))
     def send(self, partition: int) -> None:
@@ -40,7 +40,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             try:
                 self.accumulator.open("t", _RECORD)
             except ThrottledError:
-                # Rightly so: no memory is taken but by batches that are not settled.
+                # Rightly so: no memory is taken but by batches that are not complete.
                 outcomes = [delivery.outcome for delivery in self.deliveries if not delivery.done()]
                 assert len(outcomes) * _RECORD + _BATCH > _BUFFER
                 return
@@ -67,7 +67,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         if self.under_way:
             request = self.under_way.pop(choice % len(self.under_way))
             for part in request:
-                self.accumulator.settle(part.outcome, part.rows, part.partition, 0)
+                self.accumulator.complete(part.outcome, part.rows, part.partition, 0)
             self.accumulator.answered("t", request)
 
     @rule()

@@ -4,8 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from logstore.client.partition_choice import PartitionChoice
-from logstore.client.record_columns import RecordList
+from logstore.client.producer.partition_choice import PartitionChoice
+from logstore.client.producer.record_columns import RecordList
 from logstore.errors import InvalidRecordError
 
 

@@ -27,8 +27,8 @@ from itertools import islice
 import msgspec
 import pyarrow as pa
 
-from logstore.client.consumer_options import ConsumerOptions
-from logstore.client.fetched import FetchedBatch
+from logstore.client.consumer.options import ConsumerOptions
+from logstore.client.consumer.records import FetchedBatch
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
 from logstore.client.transport import Transport, backoffs, error_of_code
@@ -43,7 +43,7 @@ _DECODERS_MAX = 4
 
 
 @dataclass(slots=True, eq=False)
-class Prefetched:
+class CompletedFetch:
     """Of ``batch`` the rows from ``row`` on are still to be handed out; then reading goes on at ``next_offset``.
 
     No batch: a gap, a reset, or the ``error`` that was met at ``next_offset``.
@@ -68,7 +68,7 @@ class _Reading:
 _Turn = list[tuple[TopicPartition, _Reading]]
 
 
-class Prefetcher:
+class Fetcher:
     """Its methods are for one thread, the consumer's; ``transport`` is for nothing else, and closed at the end."""
 
     def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
@@ -80,13 +80,13 @@ class Prefetcher:
         # All below is guarded by this condition.
         self._changed = threading.Condition()
         self._readings: dict[TopicPartition, _Reading] = {}
-        self._prefetched: deque[Prefetched] = deque()
-        self._prefetched_bytes = 0
+        self._completed: deque[CompletedFetch] = deque()
+        self._completed_bytes = 0
         self._failure: LogStoreError | None = None
         self._replaced: set[TopicIdentity] = set()
-        # What is being asked for is not what is wanted any more.
+        # The fetch under way is not the one that is wanted any more.
         self._outdated = False
-        self._closed = False
+        self.closed = False
 
     def read(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
         """Read these partitions from these offsets on, of the topics with these ids (by name)."""
@@ -110,7 +110,7 @@ class Prefetcher:
                 self._readings.pop(partition, None)
             self._changed.notify_all()
 
-    def head(self, timeout_s: float) -> Prefetched | None:
+    def first(self, timeout_s: float) -> CompletedFetch | None:
         """What is to be handed out next, waiting up to ``timeout_s`` for it; it stays until ``pop``.
 
         Waits no longer once a topic is ``replaced``. Raises why there is nothing: the store is away for long, or
@@ -120,10 +120,10 @@ class Prefetcher:
             self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
             self._thread.start()
         with self._changed:
-            if not self._prefetched and timeout_s > 0:
-                self._changed.wait_for(lambda: self._prefetched or self._failure or self._replaced, timeout_s)
-            if self._prefetched:
-                return self._prefetched[0]
+            if not self._completed and timeout_s > 0:
+                self._changed.wait_for(lambda: self._completed or self._failure or self._replaced, timeout_s)
+            if self._completed:
+                return self._completed[0]
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
@@ -137,19 +137,19 @@ class Prefetcher:
             replaced, self._replaced = self._replaced, set()
         return replaced
 
-    def begun(self) -> Prefetched | None:
-        """The head, if there is one, without waiting."""
-        return self._prefetched[0] if self._prefetched else None
+    def begun(self) -> CompletedFetch | None:
+        """As ``first``, without waiting."""
+        return self._completed[0] if self._completed else None
 
     def pop(self) -> None:
         with self._changed:
-            self._prefetched_bytes -= self._prefetched.popleft().size
+            self._completed_bytes -= self._completed.popleft().size
             self._changed.notify_all()
 
     def close(self) -> None:
         """Ends the thread."""
         with self._changed:
-            self._closed = self._outdated = True
+            self.closed = self._outdated = True
             self._transport.interrupt()
             self._changed.notify_all()
         if self._thread is not None:
@@ -158,10 +158,10 @@ class Prefetcher:
         self._transport.close()
 
     def _drop(self, partitions: Iterable[TopicPartition]) -> None:
-        if self._prefetched:
-            kept = deque(found for found in self._prefetched if found.partition not in partitions)
-            self._prefetched = kept
-            self._prefetched_bytes = sum(found.size for found in kept)
+        if self._completed:
+            kept = deque(found for found in self._completed if found.partition not in partitions)
+            self._completed = kept
+            self._completed_bytes = sum(found.size for found in kept)
 
     # ---- in the thread ----------------------------------------------------------------------------------------------
 
@@ -181,14 +181,14 @@ class Prefetcher:
         """Whom to ask for next; None when closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or (self._readings and self._prefetched_bytes < self._options.fetch_max_bytes)
+                lambda: self.closed or (self._readings and self._completed_bytes < self._options.fetch_max_bytes)
             )
-            if self._closed:
+            if self.closed:
                 return None
             self._outdated = False
             return list(islice(self._readings.items(), _PARTITIONS_PER_FETCH))
 
-    def _fetch(self, turn: _Turn) -> list[tuple[int, list[Prefetched]]]:
+    def _fetch(self, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
         """What came of each partition of the turn that has news."""
         options = self._options
         wait_ms = options.fetch_max_wait_ms
@@ -220,7 +220,7 @@ class Prefetcher:
             is_cancelled=lambda: self._outdated,
         )
 
-        def read(section: FetchedSection) -> tuple[int, list[Prefetched]]:
+        def read(section: FetchedSection) -> tuple[int, list[CompletedFetch]]:
             partition, reading = turn[section.index]
             return section.index, self._read_section(section, partition, reading.next_offset)
 
@@ -229,44 +229,44 @@ class Prefetcher:
         in_threads = sum(section.has_parquet for section in sections) > 1
         return list(self._decoders.map(read, sections) if in_threads else map(read, sections))
 
-    def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[Prefetched]:
+    def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
         if section.error_code:
             return [self._failed(section, partition, offset)]
         batches = list(read_blocks(section.content, offset))
         if not batches:
-            return [Prefetched(partition, None, section.next_offset)] if section.next_offset != offset else []
+            return [CompletedFetch(partition, None, section.next_offset)] if section.next_offset != offset else []
         ends = [*(int(int64_values(batch.column("offset"))[0]) for batch in batches[1:]), section.next_offset]
         range_now = (section.log_start_offset, section.high_watermark)
         return [
-            Prefetched(partition, FetchedBatch(*partition, batch, end, *range_now), end, batch.nbytes)
+            CompletedFetch(partition, FetchedBatch(*partition, batch, end, *range_now), end, batch.nbytes)
             for batch, end in zip(batches, ends, strict=True)
         ]
 
-    def _failed(self, section: FetchedSection, partition: TopicPartition, offset: int) -> Prefetched:
+    def _failed(self, section: FetchedSection, partition: TopicPartition, offset: int) -> CompletedFetch:
         error = error_of_code(section.error_code, section.message)
         if section.error_code == 41601:
             start, end = section.log_start_offset, section.high_watermark
             if self._options.auto_offset_reset != "none":
-                return Prefetched(partition, None, start if self._options.auto_offset_reset == "earliest" else end)
+                return CompletedFetch(partition, None, start if self._options.auto_offset_reset == "earliest" else end)
             error = OffsetOutOfRangeError(section.message, log_start_offset=start, high_watermark=end)
-        return Prefetched(partition, None, offset, error=error)
+        return CompletedFetch(partition, None, offset, error=error)
 
-    def _take(self, turn: _Turn, found: list[tuple[int, list[Prefetched]]]) -> None:
+    def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> None:
         with self._changed:
-            for index, prefetched in found:
+            for index, completed in found:
                 partition, reading = turn[index]
-                if self._readings.get(partition) is not reading or not prefetched:
+                if self._readings.get(partition) is not reading or not completed:
                     continue
                 del self._readings[partition]
-                if isinstance(prefetched[-1].error, UnknownTopicIdError):
+                if isinstance(completed[-1].error, UnknownTopicIdError):
                     self._replaced.add(TopicIdentity(partition.topic, reading.topic_id))
                     continue
-                if prefetched[-1].error is None:
-                    reading.next_offset = prefetched[-1].next_offset
+                if completed[-1].error is None:
+                    reading.next_offset = completed[-1].next_offset
                     # At the end: the others come first next time.
                     self._readings[partition] = reading
-                self._prefetched.extend(prefetched)
-                self._prefetched_bytes += sum(one.size for one in prefetched)
+                self._completed.extend(completed)
+                self._completed_bytes += sum(one.size for one in completed)
             if len(turn) == _PARTITIONS_PER_FETCH:
                 for partition, reading in turn:
                     if self._readings.get(partition) is reading:
@@ -283,7 +283,7 @@ class Prefetcher:
                 self._changed.notify_all()
             if isinstance(error, ThrottledError):
                 wait_s = max(wait_s, error.retry_after_s)
-            self._changed.wait_for(lambda: self._closed, wait_s)
+            self._changed.wait_for(lambda: self.closed, wait_s)
 
 
 def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:

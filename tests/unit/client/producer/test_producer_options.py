@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 from logstore.client.producer import Producer
-from logstore.client.producer_options import ProducerOptions
+from logstore.client.producer.options import ProducerOptions
 from logstore.errors import InvalidConfigError, InvalidRequestError
 
 

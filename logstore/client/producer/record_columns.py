@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from logstore.client.delivery import OnDelivery
+from logstore.client.producer.delivery import OnDelivery
 from logstore.errors import InvalidRecordError, InvalidRequestError, SerializationError
 from logstore.limits import TIMESTAMP_MS_MAX
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers

@@ -1,6 +1,6 @@
 """What became of records that a producer was given: one outcome per batch, looked at record by record or as columns.
 
-An outcome is settled part by part, as the partitions of its batch are answered; it is done when no record is left. No
+An outcome is completed part by part, as the partitions of its batch are answered; it is done when no record is left. No
 offset is worked out before somebody asks for it.
 """
 
@@ -56,7 +56,7 @@ class _Part(NamedTuple):
 
 
 class Outcome:
-    """The outcome of the records of one batch. Who settles the last of them has the callbacks called."""
+    """The outcome of the records of one batch. Who completes the last of them has the callbacks called."""
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
@@ -78,7 +78,7 @@ class Outcome:
         with self._lock:
             self._callbacks = own + self._callbacks
 
-    def settle(
+    def complete(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
     ) -> bool:
         """Say what became of ``rows``; whether that was the last of the batch. Then the caller owes ``call_back``."""
@@ -103,7 +103,7 @@ class Outcome:
         return raised
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Called when all is settled; at once if it is."""
+        """Called when all is complete; at once if it is."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -130,7 +130,7 @@ class Outcome:
     def metadata_at(self, row: int) -> RecordMetadata:
         return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
 
-    # What follows is for a settled outcome: computed once, when it is asked for.
+    # Below: of a complete outcome, computed once, when somebody asks.
 
     @cached_property
     def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
@@ -160,7 +160,7 @@ class Outcome:
 
 
 def last_failure(outcomes: Iterable[Outcome]) -> str:
-    """What a message about ``outcomes`` that are not settled ends with."""
+    """What a message about ``outcomes`` that are not complete ends with."""
     error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
     return f". The last try failed: {error.message}" if error else ""
 
@@ -196,7 +196,7 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         self.outcome.add_callback(lambda: callback(self))
 
     def __await__(self) -> Generator[None, None, RecordMetadata]:
-        yield from _settled(self.outcome)
+        yield from _until_done(self.outcome)
         return self.result()
 
     def __repr__(self) -> str:
@@ -239,11 +239,11 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         self.outcome.add_callback(lambda: callback(self))
 
     def __await__(self) -> Generator[None, None, BatchMetadata]:
-        yield from _settled(self.outcome)
+        yield from _until_done(self.outcome)
         return self.result()
 
 
-def _settled(outcome: Outcome) -> Generator[None, None, None]:
+def _until_done(outcome: Outcome) -> Generator[None, None, None]:
     """Wait in the running event loop."""
     if outcome.done():
         return

@@ -1,7 +1,7 @@
 """The producer's API: what a program calls to send records, and to wait for them.
 
 ``send`` and ``send_batch`` check records and put them into the ``RecordAccumulator``. The ``Sender`` takes them out, in
-threads of its own, and settles the futures that the program was given (``delivery``). There is no other state.
+threads of its own, and completes the futures that the program was given (``delivery``). There is no other state.
 
 Invariants:
 
@@ -18,9 +18,10 @@ from types import TracebackType
 from typing import Any, Never, Self
 
 from logstore.client.addresses import DEFAULT_URL, Bootstrap
-from logstore.client.delivery import BatchDelivery, Delivery, OnDelivery
 from logstore.client.option_checks import refuse_unknown
-from logstore.client.producer_options import (
+from logstore.client.producer.delivery import BatchDelivery, Delivery, OnDelivery
+from logstore.client.producer.incomplete_batches import is_told
+from logstore.client.producer.options import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_BUFFER_MEMORY,
     DEFAULT_MAX_REQUEST_SIZE,
@@ -31,11 +32,10 @@ from logstore.client.producer_options import (
     ProducerOptions,
     Serializer,
 )
-from logstore.client.record_accumulator import RecordAccumulator
-from logstore.client.record_columns import Columns, Headers, check_extras, from_columns, to_bytes
-from logstore.client.sender import Sender
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.record_columns import Columns, Headers, check_extras, from_columns, to_bytes
+from logstore.client.producer.sender import Sender
 from logstore.client.transport import Transport, topic_path
-from logstore.client.unsettled_batches import is_told
 from logstore.errors import InvalidRequestError, RecordTooLargeError, SerializationError
 from logstore.limits import RECORD_OVERHEAD_BYTES
 

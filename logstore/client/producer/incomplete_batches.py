@@ -5,14 +5,14 @@ Used under the lock of ``RecordAccumulator``.
 
 import threading
 
-from logstore.client.delivery import Outcome, last_failure
+from logstore.client.producer.delivery import Outcome, last_failure
 from logstore.errors import LogStoreError, RequestTimedOutError
 
 # Of a program that never flushes.
 _FAILURES_MAX = 1_000
 
 
-class UnsettledBatches:
+class IncompleteBatches:
     """``changed``: the condition of that lock. ``last_number`` is the number of the batch that was added last."""
 
     def __init__(self, changed: threading.Condition) -> None:
@@ -43,10 +43,10 @@ class UnsettledBatches:
         RequestTimedOutError after ``timeout`` seconds.
         """
 
-        def are_settled() -> bool:
+        def are_complete() -> bool:
             return next(iter(self._numbers.values()), number + 1) > number
 
-        if not self._changed.wait_for(are_settled, timeout):
+        if not self._changed.wait_for(are_complete, timeout):
             late = f"{len(self._numbers)} batches are not delivered after {timeout} s"
             raise RequestTimedOutError(late + last_failure(self._numbers))
         failures, self._failures = self._failures, []

@@ -8,7 +8,7 @@ Invariants:
   each partition by itself, and for what is too large each record.
 - A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
   they can be in no other and their partitions are the same there; else they fail.
-- All records of a request are settled when ``send`` returns, whatever happened.
+- All records of a request are completed when ``send`` returns, whatever happened.
 """
 
 import random
@@ -23,11 +23,11 @@ import pyarrow as pa
 
 from logstore import errors
 from logstore.client.connections import Answer
-from logstore.client.delivery import Outcome
 from logstore.client.metadata import TopicIdentity, TopicPartitions, decode
-from logstore.client.producer_identity import Identities, Identity
-from logstore.client.producer_options import ProducerOptions
-from logstore.client.record_messages import PartitionBatch, body
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch, body
+from logstore.client.producer.producer_identity import Identities, Identity
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
 
@@ -67,7 +67,7 @@ class _Request:
     """``batches``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
 
     topic: TopicIdentity
-    batches: list[PartitionBatch]
+    batches: list[ProducerBatch]
     identity: Identity | None = None
     sequences: dict[int, int] = field(default_factory=dict)
     in_doubt: bool = False
@@ -84,7 +84,7 @@ class _Request:
     def counts(self) -> list[tuple[int, int]]:
         return [(batch.partition, len(batch.rows)) for batch in self.batches]
 
-    def split(self, batches: list[PartitionBatch]) -> "_Request":
+    def split(self, batches: list[ProducerBatch]) -> "_Request":
         """Some of its partitions: as they were counted in the whole."""
         return _Request(self.topic, batches, self.identity, self.sequences, self.in_doubt)
 
@@ -92,19 +92,19 @@ class _Request:
 class ProduceRequests:
     """Safe from several threads, each with requests for partitions of its own.
 
-    ``settle``: called for each batch as ``Outcome.settle``; ``find_partitions``: as of ``Sender``.
+    ``complete``: called for each batch as ``Outcome.complete``; ``find_partitions``: as of ``Sender``.
     """
 
     def __init__(
         self,
         transport: Transport,
         options: ProducerOptions,
-        settle: Callable[[PartitionBatch, int, LogStoreError | None], None],
+        complete: Callable[[ProducerBatch, int, LogStoreError | None], None],
         find_partitions: Callable[[str, float, Iterable[Outcome]], TopicPartitions],
     ) -> None:
         self._transport = transport
         self._options = options
-        self._settle = settle
+        self._complete = complete
         self._find_partitions = find_partitions
         self._identities = Identities(transport) if options.idempotent else None
         self._stopped = threading.Event()
@@ -117,8 +117,8 @@ class ProduceRequests:
         """Nothing is sent any more."""
         self._stopped.set()
 
-    def send(self, topic: str, batches: list[PartitionBatch]) -> None:
-        """Send ``batches``, those of a partition next to each other, and settle them."""
+    def send(self, topic: str, batches: list[ProducerBatch]) -> None:
+        """Send ``batches``, those of a partition next to each other, and complete them."""
         by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
         waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
         while waiting:
@@ -244,7 +244,7 @@ class ProduceRequests:
         return []
 
     def _for_new_topic(self, request: _Request, refusal: errors.UnknownTopicIdError) -> list[_Request]:
-        """What to send to the topic that has the name now; records that are not are settled."""
+        """What to send to the topic that has the name now; records that go nowhere are completed."""
         name, topic_id = request.topic
         made_again = f"Topic {name!r} was deleted and made again"
         if request.in_doubt:
@@ -265,7 +265,7 @@ class ProduceRequests:
                 fitting.append(batch)
             else:
                 others = f"its {now.count} partitions are others than those that this was meant for. Send it again"
-                self._settle(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
+                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
         return [_Request(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
 
     def _give_up(self, request: _Request, error: LogStoreError) -> None:
@@ -276,13 +276,13 @@ class ProduceRequests:
         ):
             self._identities.retire(request.identity)
         for batch in request.batches:
-            self._settle(batch, -1, error)
+            self._complete(batch, -1, error)
 
     def _end(self, request: _Request, base_offsets: list[int]) -> None:
         if self._identities and request.identity:
             self._identities.advance(request.identity, request.topic, request.sequences, request.partitions)
         for batch, base_offset in zip(request.batches, base_offsets, strict=True):
-            self._settle(batch, base_offset, None)
+            self._complete(batch, base_offset, None)
 
     def _backoffs(self) -> Iterator[float]:
         wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000

@@ -16,10 +16,10 @@ from typing import TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.delivery import Outcome
 from logstore.client.metadata import TopicPartitions
-from logstore.client.record_columns import RecordList
-from logstore.client.record_messages import PartitionBatch
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_columns import RecordList
 
 # The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
 # told from others when it is sent again.
@@ -64,7 +64,7 @@ class ClosedBatch:
     deadline: float
     partitions: TopicPartitions | None
     claimed: bool = field(init=False)
-    parts: list[PartitionBatch] | None = None
+    parts: list[ProducerBatch] | None = None
 
     def __post_init__(self) -> None:
         self.claimed = self.partitions is not None
@@ -83,7 +83,7 @@ class TopicQueue:
         self.partitions: TopicPartitions | None = None
         self.ask_again = 0.0
         self.asking = False
-        self._waiting: dict[int, deque[PartitionBatch]] = {}
+        self._waiting: dict[int, deque[ProducerBatch]] = {}
         self._on_their_way: set[int] = set()
 
     @property
@@ -102,16 +102,16 @@ class TopicQueue:
         self.closed.append(batch)
         return batch
 
-    def split(self, batch: ClosedBatch, parts: list[PartitionBatch]) -> None:
+    def split(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
         """``batch`` has become ``parts``: they may leave once all batches before it are split."""
         batch.parts = parts
         while self.closed and self.closed[0].parts is not None:
             for part in self.closed.popleft().parts or ():
                 self._waiting.setdefault(part.partition, deque()).append(part)
 
-    def take_request(self, max_bytes: int) -> list[PartitionBatch]:
+    def take_request(self, max_bytes: int) -> list[ProducerBatch]:
         """Parts for one request, of at most ``max_bytes`` (or one part), those of a partition next to each other."""
-        taken: list[PartitionBatch] = []
+        taken: list[ProducerBatch] = []
         size = partitions = 0
         give_up = 0.0
         for partition in list(self._waiting):
@@ -136,11 +136,11 @@ class TopicQueue:
                 break
         return taken
 
-    def answered(self, parts: list[PartitionBatch]) -> None:
-        """A request is settled."""
+    def answered(self, parts: list[ProducerBatch]) -> None:
+        """A request is answered for good."""
         self._on_their_way.difference_update(part.partition for part in parts)
 
-    def drop_all(self) -> tuple[list[ClosedBatch], list[PartitionBatch]]:
+    def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
         """Take out all that has not left; not what a thread is splitting."""
         unsplit = [batch for batch in self.closed if not batch.claimed]
         parts = [part for waiting in self._waiting.values() for part in waiting]

@@ -516,13 +516,13 @@ def test_what_is_prefetched_is_bounded(store: str, topic: str):
         store, auto_offset_reset="earliest", fetch_max_bytes=bound, max_partition_fetch_bytes=bound // 4
     ) as consumer:
         consumer.subscribe([topic])
-        prefetcher = consumer._prefetcher
+        fetcher = consumer._fetcher
         most = seen = 0
         while seen < 800:
             seen += len(take(consumer, 25))
             if seen == 100:
                 time.sleep(0.3)  # a slow program
-            held = sum(one.batch.batch.get_total_buffer_size() for one in list(prefetcher._prefetched) if one.batch)
+            held = sum(one.batch.batch.get_total_buffer_size() for one in list(fetcher._completed) if one.batch)
             most = max(most, held)
     # One batch of the producer's may come on top.
     assert bound < most <= 2 * bound + 55_000
@@ -546,8 +546,8 @@ class HeldTransport(Transport):
 def test_what_comes_after_a_seek_a_pause_or_an_assign_is_dropped(store: str, filled: str, does: str):
     partition, other = TopicPartition(filled, 0), TopicPartition(filled, 2)
     with Consumer(store, auto_offset_reset="earliest") as consumer:
-        consumer._prefetcher._transport.close()
-        transport = consumer._prefetcher._transport = HeldTransport(store)
+        consumer._fetcher._transport.close()
+        transport = consumer._fetcher._transport = HeldTransport(store)
         consumer.assign([partition, other])
         assert [consumer.position(p) for p in (partition, other)] == [0, 0]
         assert consumer.poll(timeout_s=0) == []

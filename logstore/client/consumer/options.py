@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from logstore.client.fetched import Deserializer
+from logstore.client.consumer.records import Deserializer
 from logstore.client.option_checks import check_callable, check_number, check_one_of
 from logstore.errors import InvalidConfigError, InvalidGroupError
 from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from logstore.client.admin import Admin
-from logstore.client.delivery import Delivery, RecordMetadata
 from logstore.client.producer import Producer
-from logstore.client.record_columns import from_columns
+from logstore.client.producer.delivery import Delivery, RecordMetadata
+from logstore.client.producer.record_columns import from_columns
 from logstore.errors import (
     InvalidRecordError,
     InvalidRequestError,

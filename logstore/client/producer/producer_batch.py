@@ -11,8 +11,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.delivery import Outcome
 from logstore.client.metadata import TopicPartitions
+from logstore.client.producer.delivery import Outcome
 from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.records.schema import WIRE_SCHEMA
 
@@ -21,7 +21,7 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionBatch:
+class ProducerBatch:
     """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic.
 
     The partition was chosen among ``chosen_among``.
@@ -34,7 +34,7 @@ class PartitionBatch:
     deadline: float
     chosen_among: TopicPartitions
 
-    def halves(self, codec: str | None) -> "tuple[PartitionBatch, PartitionBatch]":
+    def halves(self, codec: str | None) -> "tuple[ProducerBatch, ProducerBatch]":
         batch = pa.ipc.read_record_batch(self.message, WIRE_SCHEMA)
         middle = batch.num_rows // 2
         parts = (batch.slice(0, middle), self.rows[:middle]), (batch.slice(middle), self.rows[middle:])
@@ -45,7 +45,7 @@ class PartitionBatch:
         return first, second
 
 
-def body(batches: Iterable[PartitionBatch]) -> bytes:
+def body(batches: Iterable[ProducerBatch]) -> bytes:
     """The Arrow stream of ``batches``."""
     return b"".join([_SCHEMA_MESSAGE, *(batch.message for batch in batches), _END])
 
@@ -60,7 +60,7 @@ def split(
     deadline: float,
     codec: str | None,
     max_bytes: int,
-) -> list[PartitionBatch]:
+) -> list[ProducerBatch]:
     """A batch per partition, in order of partitions; several for one that has more than ``max_bytes``.
 
     ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``. The partitions are
@@ -76,7 +76,7 @@ def split(
     slices = [(int(sorted_partitions[start]), start, end) for start, end in bounds]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in slices), codec)
     return [
-        PartitionBatch(outcome, partition, places[first:end], message, deadline, chosen_among)
+        ProducerBatch(outcome, partition, places[first:end], message, deadline, chosen_among)
         for (partition, first, end), message in zip(slices, messages, strict=True)
     ]
 

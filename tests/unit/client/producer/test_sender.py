@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from logstore.client.metadata import TopicPartitions
-from logstore.client.record_accumulator import RecordAccumulator
-from logstore.client.record_columns import RecordList
-from logstore.client.sender import Sender
-from logstore.client.topic_queue import ClosedBatch
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.record_columns import RecordList
+from logstore.client.producer.sender import Sender
+from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.client.transport import Transport
 from logstore.errors import RequestTimedOutError
-from tests.unit.client.test_record_accumulator import options
+from tests.unit.client.producer.test_record_accumulator import options
 
 
 @pytest.fixture

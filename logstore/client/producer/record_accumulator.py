@@ -1,17 +1,17 @@
-"""Records from ``Producer.send`` until they are settled: batches open and closed, and the memory that they take.
+"""Records from ``Producer.send`` until they are complete: batches open and closed, and the memory that they take.
 
 ``append`` puts a record into the open batch of its topic. A batch is closed when it is full, when its ``linger_ms`` are
 over (``wait_for_due``) or for a flush; whoever closes it has the ``Sender`` split it by partition. ``add_parts`` takes
-the parts back, ``drain`` gives out requests of them, ``answered`` and ``settle`` say what became of those.
+the parts back, ``drain`` gives out requests of them, ``answered`` and ``complete`` say what became of those.
 
 The lock is this class's own. Every public method takes it for itself, methods with an underscore, ``TopicQueue`` and
-``UnsettledBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; who waits for
+``IncompleteBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; who waits for
 memory, for a linger or for a flush waits on its condition.
 
 Invariants:
 
 - What is queued never takes more than ``buffer_memory``: past it, who wants more waits. A batch takes it when opened.
-- A batch is unsettled from when it is opened until all of its callbacks have been called.
+- A batch is incomplete from when it is opened until all of its callbacks have been called.
 """
 
 import threading
@@ -20,13 +20,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from logstore.client.delivery import Delivery, Outcome
 from logstore.client.metadata import TopicPartitions
-from logstore.client.producer_options import ProducerOptions
-from logstore.client.record_columns import Extras
-from logstore.client.record_messages import PartitionBatch
-from logstore.client.topic_queue import ClosedBatch, ColumnsAndPartitions, OpenBatch, TopicQueue
-from logstore.client.unsettled_batches import UnsettledBatches
+from logstore.client.producer.delivery import Delivery, Outcome
+from logstore.client.producer.incomplete_batches import IncompleteBatches
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_columns import Extras
+from logstore.client.producer.topic_queue import ClosedBatch, ColumnsAndPartitions, OpenBatch, TopicQueue
 from logstore.errors import InvalidRequestError, LogStoreError, RequestTooLargeError, ThrottledError
 
 # A batch of more records is closed by the thread that fills it, if that comes back within the time below. numpy gives
@@ -48,7 +48,7 @@ class RecordAccumulator:
         self._open: dict[str, OpenBatch] = {}
         self._reserved_bytes = 0
         self._in_flight = 0
-        self._unsettled = UnsettledBatches(self._changed)
+        self._incomplete = IncompleteBatches(self._changed)
         self._wake_at = 0.0
 
     @property
@@ -103,7 +103,7 @@ class RecordAccumulator:
                 self._free_memory(room)
                 return
             queue.open = self._open[topic] = OpenBatch(topic, room, time.monotonic())
-            self._unsettled.add(queue.open.outcome)
+            self._incomplete.add(queue.open.outcome)
             self._wake_for(queue.open)
 
     def append_batch(
@@ -117,7 +117,7 @@ class RecordAccumulator:
             queue = self._topic(topic)
             earlier = self._close(queue)
             outcome = Outcome(topic, size)
-            self._unsettled.add(outcome)
+            self._incomplete.add(outcome)
             outcome.close(count)
             batch = queue.enqueue(outcome, columns, time.monotonic())
         return [earlier, batch] if earlier else [batch]
@@ -134,7 +134,7 @@ class RecordAccumulator:
 
     # ---- batches to requests -----------------------------------------------------------------------------------------
 
-    def add_parts(self, batch: ClosedBatch, parts: list[PartitionBatch]) -> bool:
+    def add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> bool:
         """``batch`` is split. False: too late, nobody will take them out."""
         with self._lock:
             if not self.closed:
@@ -183,7 +183,7 @@ class RecordAccumulator:
             queue.partitions = partitions
             queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
-    def drain(self) -> list[tuple[str, list[PartitionBatch]]]:
+    def drain(self) -> list[tuple[str, list[ProducerBatch]]]:
         """Topics and batches of requests that may leave now; each is given back by ``answered``."""
         requests = []
         with self._lock:
@@ -200,15 +200,15 @@ class RecordAccumulator:
                     self._wake_for(queue.open)
         return requests
 
-    def answered(self, topic: str, batches: list[PartitionBatch]) -> None:
-        """A request is settled: others for its partitions may leave."""
+    def answered(self, topic: str, batches: list[ProducerBatch]) -> None:
+        """A request is answered for good: others for its partitions may leave."""
         with self._lock:
             self._in_flight -= 1
             self._topic(topic).answered(batches)
 
     # ---- what became of it -------------------------------------------------------------------------------------------
 
-    def settle(
+    def complete(
         self,
         outcome: Outcome,
         rows: np.ndarray,
@@ -216,39 +216,39 @@ class RecordAccumulator:
         base_offset: int = -1,
         error: LogStoreError | None = None,
     ) -> None:
-        """As ``Outcome.settle``; with the last of its rows callbacks are called, and memory is free."""
+        """As ``Outcome.complete``; with the last of its rows callbacks are called, and memory is free."""
         if not len(rows):
             return
         if error is not None:
             with self._lock:
-                self._unsettled.failed(error)
-        if not outcome.settle(rows, partition, base_offset, error):
+                self._incomplete.failed(error)
+        if not outcome.complete(rows, partition, base_offset, error):
             return
         raised = outcome.call_back()
         with self._lock:
-            self._unsettled.failed(raised)
-            self._unsettled.remove(outcome)
+            self._incomplete.failed(raised)
+            self._incomplete.remove(outcome)
             self._free_memory(outcome.size)
 
     def begin_flush(self) -> tuple[list[ClosedBatch], int]:
         """Close all open batches; with the number that ``await_flush`` takes."""
         with self._lock:
             closed = [batch for queue in self._topics.values() if (batch := self._close(queue))]
-            return closed, self._unsettled.last_number
+            return closed, self._incomplete.last_number
 
     def await_flush(self, number: int, timeout: float | None) -> None:
-        """As ``UnsettledBatches.wait``."""
+        """As ``IncompleteBatches.wait``."""
         with self._lock:
-            self._unsettled.wait(number, timeout)
+            self._incomplete.wait(number, timeout)
 
-    def close(self, why: str) -> tuple[list[ClosedBatch], list[PartitionBatch]]:
-        """Queue nothing any more and wake all who wait. What has not left is the caller's to settle, but for batches
+    def close(self, why: str) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
+        """Queue nothing any more and wake all who wait. What has not left is the caller's to complete, but for batches
         that another thread is splitting.
         """
         with self._lock:
             self.closed = why
             batches: list[ClosedBatch] = []
-            parts: list[PartitionBatch] = []
+            parts: list[ProducerBatch] = []
             for queue in self._topics.values():
                 if batch := self._close(queue):
                     batch.claimed = False
@@ -275,7 +275,7 @@ class RecordAccumulator:
         del self._open[queue.name]
         if not batch.flat:
             # It was opened for a record that has yet to join.
-            self._unsettled.remove(batch.outcome)
+            self._incomplete.remove(batch.outcome)
             self._free_memory(batch.reserved)
             return None
         self._free_memory(batch.give_back_room())

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.producer_options import PartitionChooser, Partitioner
+from logstore.client.producer.options import PartitionChooser, Partitioner
 from logstore.errors import InvalidRecordError
 from logstore.records.batch import DecodedRecords
 from logstore.records.partitioner import choose_partitions

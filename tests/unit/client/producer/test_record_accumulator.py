@@ -6,13 +6,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from logstore.client.delivery import Delivery, Outcome
 from logstore.client.metadata import TopicPartitions
-from logstore.client.producer_options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX, ProducerOptions
-from logstore.client.record_accumulator import RecordAccumulator
-from logstore.client.record_columns import RecordList, check_extras
-from logstore.client.record_messages import PartitionBatch
-from logstore.client.topic_queue import ClosedBatch
+from logstore.client.producer.delivery import Delivery, Outcome
+from logstore.client.producer.options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX, ProducerOptions
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.record_columns import RecordList, check_extras
+from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.errors import InvalidRequestError, RequestTimedOutError, UnknownTopicError
 
 _RECORD = 100
@@ -60,7 +60,7 @@ def queue_one(accumulator: RecordAccumulator, *, partition: int = 0) -> Delivery
     return delivery
 
 
-def parts_of(batch: ClosedBatch) -> list[PartitionBatch]:
+def parts_of(batch: ClosedBatch) -> list[ProducerBatch]:
     """Its values as messages, a part for each partition."""
     columns, named = batch.columns()
     assert named is not None
@@ -68,7 +68,7 @@ def parts_of(batch: ClosedBatch) -> list[PartitionBatch]:
     for partition in sorted(set(named.tolist())):
         rows = np.flatnonzero(named == partition)
         message = pa.py_buffer(b",".join(columns.column("value").take(pa.array(rows)).to_pylist()))
-        parts.append(PartitionBatch(batch.outcome, partition, rows, message, batch.deadline, PARTITIONS))
+        parts.append(ProducerBatch(batch.outcome, partition, rows, message, batch.deadline, PARTITIONS))
     return parts
 
 
@@ -94,7 +94,7 @@ def test_a_flush_raises_the_first_failure_once_and_waits_for_callbacks(accumulat
         raise KeyError
 
     batch.outcome.add_callback(look)
-    accumulator.settle(batch.outcome, np.arange(1), error=UnknownTopicError("gone"))
+    accumulator.complete(batch.outcome, np.arange(1), error=UnknownTopicError("gone"))
     assert seen == [True]
     with pytest.raises(UnknownTopicError):
         accumulator.await_flush(number, 0)

@@ -1,4 +1,5 @@
-"""What a producer's threads do: split closed batches by partition, send requests, ask for partitions, settle.
+"""The threads of a producer: they split closed batches by partition, ask for partitions, send requests, and complete
+outcomes.
 
 The thread that closes a batch also splits it, often the program's own: another would have to take the interpreter from
 it for every step. The producer's threads close what has lingered (``logstore-producer``), send requests and wait for
@@ -8,7 +9,7 @@ What is queued, and the lock on it, belong to the ``RecordAccumulator``; nothing
 is held, before that one, from when work is taken out of the accumulator until a thread is sure to do it: a stop comes
 before or after.
 
-Invariant: every record that is taken out of the accumulator is settled, whatever happens to it.
+Invariant: every record that is taken out of the accumulator is completed, whatever happens to it.
 """
 
 import contextlib
@@ -21,14 +22,14 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.delivery import Outcome
 from logstore.client.metadata import TopicDescription, TopicPartitions, decode
-from logstore.client.partition_choice import PartitionChoice
-from logstore.client.produce_requests import ProduceRequests, as_log_store_error
-from logstore.client.producer_options import ProducerOptions
-from logstore.client.record_accumulator import RecordAccumulator
-from logstore.client.record_messages import PartitionBatch, split
-from logstore.client.topic_queue import ClosedBatch
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.options import ProducerOptions
+from logstore.client.producer.partition_choice import PartitionChoice
+from logstore.client.producer.produce_requests import ProduceRequests, as_log_store_error
+from logstore.client.producer.producer_batch import ProducerBatch, split
+from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError, RequestTimedOutError, UnknownPartitionError, UnknownTopicError
 
@@ -43,7 +44,7 @@ class Sender:
         self._accumulator = accumulator
         self._transport = transport
         self._options = options
-        self._requests = ProduceRequests(transport, options, self._settle, self.find_partitions)
+        self._requests = ProduceRequests(transport, options, self._complete, self.find_partitions)
         self._choice = PartitionChoice(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -92,7 +93,7 @@ class Sender:
         batches, parts = self._accumulator.close(why)
         self._requests.stop()
         for part in parts:
-            self._settle(part, -1, _closed_before())
+            self._complete(part, -1, _closed_before())
         for batch in batches:
             self._fail(batch.outcome, np.arange(batch.outcome.count), _closed_before())
         self._transport.close()
@@ -107,7 +108,7 @@ class Sender:
 
     def _parts(
         self, batch: ClosedBatch, among: TopicPartitions, *, sent: int = 0, certain: bool = False
-    ) -> list[PartitionBatch] | None:
+    ) -> list[ProducerBatch] | None:
         """``batch`` by partition, without the first ``sent`` records; None when a record names a partition that there
         was not, unless ``certain``.
         """
@@ -142,12 +143,12 @@ class Sender:
             self._fail(outcome, rows, as_log_store_error(outcome.topic, failed))
             return []
 
-    def _add_parts(self, batch: ClosedBatch, parts: list[PartitionBatch]) -> None:
+    def _add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
         if self._accumulator.add_parts(batch, parts):
             self._send_requests()
         else:
             for part in parts:
-                self._settle(part, -1, _closed_before())
+                self._complete(part, -1, _closed_before())
 
     # ---- what the threads do -----------------------------------------------------------------------------------------
 
@@ -162,7 +163,7 @@ class Sender:
             for topic, batches in self._accumulator.drain():
                 self._run(partial(self._deliver, topic, batches))
 
-    def _deliver(self, topic: str, batches: list[PartitionBatch]) -> None:
+    def _deliver(self, topic: str, batches: list[ProducerBatch]) -> None:
         self._requests.send(topic, batches)
         self._accumulator.answered(topic, batches)
         self._send_requests()
@@ -177,7 +178,7 @@ class Sender:
             self._add_parts(batch, self._asked_parts(batch))
         self._send_requests()
 
-    def _asked_parts(self, batch: ClosedBatch) -> list[PartitionBatch]:
+    def _asked_parts(self, batch: ClosedBatch) -> list[ProducerBatch]:
         outcome = batch.outcome
         sent = 0
         try:
@@ -196,7 +197,7 @@ class Sender:
                 first = columns.slice(0, 1)
                 place = self._requests.send_first(outcome, first, partition, batch.deadline)
                 sent = 1
-                self._accumulator.settle(outcome, np.arange(1), *place)
+                self._accumulator.complete(outcome, np.arange(1), *place)
                 found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
         except LogStoreError as error:
             self._fail(outcome, np.arange(sent, outcome.count), error)
@@ -216,9 +217,9 @@ class Sender:
 
     # ---- what became of it -------------------------------------------------------------------------------------------
 
-    def _settle(self, batch: PartitionBatch, base_offset: int, error: LogStoreError | None) -> None:
+    def _complete(self, batch: ProducerBatch, base_offset: int, error: LogStoreError | None) -> None:
         if error is None:
-            self._accumulator.settle(batch.outcome, batch.rows, batch.partition, base_offset)
+            self._accumulator.complete(batch.outcome, batch.rows, batch.partition, base_offset)
         else:
             self._fail(batch.outcome, batch.rows, error, batch.partition)
 
@@ -226,7 +227,7 @@ class Sender:
         if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
             # Deleted, or made again: the next batch asks.
             self._accumulator.set_partitions(outcome.topic, None)
-        self._accumulator.settle(outcome, rows, partition, error=error)
+        self._accumulator.complete(outcome, rows, partition, error=error)
 
 
 def _start(run: Callable[[], None], name: str) -> threading.Thread:

@@ -1,0 +1,120 @@
+"""Takes records out of what the fetcher has brought, and moves positions on behind them.
+
+Invariants:
+
+- Nothing is handed out of a topic that was found to have been made again.
+- What is committed automatically is the position of *earlier* calls: a record that was handed out counts as done when
+  the program comes back for more.
+- No wait goes on beyond its time, whatever the store does.
+"""
+
+import time
+from collections.abc import Iterator
+
+from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
+from logstore.client.consumer.offset_committer import OffsetCommitter
+from logstore.client.consumer.offset_fetcher import OffsetFetcher
+from logstore.client.consumer.options import ConsumerOptions
+from logstore.client.consumer.records import FetchedBatch, Record
+from logstore.client.consumer.subscription_state import SubscriptionState
+from logstore.errors import InvalidRequestError
+
+_WAIT_SECONDS_MAX = 60.0
+
+
+class FetchCollector:
+    """Of one consumer, for its thread only."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        state: SubscriptionState,
+        offset_fetcher: OffsetFetcher,
+        committer: OffsetCommitter | None,
+        options: ConsumerOptions,
+    ) -> None:
+        self._fetcher = fetcher
+        self._state = state
+        self._offset_fetcher = offset_fetcher
+        self._committer = committer
+        self._options = options
+        # However long a wait is, what is done has to be committed meanwhile.
+        self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, options.auto_commit_interval_ms / 1000))
+
+    def records(self, max_records: int, timeout_s: float) -> list[Record]:
+        """As ``Consumer.poll``."""
+        records: list[Record] = []
+        fetch = self._next(timeout_s)
+        while fetch is not None and fetch.batch is not None and len(records) < max_records:
+            rows = fetch.batch.slice(fetch.row, fetch.row + max_records - len(records))
+            found, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
+            records += found
+            self._state.advance(fetch, len(found))
+            if error is not None:
+                if records:
+                    break
+                raise error
+            fetch = self._fetcher.begun()
+        return records
+
+    def batch(self, max_records: int | None, timeout_s: float) -> FetchedBatch | None:
+        """As ``Consumer.poll_arrow``."""
+        fetch = self._next(timeout_s)
+        if fetch is None or fetch.batch is None:
+            return None
+        end = len(fetch.batch) if max_records is None else fetch.row + max_records
+        batch = fetch.batch.slice(fetch.row, end)
+        self._state.advance(fetch, len(batch))
+        return batch
+
+    def __iter__(self) -> Iterator[Record]:
+        """As ``Consumer.__iter__``."""
+        while (fetch := self._next(self._options.consumer_timeout_s)) is not None:
+            assert fetch.batch is not None
+            rows = fetch.batch.slice(fetch.row, fetch.row + self._options.max_poll_records)
+            records, error = rows.deserialized(self._options.key_deserializer, self._options.value_deserializer)
+            if records:
+                self._state.handed_out(fetch.partition)
+            for record in records:
+                fetch.row += 1
+                yield record
+                if self._fetcher.begun() is not fetch:
+                    break  # the program went elsewhere
+            else:
+                self._state.advance(fetch, 0)
+                if error is not None:
+                    raise error
+
+    def _next(self, timeout_s: float) -> CompletedFetch | None:
+        """The fetch of which rows are to be handed out; None when the time is up."""
+        deadline = time.monotonic() + timeout_s
+        if self._fetcher.closed:
+            raise InvalidRequestError("The consumer is closed.")
+        while True:
+            self._begin_anew_in_replaced_topics()
+            if self._committer is not None:
+                self._committer.commit_when_due(self._state.positions)
+            known = self._offset_fetcher.look_up(min(deadline - time.monotonic(), self._wait_s))
+            if known and not self._state.assignment:
+                raise InvalidRequestError("Nothing to read: call subscribe() or assign() first.")
+            left = min(deadline, self._offset_fetcher.refresh_at if known else 0.0) - time.monotonic()
+            fetch = self._fetcher.first(max(0.0, min(left, self._wait_s)))
+            if fetch is None:
+                if time.monotonic() >= deadline:
+                    return None
+            elif fetch.batch is not None:
+                return fetch
+            elif fetch.error is None:
+                self._state.advance(fetch, 0)
+            else:
+                self._fetcher.pop()
+                self._state.read_on({fetch.partition})
+                raise fetch.error
+
+    def _begin_anew_in_replaced_topics(self) -> None:
+        replaced = self._fetcher.replaced()
+        if self._committer is not None:
+            replaced |= self._committer.replaced()
+        if replaced and self._state.begin_anew(replaced):
+            # A topic that is subscribed to may have other partitions now.
+            self._offset_fetcher.refresh()

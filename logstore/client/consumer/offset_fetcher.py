@@ -1,0 +1,155 @@
+"""Asks the store what a consumer has to know before it reads: partitions of topics, and where to begin in them.
+
+Lookups run in a thread of their own, one at a time, so that ``poll`` keeps to its time also while the store is away.
+What they find is applied in the consumer's thread.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+from logstore.client.admin import Admin
+from logstore.client.consumer.options import AutoOffsetReset, ConsumerOptions
+from logstore.client.consumer.subscription_state import SubscriptionState, listed
+from logstore.client.metadata import PartitionDescription, TopicDescription, TopicPartition
+from logstore.errors import (
+    InvalidRequestError,
+    NoOffsetForPartitionError,
+    UnknownGroupError,
+    UnknownPartitionError,
+)
+
+
+class OffsetFetcher:
+    """Of the consumer with ``state``; its methods are for the consumer's thread."""
+
+    def __init__(self, admin: Admin, state: SubscriptionState, options: ConsumerOptions) -> None:
+        self._admin = admin
+        self._state = state
+        self._options = options
+        #: When the partitions of a subscription are asked for again (monotonic).
+        self.refresh_at = math.inf
+        # What was asked of the store and is to be applied here, when it has come.
+        self._lookup: Future[Callable[[], None]] | None = None
+        self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
+
+    def close(self) -> None:
+        self._lookups.shutdown(cancel_futures=True)
+
+    def begin_anew(self) -> None:
+        """The partitions to read are others: what was asked before counts no more."""
+        self.refresh_at = math.inf if self._state.topics is None else 0.0
+        self._lookup = None
+
+    def refresh(self) -> None:
+        """A topic was made again: if it is subscribed to, ask for its partitions at once."""
+        if self._state.topics is not None:
+            self.refresh_at = 0.0
+
+    def look_up(self, timeout_s: float) -> bool:
+        """Whether all is known that reading needs: the partitions subscribed to, and where to begin.
+
+        Waits up to ``timeout_s`` for that; raises why the store did not tell.
+        """
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() >= self.refresh_at or self._state.unplaced:
+            if self._lookup is None:
+                if time.monotonic() >= self.refresh_at:
+                    assert self._state.topics is not None
+                    self._lookup = self._lookups.submit(self._find_partitions, self._state.topics)
+                else:
+                    self._lookup = self._lookups.submit(self._find_positions, dict(self._state.unplaced))
+            if not wait((self._lookup,), max(0.0, deadline - time.monotonic())).done:
+                return False
+            found, self._lookup = self._lookup, None
+            found.result()()
+        return True
+
+    def place_unplaced(self) -> None:
+        """Find out at once where to begin."""
+        self._find_positions(dict(self._state.unplaced))()
+
+    def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[PartitionDescription], int]) -> None:
+        """Go on at ``offset_of`` each of ``partitions``."""
+        described = self._describe_topics(partitions)
+        found = _partitions_of(described, partitions)
+        self._place({partition: offset_of(at) for partition, at in found.items()}, described)
+
+    def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
+        """Each of ``partitions``; UnknownTopicError, UnknownPartitionError."""
+        asked = listed(partitions)
+        return _partitions_of(self._describe_topics(asked), asked)
+
+    def committed(self) -> dict[TopicPartition, int]:
+        """What the group has committed; InvalidRequestError without one."""
+        if self._options.group_id is None:
+            raise InvalidRequestError("Committed offsets are a group's: give group_id.")
+        try:
+            committed = self._admin.group_offsets(self._options.group_id)
+        except UnknownGroupError:
+            return {}
+        return {TopicPartition(found.topic, found.partition): found.offset for found in committed}
+
+    # ---- in the thread ----------------------------------------------------------------------------------------------
+
+    def _find_partitions(self, topics: frozenset[str]) -> Callable[[], None]:
+        """Find the partitions of the topics subscribed to."""
+        described = self._describe_topics(TopicPartition(topic, 0) for topic in topics)
+
+        def apply() -> None:
+            for topic in described.values():
+                self._state.found_topic(topic)
+            self.refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
+
+        return apply
+
+    def _find_positions(self, unplaced: Mapping[TopicPartition, int | AutoOffsetReset]) -> Callable[[], None]:
+        """Find where to begin, and in which topics."""
+        # The topics first: what the group has in one that is made again after that is not taken for its offsets in the
+        # one before.
+        described = self._describe_topics(unplaced)
+        positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
+        asks = self._options.group_id is not None and len(positions) < len(unplaced)
+        committed = self.committed() if asks else {}
+        without = unplaced.keys() - positions.keys() - committed.keys()
+        if stranded := [partition for partition in without if unplaced[partition] == "none"]:
+            topic, number = min(stranded)
+            raise NoOffsetForPartitionError(
+                f"Group {self._options.group_id!r} has committed nothing for partition {number} of topic {topic!r} as "
+                f"it is now (id {described[topic].topic_id}), and auto_offset_reset is 'none': seek() to where it is "
+                "to begin."
+            )
+        for partition, found in _partitions_of(described, without).items():
+            earliest = unplaced[partition] == "earliest"
+            positions[partition] = found.log_start_offset if earliest else found.high_watermark
+        for partition in unplaced.keys() - positions.keys():
+            positions[partition] = committed[partition]
+
+        def apply() -> None:
+            # The program may have placed some meanwhile.
+            wanted = {p: at for p, at in positions.items() if self._state.unplaced.get(p) == unplaced[p]}
+            self._place(wanted, described)
+
+        return apply
+
+    def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
+        # What was asked for before may tell of topics that were there before.
+        self._lookup = None
+        self._state.place(positions, described)
+
+    def _describe_topics(self, partitions: Iterable[TopicPartition]) -> dict[str, TopicDescription]:
+        """The topics of ``partitions``, by name."""
+        names = {partition.topic for partition in partitions}
+        return {name: self._admin.describe_topic(name) for name in sorted(names)}
+
+
+def _partitions_of(
+    topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
+) -> dict[TopicPartition, PartitionDescription]:
+    """Each of ``partitions``; UnknownPartitionError."""
+    found = {TopicPartition(name, p.partition): p for name, topic in topics.items() for p in topic.partitions}
+    for partition in (asked := list(partitions)):
+        if partition not in found:
+            raise UnknownPartitionError(f"Partition {partition.partition} of topic {partition.topic!r} not found.")
+    return {partition: found[partition] for partition in asked}

@@ -1,0 +1,201 @@
+"""The partitions that a consumer reads, and its position in each.
+
+Invariants:
+
+- A partition's position is the offset after the last record that was handed out, or where it was put.
+- The fetcher reads the partitions that have a position and are not paused, and no others.
+- A position is one in a certain topic, not in whichever has the name. Once a topic is found to have been made again,
+  its partitions are without a position until one in the new topic is found. Paused ones stay paused.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
+from logstore.client.consumer.options import AutoOffsetReset
+from logstore.client.metadata import TopicDescription, TopicIdentity, TopicPartition
+from logstore.errors import InvalidRequestError
+
+
+class SubscriptionState:
+    """Of one consumer, for its thread only. ``auto_offset_reset``: where a partition begins without a committed
+    offset.
+    """
+
+    def __init__(self, fetcher: Fetcher, auto_offset_reset: AutoOffsetReset) -> None:
+        self._fetcher = fetcher
+        self._auto_offset_reset = auto_offset_reset
+        #: None: partitions were assigned one by one.
+        self.topics: frozenset[str] | None = None
+        self.assignment: set[TopicPartition] = set()
+        self.paused: set[TopicPartition] = set()
+        #: Assigned, without a position. They begin at an offset; or where the group is, and without that as this says.
+        self.unplaced: dict[TopicPartition, int | AutoOffsetReset] = {}
+        # Of the others. While rows of a batch are handed out it is the position before that batch.
+        self._positions: dict[TopicPartition, int] = {}
+        # By name, the topics that these positions are in.
+        self._topic_ids: dict[str, str] = {}
+        # Of partitions that began anew, with nothing handed out since: the topic that was read before.
+        self._read_before: dict[TopicPartition, str] = {}
+
+    # ---- what to read -----------------------------------------------------------------------------------------------
+
+    def subscribe(self, topics: frozenset[str]) -> None:
+        """Forget partitions of other topics; those of ``topics`` come by ``found_topic``."""
+        self.topics = topics
+        self._keep({partition for partition in self.assignment if partition.topic in topics})
+
+    def assign(self, partitions: set[TopicPartition]) -> None:
+        """Read these, and no others. Those that are read already go on where they are."""
+        self.topics = None
+        self._keep(partitions)
+        self.unplaced |= dict.fromkeys(partitions - self.assignment, self._auto_offset_reset)
+        self.assignment |= partitions
+
+    def found_topic(self, topic: TopicDescription) -> None:
+        """Read all partitions of a topic that is subscribed to."""
+        found = {TopicPartition(topic.name, partition.partition) for partition in topic.partitions}
+        known = {partition for partition in self.assignment if partition.topic == topic.name}
+        # Nobody has seen the beginning of a partition that is added: from its end on, records would be missed.
+        grown = bool(known) and self._topic_ids.get(topic.name) == topic.topic_id
+        self._keep(self.assignment - (known - found))
+        self._enter(topic)
+        self.unplaced |= dict.fromkeys(found - known, "earliest" if grown else self._auto_offset_reset)
+        self.assignment |= found
+
+    def require_assigned(self, partitions: Iterable[TopicPartition] | None) -> set[TopicPartition]:
+        """``partitions``, or all; InvalidRequestError for one that is not assigned."""
+        if partitions is None:
+            return set(self.assignment)
+        asked = set(listed(partitions))
+        if missing := asked - self.assignment:
+            topic, partition = min(missing)
+            raise InvalidRequestError(f"Partition {partition} of topic {topic!r} is not assigned: call assign() first.")
+        return asked
+
+    def pause(self, partitions: set[TopicPartition]) -> None:
+        """Hand out nothing more of these. Their positions are after what was handed out."""
+        for partition in partitions & self._positions.keys():
+            self._positions[partition] = self.position(partition)
+        self.paused |= partitions
+        self._fetcher.stop_reading(partitions)
+
+    def resume(self, partitions: set[TopicPartition]) -> None:
+        """Go on where these were paused; those that are not are left alone."""
+        resuming = partitions & self.paused
+        self.paused -= resuming
+        self.read_on(resuming & self._positions.keys())
+
+    # ---- positions --------------------------------------------------------------------------------------------------
+
+    def begins_somewhere(self, partition: TopicPartition) -> bool:
+        """Whether ``position`` of an assigned partition is known."""
+        return partition in self._positions or isinstance(self.unplaced[partition], int)
+
+    def position(self, partition: TopicPartition) -> int:
+        """The offset of the next record to be handed out."""
+        fetch = self._fetcher.begun()
+        if fetch is not None and fetch.partition == partition and fetch.batch is not None and fetch.row:
+            return fetch.batch.slice(0, fetch.row).next_offset
+        at = self._positions[partition] if partition in self._positions else self.unplaced[partition]
+        assert isinstance(at, int)
+        return at
+
+    def positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+        """Positions, and the ids of the topics that they are in, where these are known."""
+        sought = {partition: at for partition, at in self.unplaced.items() if isinstance(at, int)}
+        return sought | {partition: self.position(partition) for partition in self._positions}, self._topic_ids
+
+    def topics_meant(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
+        """The ids of the topics that a program means by offsets of its own for ``partitions``.
+
+        A program that has seen nothing of a topic that was made again can only mean the one before.
+        """
+        before = {p.topic: self._read_before[p] for p in partitions if p in self._read_before}
+        return self._topic_ids | before
+
+    def seek(self, partition: TopicPartition, offset: int) -> None:
+        """Go on from ``offset`` in the topic that is read, or in whichever is found first."""
+        self._read_before.pop(partition, None)
+        if partition.topic in self._topic_ids:
+            self._begin({partition: offset})
+        else:
+            self.unplaced[partition] = offset
+
+    def place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
+        """Go on from these positions in the topics that were found."""
+        for topic in {partition.topic for partition in positions}:
+            self._enter(described[topic])
+        self._begin(positions)
+
+    def advance(self, fetch: CompletedFetch, rows: int) -> None:
+        """``rows`` more of ``fetch``, the fetcher's first, were handed out."""
+        fetch.row += rows
+        if rows:
+            self.handed_out(fetch.partition)
+        if fetch.batch is None or fetch.row >= len(fetch.batch):
+            self._positions[fetch.partition] = fetch.next_offset
+            self._fetcher.pop()
+
+    def handed_out(self, partition: TopicPartition) -> None:
+        """The program has seen a record of the topic that is read."""
+        self._read_before.pop(partition, None)
+
+    def read_on(self, partitions: Iterable[TopicPartition]) -> None:
+        """Fetch these from their positions on."""
+        self._fetcher.read({partition: self._positions[partition] for partition in partitions}, self._topic_ids)
+
+    def begin_anew(self, replaced: Iterable[TopicIdentity]) -> bool:
+        """Forget positions in topics that were made again; whether there were any."""
+        found = [topic for topic in replaced if self._topic_ids.get(topic.name) == topic.topic_id]
+        for topic in found:
+            self._forget_topic(topic.name)
+        return bool(found)
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _keep(self, kept: set[TopicPartition]) -> None:
+        """Forget all others."""
+        dropped = self.assignment - kept
+        self._fetcher.stop_reading(dropped)
+        self.assignment -= dropped
+        self.paused -= dropped
+        for partition in dropped:
+            self.unplaced.pop(partition, None)
+            self._positions.pop(partition, None)
+            self._read_before.pop(partition, None)
+        for topic in self._topic_ids.keys() - {partition.topic for partition in self.assignment}:
+            del self._topic_ids[topic]
+
+    def _enter(self, topic: TopicDescription) -> None:
+        """Positions in the topic of this name are in this one from now on."""
+        if self._topic_ids.get(topic.name, topic.topic_id) != topic.topic_id:
+            self._forget_topic(topic.name)
+        self._topic_ids[topic.name] = topic.topic_id
+
+    def _forget_topic(self, topic: str) -> None:
+        """Its partitions are to begin anew: another topic has its name."""
+        before = self._topic_ids.pop(topic)
+        begun = {partition for partition in self._positions if partition.topic == topic}
+        self._fetcher.stop_reading(begun)
+        for partition in begun:
+            del self._positions[partition]
+            self.unplaced[partition] = self._auto_offset_reset
+            self._read_before.setdefault(partition, before)
+
+    def _begin(self, positions: Mapping[TopicPartition, int]) -> None:
+        self._positions.update(positions)
+        for partition in positions.keys() & self.unplaced.keys():
+            del self.unplaced[partition]
+        self.read_on(positions.keys() - self.paused)
+
+
+def listed(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """InvalidRequestError for one partition, which is a sequence itself, and for what are none."""
+    found: list[TopicPartition] = []
+    given: Any
+    for given in partitions:
+        if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], str)):
+            raise InvalidRequestError(f"{partitions!r}: pass a list of partitions, as [TopicPartition('orders', 0)].")
+        found.append(TopicPartition(*given))
+    return found
