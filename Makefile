@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-airflow test-wheel torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,16 @@ help: ## List the targets
 demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
 	@$(RUN) docs.demo
 
-test: lint ## Lint, types and tests
+test: lint ## Lint, types and tests: quick ones, those of real processes and those on Spark; six minutes
 	@$(RUN) pytest --numprocesses 3
+
+test-quick: setup ## The tests that start no process and no JVM; two minutes
+	@$(RUN) pytest --numprocesses 2 -m "not system and not spark and not long and not airflow and not wheel"
+
+test-all: lint setup-airflow ## What continuous integration runs: all tests, with documentation, notebook, demo, wheel and Airflow
+	@$(RUN) pytest --numprocesses 3 --hypothesis-profile many -m "not airflow and not wheel"
+	@$(RUN) pytest -m wheel tests/install
+	@$(RUN) pytest -m airflow tests/airflow
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow

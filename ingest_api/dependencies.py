@@ -13,6 +13,7 @@ from starlette.requests import Request
 from ingest_api.guard import context_of
 from ingest_api.operations import NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
 from ingest_api.parameters import partition_number, shown
+from ingest_api.routes import operation_of
 from ingest_api.state import ApiState, api_state
 from ingest_api.topic_ids import topic_to_read
 from logstore.broker.broker import Broker, PartitionLog, Topic
@@ -81,16 +82,16 @@ async def _broker_of_cluster(cluster_id: _ClusterId, broker: StoreBroker) -> Bro
 ClusterBroker = Annotated[Broker, Depends(_broker_of_cluster)]
 
 
-async def _topic(broker: StoreBroker, name: TopicName) -> Topic:
-    return broker.topic(name)
+async def _topic(request: Request, context: Context, broker: StoreBroker, name: TopicName) -> Topic:
+    return broker.topic(context, name, operation_of(request))
 
 
-async def _topic_of_cluster(broker: ClusterBroker, name: TopicName) -> Topic:
-    return broker.topic(name)
+async def _topic_of_cluster(request: Request, context: Context, broker: ClusterBroker, name: TopicName) -> Topic:
+    return broker.topic(context, name, operation_of(request))
 
 
-async def _topic_meant(request: Request, broker: StoreBroker, _: TopicName) -> Topic:
-    return topic_to_read(request, broker)
+async def _topic_meant(request: Request, context: Context, broker: StoreBroker, _: TopicName) -> Topic:
+    return topic_to_read(context, request, broker, operation_of(request))
 
 
 NamedTopic = Annotated[Topic, Depends(_topic)]

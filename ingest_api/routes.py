@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
@@ -104,6 +105,13 @@ class FoundRoute(NamedTuple):
         """Say in ``scope`` that the request is for this route."""
         scope[_FOUND] = scope["route"] = self.route
         scope["path_params"] = self.path_parameters
+
+
+def operation_of(request: Request) -> Operation:
+    """What the route that the request is for says that it does."""
+    operation = request.scope[_FOUND].requirement.operation
+    assert isinstance(operation, Operation)
+    return operation
 
 
 class RouteTable:

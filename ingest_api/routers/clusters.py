@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, Context, State, StoreBroker, TopicName
+from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, Context, StoreBroker, TopicName
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
@@ -23,6 +23,7 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import RequestContext
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError
 
@@ -45,16 +46,12 @@ async def get_cluster(request: Request, broker: ClusterBroker) -> Cluster:
 
 @router.get("/v3/clusters/{cluster_id}/topics", operation_id="listClusterTopics", response_description="All topics.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
-async def list_cluster_topics(
-    request: Request, state: State, context: Context, broker: ClusterBroker
-) -> ClusterTopicList:
+async def list_cluster_topics(request: Request, context: Context, broker: ClusterBroker) -> ClusterTopicList:
     """All topics, internal ones too, by name."""
-    topics = broker.topics(include_internal=True)
-    names = [topic.name for topic in topics]
-    allowed = frozenset(state.access.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
+    topics = broker.topics(context, include_internal=True)
     return ClusterTopicList(
         metadata=list_metadata(request, broker.cluster_id, "topics"),
-        data=[_topic(request, broker, topic) for topic in topics if topic.name in allowed],
+        data=[_topic(request, context, broker, topic) for topic in topics],
     )
 
 
@@ -72,14 +69,13 @@ async def list_cluster_topics(
 async def create_topic(
     request: Request,
     response: Response,
-    state: State,
     context: Context,
     broker: ClusterBroker,
     asked: CreateTopicRequest,
 ) -> ClusterTopic:
     """Create a topic; with `validate_only` only check that it could be."""
-    state.access.require(context, Operation.CREATE, ResourceType.TOPIC, asked.topic_name)
     topic = await broker.create_topic(
+        context,
         asked.topic_name,
         partitions=asked.partitions_count,
         replication_factor=asked.replication_factor,
@@ -89,8 +85,8 @@ async def create_topic(
     if topic is None:
         response.status_code = 200
         count = asked.partitions_count or broker.settings.num_partitions
-        return _described(request, broker, asked.topic_name, count)
-    answer = _topic(request, broker, topic)
+        return _described(request, context, broker, asked.topic_name, count)
+    answer = _topic(request, context, broker, topic)
     response.headers["Location"] = answer.metadata.self
     return answer
 
@@ -99,9 +95,11 @@ async def create_topic(
     "/v3/clusters/{cluster_id}/topics/{topic}", operation_id="getClusterTopic", response_description="The topic."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: ClusterTopicNamed) -> ClusterTopic:
+async def get_cluster_topic(
+    request: Request, context: Context, broker: ClusterBroker, topic: ClusterTopicNamed
+) -> ClusterTopic:
     """One topic."""
-    return _topic(request, broker, topic)
+    return _topic(request, context, broker, topic)
 
 
 @router.patch(
@@ -112,10 +110,10 @@ async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: Clus
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def update_topic(
-    request: Request, broker: ClusterBroker, topic: ClusterTopicNamed, asked: UpdateTopicRequest
+    request: Request, context: Context, broker: ClusterBroker, topic: ClusterTopicNamed, asked: UpdateTopicRequest
 ) -> ClusterTopic:
     """Grow the number of partitions. Records stay where they are; keys hash to other partitions from now on."""
-    return _topic(request, broker, await broker.add_partitions(topic.name, asked.partitions_count))
+    return _topic(request, context, broker, await broker.add_partitions(context, topic.name, asked.partitions_count))
 
 
 @router.delete(
@@ -126,9 +124,9 @@ async def update_topic(
     responses=refusals(503),
 )
 @requires(Operation.DELETE, ResourceType.TOPIC)
-async def delete_topic(broker: ClusterBroker, name: TopicName) -> None:
+async def delete_topic(broker: ClusterBroker, context: Context, name: TopicName) -> None:
     """Delete a topic and its Delta table."""
-    await broker.delete_topic(name)
+    await broker.delete_topic(context, name)
 
 
 def config_changes(entries: Sequence[ConfigEntry]) -> dict[str, str | None]:
@@ -149,12 +147,17 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
     )
 
 
-def _topic(request: Request, broker: Broker, topic: Topic) -> ClusterTopic:
-    return _described(request, broker, topic.name, len(topic.partitions), topic)
+def _topic(request: Request, context: RequestContext, broker: Broker, topic: Topic) -> ClusterTopic:
+    return _described(request, context, broker, topic.name, len(topic.partitions), topic)
 
 
 def _described(
-    request: Request, broker: Broker, name: str, partitions_count: int, topic: Topic | None = None
+    request: Request,
+    context: RequestContext,
+    broker: Broker,
+    name: str,
+    partitions_count: int,
+    topic: Topic | None = None,
 ) -> ClusterTopic:
     """``topic`` is None while there is none of that name."""
     return ClusterTopic(
@@ -163,7 +166,9 @@ def _described(
         topic_name=name,
         topic_id=str(topic.topic_id) if topic else None,
         is_internal=topic.is_internal if topic else False,
-        replication_factor=len(broker.partition_state(topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR,
+        replication_factor=len(broker.partition_state(context, topic, 0).replicas)
+        if topic
+        else DEFAULT_REPLICATION_FACTOR,
         partitions_count=partitions_count,
         partitions=partitions_link(request, name),
         configs=Link(related=link(request, broker.cluster_id, "topics", name, "configs")),

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, ConfigName
+from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, ConfigName, Context
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
@@ -59,13 +59,15 @@ async def list_configs(request: Request, broker: ClusterBroker, topic: ClusterTo
     responses=refusals(400, 503),
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
-async def alter_configs(broker: ClusterBroker, topic: ClusterTopicNamed, asked: AlterConfigsRequest) -> None:
+async def alter_configs(
+    broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, asked: AlterConfigsRequest
+) -> None:
     """Set keys, or take them back to their defaults: all of them, or none if one is wrong."""
     entries = [
         ConfigEntry(name=change.name, value=None if change.operation == "DELETE" else change.value)
         for change in asked.data
     ]
-    await broker.alter_configs(topic.name, config_changes(entries), validate_only=asked.validate_only)
+    await broker.alter_configs(context, topic.name, config_changes(entries), validate_only=asked.validate_only)
 
 
 @router.get(f"{_CONFIGS}/{{name}}", operation_id="getTopicConfig", response_description="The key.")
@@ -86,10 +88,10 @@ async def get_config(
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def update_config(
-    broker: ClusterBroker, topic: ClusterTopicNamed, key: NamedKey, asked: UpdateConfigRequest
+    broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, key: NamedKey, asked: UpdateConfigRequest
 ) -> None:
     """Set one key; null takes it back to its default."""
-    await broker.alter_configs(topic.name, {key.name: asked.value})
+    await broker.alter_configs(context, topic.name, {key.name: asked.value})
 
 
 @router.delete(
@@ -100,9 +102,9 @@ async def update_config(
     responses=refusals(503),
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
-async def reset_config(broker: ClusterBroker, topic: ClusterTopicNamed, key: NamedKey) -> None:
+async def reset_config(broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, key: NamedKey) -> None:
     """Take one key back to its default."""
-    await broker.alter_configs(topic.name, {key.name: None})
+    await broker.alter_configs(context, topic.name, {key.name: None})
 
 
 def _synonyms(broker: Broker, topic: Topic, key: ConfigKey) -> list[ConfigSynonym]:

@@ -20,12 +20,12 @@ from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
-from logstore.broker.access import Operation, ResourceType, refusal
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.stored_batch import StoredBatch, encode_blocks
+from logstore.records.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
 
@@ -35,17 +35,13 @@ router = declared_router(tags=["records"])
 async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
     read_query(request)
-    state, context = api_state(request), context_of(request)
+    state = api_state(request)
     media_type = answer_media_type(request.headers, (FETCH_SECTIONS,))
     asked = await receive_model(request, FetchRequest)
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms)
-
-    def refused(topic: str) -> LogStoreError | None:
-        allowed = state.access.authorize(context, Operation.READ, ResourceType.TOPIC, (topic,))
-        return None if allowed else refusal(context, Operation.READ, ResourceType.TOPIC, topic)
-
-    fetched = await state.broker.fetch_stored(wanted, limits, functools.partial(answer_wanted, request), refused)
+    gone = functools.partial(answer_wanted, request)
+    fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
     try:
         sections = [_section(index, answer) for index, answer in fetched.answers.items()]
         body = encode_sections(sections)
@@ -56,10 +52,10 @@ async def fetch_many(request: Request) -> Response:
         raise
 
 
-def _section(index: int, answer: FetchResult[list[StoredBatch]] | LogStoreError) -> Section:
+def _section(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> Section:
     if isinstance(answer, LogStoreError):
         return _failed(index, answer)
-    pieces = encode_blocks(answer.records)
+    pieces = encode_batches(answer.records)
     return Section(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, pieces)
 
 

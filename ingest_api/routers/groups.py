@@ -1,6 +1,5 @@
 """Consumer groups: what they have committed, and how far behind they are."""
 
-from collections.abc import Iterable
 from typing import Annotated
 
 from fastapi import Query
@@ -20,9 +19,7 @@ from ingest_api.schemas.groups import (
     GroupOffsetsQuery,
     PartitionLag,
 )
-from ingest_api.state import ApiState
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.context import RequestContext
 
 router = model_router(MetadataRoute, tags=["groups"])
 
@@ -31,7 +28,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(state: State, context: Context) -> list[str]:
     """Names of all groups that have committed something, sorted."""
-    return [*state.access.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, state.groups.groups())]
+    return [*state.groups.groups(context)]
 
 
 @router.post(
@@ -45,13 +42,11 @@ async def commit_offsets(
     state: State, context: Context, group: GroupName, asked: CommitOffsetsRequest
 ) -> CommittedOffsets:
     """Commit offsets, all of them or none, also lower ones than before; answers when that is durable."""
-    for entry in asked.offsets:
-        state.access.require(context, Operation.READ, ResourceType.TOPIC, entry.topic)
     offsets = [
         OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in asked.offsets
     ]
-    await state.groups.commit(group, offsets)
+    await state.groups.commit(context, group, offsets)
     return CommittedOffsets(offsets=[CommittedOffset.model_validate(offset) for offset in offsets])
 
 
@@ -61,20 +56,15 @@ async def get_offsets(
     state: State, context: Context, group: GroupName, query: Annotated[GroupOffsetsQuery, Query()]
 ) -> GroupOffsets:
     """What the group has committed, by topic and partition."""
-    if query.topic is not None:
-        state.access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, query.topic)
-    committed = state.groups.committed(group, query.topic)
-    shown = _described(state, context, {entry.topic for entry in committed})
-    return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed if entry.topic in shown])
+    committed = state.groups.committed(context, group, query.topic)
+    return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed])
 
 
 @router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     """How many offsets there are between what the group has committed and the end, by topic and partition."""
-    lags = state.groups.lag(group)
-    shown = _described(state, context, {found.topic for found in lags})
-    lags = [found for found in lags if found.topic in shown]
+    lags = state.groups.lag(context, group)
     return GroupLag(
         group=group,
         total_lag=sum(found.lag for found in lags),
@@ -91,11 +81,6 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     responses=refusals(503, 504),
 )
 @requires(Operation.DELETE, ResourceType.GROUP)
-async def delete_group(state: State, group: GroupName) -> None:
+async def delete_group(state: State, context: Context, group: GroupName) -> None:
     """Take back all that the group has committed."""
-    await state.groups.delete(group)
-
-
-def _described(state: ApiState, context: RequestContext, topics: Iterable[str]) -> frozenset[str]:
-    """Those topics that whoever asks may see."""
-    return frozenset(state.access.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, [*topics]))
+    await state.groups.delete(context, group)

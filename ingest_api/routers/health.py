@@ -5,7 +5,6 @@ from ingest_api.model_routes import model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import open_to_all
 from ingest_api.schemas.status import Health, Readiness, TopicProblem
-from logstore.broker.access import Operation, ResourceType
 from logstore.errors import BrokerNotReadyError
 
 router = model_router(tags=["health"])
@@ -32,9 +31,5 @@ async def ready(state: State, context: Context) -> Readiness:
     """
     if state.not_ready_reason is not None:
         raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")
-    problems = state.broker.problems()
-    names = [problem.topic for problem in problems]
-    shown = frozenset(state.access.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
-    return Readiness(
-        status="ready", problems=[TopicProblem.model_validate(found) for found in problems if found.topic in shown]
-    )
+    problems = [TopicProblem.model_validate(found) for found in state.broker.problems(context)]
+    return Readiness(status="ready", problems=problems)

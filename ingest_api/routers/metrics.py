@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
@@ -25,7 +26,7 @@ async def metrics(request: Request) -> Response:
         return Response(render_metrics(), media_type=METRICS_CONTENT_TYPE)
     state = api_state(request)
     IN_FLIGHT_BYTES.set(state.requests.reserved)
-    observed = await observe(state.broker, state.groups)
+    observed = await observe(context_of(request), state.broker, state.groups)
     # With thousands of series it takes tens of milliseconds, in which others are to be served.
     body = await asyncio.to_thread(lambda: render_metrics() + render(observed))
     return Response(body, media_type=METRICS_CONTENT_TYPE)

@@ -6,7 +6,7 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.dependencies import PartitionMeant, StoreBroker, TopicMeant
+from ingest_api.dependencies import Context, PartitionMeant, StoreBroker, TopicMeant
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
 from ingest_api.parameters import read_timestamp
@@ -31,6 +31,7 @@ async def offsets(
     request: Request,
     response: Response,
     broker: StoreBroker,
+    context: Context,
     topic: TopicMeant,
     log: PartitionMeant,
     query: Annotated[OffsetsQuery, Query()],
@@ -40,7 +41,7 @@ async def offsets(
     if query.timestamp is None:
         return PartitionOffsets(beginning_offset=log.log_start_offset, end_offset=log.high_watermark)
     timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())
-    found = await broker.offset_for_timestamp(topic, log.partition, timestamp)
+    found = await broker.offset_for_timestamp(context, topic, log.partition, timestamp)
     offset, timestamp_found = found or (None, None)
     return PartitionOffsets(
         beginning_offset=log.log_start_offset,
@@ -62,10 +63,13 @@ async def delete_records(
     request: Request,
     response: Response,
     broker: StoreBroker,
+    context: Context,
     topic: TopicMeant,
     log: PartitionMeant,
     asked: DeleteRecordsRequest,
 ) -> DeletedRecords:
     """Move the log start offset forward: readers no longer see what is before it."""
     response.headers.update(topic_id_headers(request.scope))
-    return DeletedRecords(log_start_offset=await broker.delete_records(topic, log.partition, asked.before_offset))
+    return DeletedRecords(
+        log_start_offset=await broker.delete_records(context, topic, log.partition, asked.before_offset)
+    )

@@ -1,6 +1,6 @@
 """Ids for idempotent producers (KIP-98)."""
 
-from ingest_api.dependencies import StoreBroker
+from ingest_api.dependencies import Context, StoreBroker
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
@@ -17,7 +17,7 @@ router = model_router(MetadataRoute, tags=["records"])
     responses=refusals(400, 503),
 )
 @requires(Operation.IDEMPOTENT_WRITE, ResourceType.CLUSTER)
-async def init_producer(broker: StoreBroker, asked: InitProducerRequest | None = None) -> Producer:
+async def init_producer(broker: StoreBroker, context: Context, asked: InitProducerRequest | None = None) -> Producer:
     """Hand out a producer id with epoch 0; for an id and its epoch, the same id with the next epoch."""
     identity = () if asked is None else (asked.producer_id, asked.producer_epoch)
-    return Producer.model_validate(await broker.init_producer(*identity))
+    return Producer.model_validate(await broker.init_producer(context, *identity))

@@ -18,6 +18,7 @@ from ingest_api.content_types import (
     answer_media_type,
     asks_for,
 )
+from ingest_api.guard import context_of
 from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, partition_in_path, read_query, required
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
@@ -58,7 +59,7 @@ async def fetch(request: Request) -> Response:
     """Read records from an offset on, waiting for some at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = topic_to_read(request, state.broker)
+    topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, tuple(_ENCODERS))
     # Who leaves the choice, as curl and browsers do, is to see every record.
@@ -72,7 +73,9 @@ async def fetch(request: Request) -> Response:
     limits = FetchLimits(
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    fetched = await state.broker.fetch_records(wanted, limits, functools.partial(answer_wanted, request))
+    fetched = await state.broker.fetch_records(
+        context_of(request), wanted, limits, functools.partial(answer_wanted, request)
+    )
     result = fetched.answers.get(0) or _nothing(partition_log, offset)
     try:
         if isinstance(result, LogStoreError):

@@ -1,6 +1,6 @@
 """The state of the whole store in one answer, for people and their tools: no disk is read for it."""
 
-from ingest_api.dependencies import State
+from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
@@ -8,6 +8,7 @@ from ingest_api.schemas.status import InFlightStatus, JournalStatus, StoreStatus
 from logstore import __version__
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import RequestContext
 from logstore.open_files import connections_within, open_files_limit
 
 router = model_router(tags=["health"])
@@ -17,7 +18,7 @@ router = model_router(tags=["health"])
     "/status", operation_id="getStatus", response_description="The state of the store.", responses=refusals(503)
 )
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
-async def status(state: State) -> StoreStatus:
+async def status(state: State, context: Context) -> StoreStatus:
     """What `logstore status` and `logstore topic list` show: the store, its topics, and what is wrong with them."""
     broker, settings = state.broker, state.settings
     limit = open_files_limit()
@@ -28,8 +29,8 @@ async def status(state: State) -> StoreStatus:
         now=broker.clock.now_ms(),
         uptime_ms=round((broker.clock.monotonic() - state.began) * 1000),
         not_ready_reason=state.not_ready_reason,
-        topics=[_topic(broker, topic) for topic in broker.topics(include_internal=True)],
-        problems=[TopicProblem.model_validate(problem) for problem in broker.problems()],
+        topics=[_topic(broker, context, topic) for topic in broker.topics(context, include_internal=True)],
+        problems=[TopicProblem.model_validate(problem) for problem in broker.problems(context)],
         journal=JournalStatus(
             needed_bytes=broker.journal.needed_bytes,
             retained_bytes=broker.journal.retained_bytes,
@@ -46,7 +47,7 @@ async def status(state: State) -> StoreStatus:
     )
 
 
-def _topic(broker: Broker, topic: Topic) -> TopicStatus:
+def _topic(broker: Broker, context: RequestContext, topic: Topic) -> TopicStatus:
     logs = topic.partitions
     newest = [at for log in logs if (at := log.newest_timestamp_ms) is not None]
     return TopicStatus(
@@ -54,7 +55,7 @@ def _topic(broker: Broker, topic: Topic) -> TopicStatus:
         topic_id=str(topic.topic_id),
         is_internal=topic.is_internal,
         partitions=len(logs),
-        replication_factor=len(broker.partition_state(topic, 0).replicas),
+        replication_factor=len(broker.partition_state(context, topic, 0).replicas),
         records=sum(log.record_count for log in logs),
         size_bytes=sum(log.size_bytes for log in logs),
         unsealed_records=sum(log.high_watermark - log.sealed_offset for log in logs),

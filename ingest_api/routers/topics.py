@@ -1,6 +1,6 @@
 """Topics and their partitions in REST Proxy v2 shapes; rolling a topic into its Delta table, and looking at that."""
 
-from ingest_api.dependencies import Context, NamedPartition, NamedTopic, State, StoreBroker
+from ingest_api.dependencies import Context, NamedPartition, NamedTopic, StoreBroker
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
@@ -19,21 +19,21 @@ from ingest_api.schemas.topics import (
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
+from logstore.broker.context import RequestContext
 
 router = model_router(MetadataRoute, tags=["topics"])
 
 
 @router.get("/topics", operation_id="listTopics", response_description="Names of topics, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
-async def list_topics(state: State, context: Context) -> list[str]:
+async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
     """Names of all topics that are not internal, sorted."""
-    names = [topic.name for topic in state.broker.topics()]
-    return [*state.access.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names)]
+    return [topic.name for topic in broker.topics(context)]
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_topic(broker: StoreBroker, topic: NamedTopic) -> Topic:
+async def get_topic(broker: StoreBroker, context: Context, topic: NamedTopic) -> Topic:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
     return Topic(
         name=topic.name,
@@ -41,24 +41,24 @@ async def get_topic(broker: StoreBroker, topic: NamedTopic) -> Topic:
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(broker, topic, log) for log in topic.partitions],
+        partitions=[_partition(broker, context, topic, log) for log in topic.partitions],
     )
 
 
 @router.get("/topics/{topic}/partitions", operation_id="listPartitions", response_description="The partitions.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def list_partitions(broker: StoreBroker, topic: NamedTopic) -> list[Partition]:
+async def list_partitions(broker: StoreBroker, context: Context, topic: NamedTopic) -> list[Partition]:
     """The state of each partition."""
-    return [_partition(broker, topic, log) for log in topic.partitions]
+    return [_partition(broker, context, topic, log) for log in topic.partitions]
 
 
 @router.get(
     "/topics/{topic}/partitions/{partition}", operation_id="getPartition", response_description="The partition."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_partition(broker: StoreBroker, topic: NamedTopic, log: NamedPartition) -> Partition:
+async def get_partition(broker: StoreBroker, context: Context, topic: NamedTopic, log: NamedPartition) -> Partition:
     """The state of one partition."""
-    return _partition(broker, topic, log)
+    return _partition(broker, context, topic, log)
 
 
 @router.post(
@@ -68,9 +68,9 @@ async def get_partition(broker: StoreBroker, topic: NamedTopic, log: NamedPartit
     responses=refusals(503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
-async def roll(broker: StoreBroker, topic: NamedTopic, _: RollRequest | None = None) -> Rolled:
+async def roll(broker: StoreBroker, context: Context, topic: NamedTopic, _: RollRequest | None = None) -> Rolled:
     """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
-    rolled = await broker.roll(topic)
+    rolled = await broker.roll(context, topic)
     sealed = [SealedOffset(partition=number, sealed_offset=offset) for number, offset in sorted(rolled.sealed.items())]
     return Rolled(version=rolled.version, sealed_offsets=sealed)
 
@@ -82,9 +82,11 @@ async def roll(broker: StoreBroker, topic: NamedTopic, _: RollRequest | None = N
     responses=refusals(503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
-async def refresh(broker: StoreBroker, topic: NamedTopic, _: RefreshRequest | None = None) -> Refreshed:
+async def refresh(
+    broker: StoreBroker, context: Context, topic: NamedTopic, _: RefreshRequest | None = None
+) -> Refreshed:
     """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
-    return Refreshed(version=await broker.refresh(topic))
+    return Refreshed(version=await broker.refresh(context, topic))
 
 
 @router.post(
@@ -95,14 +97,14 @@ async def refresh(broker: StoreBroker, topic: NamedTopic, _: RefreshRequest | No
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def drop_foreign_files(
-    broker: StoreBroker, topic: NamedTopic, _: DropForeignFilesRequest | None = None
+    broker: StoreBroker, context: Context, topic: NamedTopic, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
     """Take files that other writers added out of the Delta table, so that its partitions are served again."""
-    return DroppedForeignFiles(files=[*await broker.drop_foreign_files(topic)])
+    return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
 
 
-def _partition(broker: Broker, topic: OpenTopic, log: PartitionLog) -> Partition:
-    state = broker.partition_state(topic, log.partition)
+def _partition(broker: Broker, context: RequestContext, topic: OpenTopic, log: PartitionLog) -> Partition:
+    state = broker.partition_state(context, topic, log.partition)
     return Partition(
         partition=log.partition,
         leader=state.leader,

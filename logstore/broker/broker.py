@@ -11,7 +11,9 @@ from typing import Self
 
 import structlog
 
+from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.context import RequestContext
 from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
@@ -44,6 +46,7 @@ class Broker:
         catalog: TopicCatalog,
         journal: Journal,
         journal_lock: LockFile,
+        access: Access,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -57,6 +60,8 @@ class Broker:
         self.journal = self._journal = journal
         self._journal_lock = journal_lock
         locks = [*coordinator.locks, journal_lock]
+        #: What every room asks; a listener asks it before it reads a body.
+        self.access = access
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
@@ -65,22 +70,32 @@ class Broker:
         self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, self._roller, self._schedule, self.admission, clock
+            by_name,
+            settings,
+            coordinator,
+            catalog,
+            journal,
+            self._roller,
+            self._schedule,
+            self.admission,
+            access,
+            clock,
         )
-        self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission.answers)
+        self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
+        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
         topics, producing, fetching = self._topics, self._producing, self._fetching
         self.topics = topics.all
-        self.topic = topics.get
+        self.topic = topics.topic
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
+        self.find_topic_for_produce = topics.find_for_produce
         self.topic_for_produce = topics.for_produce
         self.delete_topic = topics.delete
         self.alter_configs = topics.alter_configs
@@ -100,12 +115,13 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
+        access: Access,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, coordinator, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, coordinator, access, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -116,6 +132,7 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
+        access: Access,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
@@ -142,7 +159,7 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, access, clock, filesystem)
             await broker._recover()
         except BaseException:
             journal_lock.release()
@@ -184,20 +201,23 @@ class Broker:
     def ready(self) -> bool:
         return self.not_ready_reason is None
 
-    def partition_state(self, topic: Topic, partition: int) -> PartitionState:
-        """Who leads and who holds a partition."""
+    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
+        """Who leads and who holds a partition. TopicAuthorizationError."""
+        self.access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return self._coordinator.partition_state(topic.topic_id, partition)
 
-    async def roll(self, topic: Topic) -> RollResult:
+    async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
+        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self.admission.require_ready()
         return await self._roller.roll(topic)
 
-    async def refresh(self, topic: Topic) -> int:
+    async def refresh(self, context: RequestContext, topic: Topic) -> int:
         """Read what others committed to the topic's table; the version that every read from here on sees.
 
         Raises as ``Roller.refresh``.
         """
+        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self.admission.require_ready()
         await self._roller.refresh(topic)
         return topic.version

@@ -23,7 +23,7 @@ def print_json_line(content: Any) -> None:
     sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Numbers stand right, with separators of thousands. As wide as its content when stdout is no terminal."""
     from rich.console import Console
     from rich.table import Table
@@ -31,7 +31,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
     cells = [[_text(cell) for cell in row] for row in rows]
     numeric = [_are_numbers([row[index] for row in cells]) for index in range(len(columns))]
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in cells:

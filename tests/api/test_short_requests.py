@@ -156,6 +156,7 @@ async def test_a_request_that_comes_again_is_answered_the_same(api, short):
     assert sum(short) == 3 * len(TAKEN) + 4
 
 
+@pytest.mark.usefixtures("transport")
 async def test_however_a_request_is_cut_it_is_one(api, short):
     whole = request()
     head = whole[: -len(ONE)]
@@ -222,6 +223,7 @@ async def test_a_request_behind_one_that_is_not_answered_yet_waits_for_its_turn(
     assert [values[place["partition"]][place["offset"]]["a"] for place in places] == [2, 1]
 
 
+@pytest.mark.usefixtures("transport")
 async def test_nothing_of_a_request_is_kept_when_it_is_answered(api, short):
     large = request(json.dumps({"records": [{"value": "x" * 1_000}] * 20}).encode())
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
@@ -255,6 +257,7 @@ async def test_every_record_is_where_the_answer_says(api, short):
     assert told == stored
 
 
+@pytest.mark.usefixtures("transport")
 async def test_pipelined_requests_are_answered_in_their_order(api, short):
     requests = [request(X_Request_Id=str(n)) for n in range(5)]
     requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: list\r\n\r\n")
@@ -265,6 +268,7 @@ async def test_pipelined_requests_are_answered_in_their_order(api, short):
     assert sum(api.end_offsets("t")) == 5
 
 
+@pytest.mark.usefixtures("transport")
 async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
@@ -356,6 +360,7 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
             assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
 
 
+@pytest.mark.usefixtures("transport")
 async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, state), connected(port) as (reader, writer):

@@ -10,6 +10,8 @@ from logstore.cli.doctor import check_java, check_port
 from logstore.cli.store_checks import checks_of
 from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
 
+pytestmark = pytest.mark.system
+
 
 def checks(*arguments: object, code: int = 0) -> dict[str, dict[str, str]]:
     result = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])

@@ -9,9 +9,12 @@ import deltalake
 import pytest
 from typer.testing import CliRunner
 
+from logstore.broker.context import INTERNAL
 from logstore.cli.app import app
 from tests.support.running_broker import produce, run, running_broker
 from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +25,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def fill() -> None:
         async with running_broker(data) as broker:
             for name in ("good", "part", "bad"):
-                topic = await broker.create_topic(name, partitions=2)
+                topic = await broker.create_topic(INTERNAL, name, partitions=2)
                 for partition in (0, 1):
                     await produce(broker, topic, [b"a", b"b"], partition=partition)
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
 
     run(fill())
     _append_again(data / "topics" / "part")

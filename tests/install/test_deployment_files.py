@@ -36,6 +36,7 @@ def seconds(text: str) -> int:
     return int(number) * (1 if unit == "s" else 60)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("file", ["Dockerfile", "logstore.service"])
 def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path: Path):
     port = str(free_port())
@@ -106,6 +107,7 @@ def test_the_unit_fits_the_store():
     assert not [value for value in deployment.unit()["SystemCallFilter"] if "@resources" in value]
 
 
+@pytest.mark.system
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path):
     analyze = tool("systemd-analyze")
     copy = tmp_path / deployment.UNIT.name
@@ -118,6 +120,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path):
     assert ran.returncode == 0, ran.stdout[-500:]
 
 
+@pytest.mark.system
 def test_hadolint_finds_nothing_wrong_with_the_dockerfile():
     ran = subprocess.run(
         [tool("hadolint"), "--no-color", deployment.DOCKERFILE], capture_output=True, text=True, timeout=60, check=False
