@@ -27,7 +27,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 class Requirement:
     """The operation, and the type of what it is done to; None: anybody may.
 
-    ``names_in`` the path: the guard asks. In the body or the answer: the route asks, name by name.
+    ``names_in`` the path: the guard asks before the body is read. The broker asks for every name, wherever it stands.
     """
 
     operation: Operation | None

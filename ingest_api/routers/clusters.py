@@ -23,7 +23,7 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
-from logstore.broker.context import RequestContext
+from logstore.broker.context import INTERNAL
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError
 
@@ -51,7 +51,7 @@ async def list_cluster_topics(request: Request, context: Context, broker: Cluste
     topics = broker.topics(context, include_internal=True)
     return ClusterTopicList(
         metadata=list_metadata(request, broker.cluster_id, "topics"),
-        data=[_topic(request, context, broker, topic) for topic in topics],
+        data=[_topic(request, broker, topic) for topic in topics],
     )
 
 
@@ -85,8 +85,8 @@ async def create_topic(
     if topic is None:
         response.status_code = 200
         count = asked.partitions_count or broker.settings.num_partitions
-        return _described(request, context, broker, asked.topic_name, count)
-    answer = _topic(request, context, broker, topic)
+        return _described(request, broker, asked.topic_name, count)
+    answer = _topic(request, broker, topic)
     response.headers["Location"] = answer.metadata.self
     return answer
 
@@ -95,11 +95,9 @@ async def create_topic(
     "/v3/clusters/{cluster_id}/topics/{topic}", operation_id="getClusterTopic", response_description="The topic."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_cluster_topic(
-    request: Request, context: Context, broker: ClusterBroker, topic: ClusterTopicNamed
-) -> ClusterTopic:
+async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: ClusterTopicNamed) -> ClusterTopic:
     """One topic."""
-    return _topic(request, context, broker, topic)
+    return _topic(request, broker, topic)
 
 
 @router.patch(
@@ -113,7 +111,7 @@ async def update_topic(
     request: Request, context: Context, broker: ClusterBroker, topic: ClusterTopicNamed, asked: UpdateTopicRequest
 ) -> ClusterTopic:
     """Grow the number of partitions. Records stay where they are; keys hash to other partitions from now on."""
-    return _topic(request, context, broker, await broker.add_partitions(context, topic.name, asked.partitions_count))
+    return _topic(request, broker, await broker.add_partitions(context, topic.name, asked.partitions_count))
 
 
 @router.delete(
@@ -147,28 +145,23 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
     )
 
 
-def _topic(request: Request, context: RequestContext, broker: Broker, topic: Topic) -> ClusterTopic:
-    return _described(request, context, broker, topic.name, len(topic.partitions), topic)
+def _topic(request: Request, broker: Broker, topic: Topic) -> ClusterTopic:
+    return _described(request, broker, topic.name, len(topic.partitions), topic)
 
 
 def _described(
-    request: Request,
-    context: RequestContext,
-    broker: Broker,
-    name: str,
-    partitions_count: int,
-    topic: Topic | None = None,
+    request: Request, broker: Broker, name: str, partitions_count: int, topic: Topic | None = None
 ) -> ClusterTopic:
     """``topic`` is None while there is none of that name."""
+    # Asked for by the store: whoever made the topic, or grew it, is told what it is.
+    replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR
     return ClusterTopic(
         metadata=resource_metadata(request, broker, topic=name),
         cluster_id=broker.cluster_id,
         topic_name=name,
         topic_id=str(topic.topic_id) if topic else None,
         is_internal=topic.is_internal if topic else False,
-        replication_factor=len(broker.partition_state(context, topic, 0).replicas)
-        if topic
-        else DEFAULT_REPLICATION_FACTOR,
+        replication_factor=replicas,
         partitions_count=partitions_count,
         partitions=partitions_link(request, name),
         configs=Link(related=link(request, broker.cluster_id, "topics", name, "configs")),

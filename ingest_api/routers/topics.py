@@ -41,7 +41,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: NamedTopic) ->
         location=topic.location,
         is_internal=topic.is_internal,
         configs=topic.config.as_strings(),
-        partitions=[_partition(broker, context, topic, log) for log in topic.partitions],
+        partitions=[_partition(context, broker, topic, log) for log in topic.partitions],
     )
 
 
@@ -49,7 +49,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: NamedTopic) ->
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(broker: StoreBroker, context: Context, topic: NamedTopic) -> list[Partition]:
     """The state of each partition."""
-    return [_partition(broker, context, topic, log) for log in topic.partitions]
+    return [_partition(context, broker, topic, log) for log in topic.partitions]
 
 
 @router.get(
@@ -58,7 +58,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: NamedTop
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def get_partition(broker: StoreBroker, context: Context, topic: NamedTopic, log: NamedPartition) -> Partition:
     """The state of one partition."""
-    return _partition(broker, context, topic, log)
+    return _partition(context, broker, topic, log)
 
 
 @router.post(
@@ -103,7 +103,7 @@ async def drop_foreign_files(
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
 
 
-def _partition(broker: Broker, context: RequestContext, topic: OpenTopic, log: PartitionLog) -> Partition:
+def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: PartitionLog) -> Partition:
     state = broker.partition_state(context, topic, log.partition)
     return Partition(
         partition=log.partition,

@@ -207,7 +207,7 @@ class LogReader:
             elif piece.next_offset == at and at < log.last_stable_offset:
                 if taken:
                     break  # the next record does not fit
-                raise CorruptionError(f"Nothing is found at offset {at} of {log}: neither a record nor where to go on.")
+                raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
             if at >= log.last_stable_offset or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break

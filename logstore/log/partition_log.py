@@ -230,7 +230,7 @@ class PartitionLog:
         give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
         return (
             f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition} are missing: {gap.cause}",
-            f"Restore the table to the version before, or give them up and all before them: {give_up}",
+            f"Restore the table to its version before, or give up these records and all before them: {give_up}",
         )
 
     # ---- appending --------------------------------------------------------------------------------------------------

@@ -161,8 +161,8 @@ def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, compression_type="snappy")
-            await broker.produce(topic, records([b"a"]))
-            await broker.roll(topic)
+            await broker.produce(INTERNAL, topic, records([b"a"]))
+            await broker.roll(INTERNAL, topic)
             (segment,) = topic.partition(0).segments
             value = pq.ParquetFile(topic.table.path / segment.path).metadata.row_group(0).column(3)
             assert value.compression == "SNAPPY"
@@ -282,7 +282,7 @@ def test_a_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) ->
             )
             assert [type(r) for r in refused] == [StorageFullError] * 3
             assert await fetch(broker, topic, 0) == [b"a"]
-            assert broker.ready
+            assert broker.not_ready_reason is None
             disk.heal()
             assert await produce(broker, topic, [b"b"]) == 1
             assert await fetch(broker, topic, 0) == [b"a", b"b"]
@@ -302,7 +302,7 @@ def test_a_failed_fsync_ends_appends_until_a_restart(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(StorageError):
                     await produce(broker, topic, [b"b"])
-            assert not broker.ready
+            assert broker.not_ready_reason is not None
             assert broker.not_ready_reason
             assert await fetch(broker, topic, 0) == [b"a"]
         async with running_broker(tmp_path) as broker:
