@@ -241,8 +241,8 @@ def setting_name(field: str) -> str:
     return field if field == "data_location" else field.replace("_", ".")
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
-    names = {setting_name(field) for field in Settings.model_fields}
+def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterator[str]:
+    names = {setting_name(field) for field in model.model_fields}
     for problem in error.errors():
         text = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
@@ -253,7 +253,14 @@ def _explain(error: ValidationError) -> Iterator[str]:
         else:
             limits = problem.get("ctx", {})
             takes = _TAKES.get(problem["type"], text).format_map(limits)
-            yield f"{setting_name(str(problem['loc'][0]))} cannot be '{problem['input']}': {takes}"
+            # A secret is shown nowhere, not even a wrong one.
+            given = "what was given" if problem["loc"][0] in secret_settings(model) else f"'{problem['input']}'"
+            yield f"{setting_name(str(problem['loc'][0]))} cannot be {given}: {takes}"
+
+
+def secret_settings(model: type[Settings] = Settings) -> set[str]:
+    """Fields that hold a secret: those whose type is SecretStr."""
+    return {name for name, field in model.model_fields.items() if "SecretStr" in str(field.annotation)}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:

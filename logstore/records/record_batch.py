@@ -1,5 +1,4 @@
-"""The record batch: records as the store has them, sent to a reader that decodes them
-(``application/vnd.logstore.frames``).
+"""The record batch: records as the store has them, sent to a reader that decodes them: what ``POST /fetch`` answers.
 
 A body is a sequence of record batches, each a header of 32 bytes and a payload, little-endian. The payload is one
 encapsulated Arrow IPC record batch message. Its buffers are compressed or not, as its producer sent them. Zeros pad it
