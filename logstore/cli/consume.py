@@ -42,7 +42,7 @@ Examples:
   logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
   logstore consume events --group nightly --output new.parquet --progress
 """
-# How long one wait for new records takes: Ctrl-C ends it at once all the same.
+# How long one wait for new records takes. Ctrl-C ends it at once.
 _POLL_SECONDS = 1.0
 # How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
@@ -186,7 +186,7 @@ def consume(
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
-            # The output is complete as far as it goes.
+            # The output is whole up to here.
             written.commit()
             raise
         written.commit()
@@ -265,7 +265,7 @@ class _Written:
         try:
             self.commit()
         except UnknownTopicIdError:
-            # The topic was made again, and is read from where it begins anew.
+            # The topic was made again, and is read from its new beginning.
             self.begin()
 
     def commit(self) -> None:
@@ -292,7 +292,7 @@ def _write_records(
             if ends is not None:
                 fetched = fetched.before(ends[at])
             writer.write(fetched)
-            # A pipe gets whole batches, and at once: who follows wants to see them.
+            # A pipe gets whole batches at once, so that followers see them.
             writer.flush()
             if len(fetched):
                 written.next_offsets[at] = fetched.next_offset
@@ -311,7 +311,7 @@ def _drop_finished(consumer: "Consumer", written: _Written, ends: dict["TopicPar
     finished = {partition for partition, end in ends.items() if consumer.position(partition) >= end}
     if finished:
         for partition in finished:
-            # Compaction may have taken out the last ones before it.
+            # Compaction may have removed the last records before the end.
             written.reached(partition, ends.pop(partition))
         consumer.assign(consumer.assignment() - finished)
     return bool(ends)

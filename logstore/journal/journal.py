@@ -238,7 +238,7 @@ class Journal:
     def _is_full(self, file: JournalFile) -> bool:
         if file.size + self._queue[0].length <= self._file_bytes:
             return False
-        # A file of nothing but snapshots is not followed by another one: a large append goes over the bound instead.
+        # No new file after one that has only snapshots: a large append exceeds the bound instead.
         return bool(file.data_bytes)
 
     def _take_group(self) -> list[_Append]:

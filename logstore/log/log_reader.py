@@ -46,7 +46,7 @@ _FOOTERS_CACHED = 1024
 _EXCERPTS_CACHED = 128
 # A page of each column, and one decoded batch.
 _DECODER_BYTES = 4 * MIB
-# Readers in step have one each; who reads the same again and again leaves no more behind.
+# Each of several readers in step has one; a reader that repeats a read adds none.
 _READINGS_OF_A_PLACE = 4
 # So many of the remaining rows are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
@@ -244,7 +244,7 @@ class LogReader:
         segments = log.segments
         at = bisect_left(segments, wanted.start, key=lambda s: s.max_offset)
         if at == len(segments) or segments[at].min_offset >= sealed:
-            # Compaction left nothing between there and the tail.
+            # Compaction left no record between this place and the tail.
             return _Slice([], 0, 0, min(sealed, wanted.end))
         segment = segments[at]
         following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
@@ -396,7 +396,7 @@ class LogReader:
         return self._cached(self._row_groups, path, checked)
 
     def _cached(self, cache: LRUCache[Path, T], path: Path, read: Callable[[Path], T]) -> T:
-        # A segment's name is never used again, so what its footer says holds for ever.
+        # A segment's name is never used again, so its footer never changes.
         with self._lock:
             found = cache.get(path)
         if found is None:

@@ -153,7 +153,7 @@ def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[
     timestamps, keys, values, headers = records.batch.columns
     batch = pa.RecordBatch.from_arrays(
         [
-            # Mostly there are neither timestamps nor headers, and nulls alone look the same in any order.
+            # Usually there are no timestamps and no headers: a column of nulls is the same in any order.
             timestamps if timestamps.null_count == len(rows) else timestamps.take(rows),
             keys.take(rows),
             values.take(rows),
@@ -171,7 +171,7 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
     """The begins of a binary or text column's values in its data buffer, and the last one's end: int32, rows + 1."""
     if not len(column):
         return np.zeros(1, np.int32)
-    # A count: a buffer may end in the middle of a number more.
+    # With a count, because a buffer may end within a further number.
     return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)[column.offset :]
 
 

@@ -68,5 +68,5 @@ def _null_headers(rows: int) -> pa.Array:
     return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, null_count=rows, children=[_NO_HEADERS])
 
 
-# Arrays never change: one for each number of rows will do.
+# Arrays never change, so one for each number of rows suffices.
 _few_null_headers = functools.lru_cache(_FEW_ROWS + 1)(_null_headers)

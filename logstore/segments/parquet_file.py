@@ -22,7 +22,7 @@ from logstore.segments import checksums
 from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
 
-#: More than most footers take, so that one read gets all of it.
+#: Larger than most footers, so that one read gets a whole footer.
 _TAIL_BYTES = 64 * 1024
 #: Exceptions of Arrow for bad bytes.
 BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
@@ -88,7 +88,7 @@ class ParquetFile:
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
         """An image of the file with these columns of a row group and nothing else. ValueError if they are damaged."""
         leaves = self.metadata.num_columns
-        # The pages of it that nothing is read into take no memory.
+        # Memory pages of it that are never written take no memory.
         image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
         with self.path.open("rb", buffering=0) as source:
             for leaf in range(leaves):

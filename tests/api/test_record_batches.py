@@ -106,7 +106,7 @@ async def test_keys_are_asked_for_in_every_batch_of_a_compacted_topic(api):
     assert api.end_offsets("t") == [0, 0]
 
 
-async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a_row_group(api):
+async def test_record_batches_come_whole_from_the_tail_and_as_rows_from_within_a_row_group(api):
     await api.create_topic("t", message_timestamp_type="LogAppendTime")
     await api.produce("t", [0, 1, 2])
     assert (await api.post("/topics/t/roll")).status_code == 200

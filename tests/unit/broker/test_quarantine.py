@@ -52,7 +52,7 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
 
 
 async def fetch_stored(broker, offset: int):
-    """What a reader of stored batches of orders-0 is answered."""
+    """The answer to a reader of record batches of orders-0."""
     limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
     fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
     fetched.reservation.release()
