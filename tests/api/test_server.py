@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from logstore.node import run, serve
 from logstore.settings import Settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.real_server import RealServer
-from tests.support.watched_server import wait_until
+from tests.support.eventually import eventually
 
 
 @pytest.mark.system
@@ -137,6 +136,14 @@ def stopping_server(tmp_path):
         yield running
 
 
+def is_ready(server: RealServer) -> bool:
+    """Not when nobody listens, either."""
+    try:
+        return httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.system
 def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server):
     server = stopping_server
@@ -150,15 +157,16 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
     poller = threading.Thread(target=poll)
     poller.start()
     process = psutil.Process(server.process.pid)
-    wait_until(lambda: any(found.raddr for found in process.net_connections("tcp")), "the long poll does not begin")
+    eventually(lambda: any(found.raddr for found in process.net_connections("tcp")), "the long poll does not begin")
     with server.connection() as connection:
         body = b'{"records":[{"value":2}]}'
         head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n"
         connection.send(head % len(body) + body[:10])
-        time.sleep(0.3)
+        # Answered after what was sent before: that has been read.
+        assert is_ready(server)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        eventually(lambda: not is_ready(server))
         connection.send(body[10:])
         answer = connection.answer()
         assert answer.status == 200
