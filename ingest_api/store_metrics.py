@@ -85,7 +85,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
     problems = broker.problems(context)
     single = (
         ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
-        ("logstore_ready", "1 if appends are taken, else 0.", "", broker.ready),
+        ("logstore_ready", "1 if appends are taken, else 0.", "", broker.not_ready_reason is None),
         ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),
         (
             "logstore_journal_needed_bytes",

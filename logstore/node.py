@@ -52,7 +52,7 @@ class Store:
 async def running_store(
     settings: Settings, access: Access, *, clock: Clock | None = None, filesystem: FileSystem | None = None
 ) -> AsyncIterator[Store]:
-    """A store without listeners, for as long as the block lasts.
+    """A store without listeners, for as long as the block lasts; ``access`` says who may do what in it.
 
     Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
     """

@@ -1,7 +1,8 @@
 """The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``producing``, ``fetching``, ``admission`` (readiness, journal pressure, bytes in flight) and ``roll_schedule``.
+``topic_tables`` (roll, refresh, delete records), ``producing``, ``fetching``, ``admission`` (readiness, journal
+pressure, bytes in flight) and ``roll_schedule``. They ask ``access`` themselves who may do what.
 """
 
 import contextlib
@@ -11,15 +12,15 @@ from typing import Self
 
 import structlog
 
-from logstore.broker.access import Access, Operation, ResourceType
+from logstore.broker.access import Access
 from logstore.broker.admission import Admission
-from logstore.broker.context import RequestContext
-from logstore.broker.coordinator import Coordinator, PartitionState
+from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.clock import Clock, SystemClock
 from logstore.errors import BrokerNotReadyError
@@ -58,38 +59,31 @@ class Broker:
         self._coordinator = coordinator
         #: To look at.
         self.journal = self._journal = journal
-        self._journal_lock = journal_lock
-        locks = [*coordinator.locks, journal_lock]
         #: What every room asks; a listener asks it before it reads a body.
         self.access = access
+        self._journal_lock = journal_lock
+        locks = [*coordinator.locks, journal_lock]
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
-        self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
+        self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
+        self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(
-            by_name,
-            settings,
-            coordinator,
-            catalog,
-            journal,
-            self._roller,
-            self._schedule,
-            self.admission,
-            access,
-            clock,
+            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
         )
+        self._tables = TopicTables(roller, self.admission, access)
         self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission, access)
+        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
-        topics, producing, fetching = self._topics, self._producing, self._fetching
+        topics, tables, producing, fetching = self._topics, self._tables, self._producing, self._fetching
         self.topics = topics.all
         self.topic = topics.topic
+        self.partition_state = topics.partition_state
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
@@ -100,8 +94,10 @@ class Broker:
         self.delete_topic = topics.delete
         self.alter_configs = topics.alter_configs
         self.add_partitions = topics.add_partitions
-        self.delete_records = topics.delete_records
-        self.drop_foreign_files = topics.drop_foreign_files
+        self.roll = tables.roll
+        self.refresh = tables.refresh
+        self.delete_records = tables.delete_records
+        self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
@@ -196,31 +192,6 @@ class Broker:
     def not_ready_reason(self) -> str | None:
         """Why appends are refused; None while they are taken."""
         return self.admission.not_ready_reason
-
-    @property
-    def ready(self) -> bool:
-        return self.not_ready_reason is None
-
-    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
-        """Who leads and who holds a partition. TopicAuthorizationError."""
-        self.access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
-        return self._coordinator.partition_state(topic.topic_id, partition)
-
-    async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
-        """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
-        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self.admission.require_ready()
-        return await self._roller.roll(topic)
-
-    async def refresh(self, context: RequestContext, topic: Topic) -> int:
-        """Read what others committed to the topic's table; the version that every read from here on sees.
-
-        Raises as ``Roller.refresh``.
-        """
-        self.access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self.admission.require_ready()
-        await self._roller.refresh(topic)
-        return topic.version
 
 
 __all__ = ["Broker", "FetchResult", "PartitionLog", "ProduceResult", "ProducedRange", "RollResult", "Topic"]

@@ -15,7 +15,7 @@ import structlog
 from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
 from logstore.broker.context import RequestContext
-from logstore.broker.coordinator import Coordinator
+from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.problems import TopicProblem, find_problems
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.removals import Removals
@@ -31,7 +31,6 @@ from logstore.errors import (
     InvalidReplicationFactorError,
     InvalidTopicError,
     LogStoreError,
-    OffsetOutOfRangeError,
     QuarantinedError,
     TopicExistsError,
     UnknownTopicError,
@@ -175,6 +174,11 @@ class Topics:
                 raise self._quarantined[name]
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
+
+    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
+        """Who leads and who holds a partition. Raises TopicAuthorizationError."""
+        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
         """What the log says of a start."""
@@ -354,48 +358,6 @@ class Topics:
             await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
-
-    async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
-        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
-
-        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the high watermark or below -1, TopicAuthorizationError, UnknownPartitionError,
-        InvalidTopicError.
-        """
-        self._access.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
-        self._admission.require_ready()
-        require_users_topic(topic)
-        partition_log = topic.partition(partition)
-        partition_log.require_served()
-        target = partition_log.high_watermark if before_offset == -1 else before_offset
-        if not 0 <= target <= partition_log.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
-                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
-                log_start_offset=partition_log.log_start_offset,
-                high_watermark=partition_log.high_watermark,
-            )
-        if target > partition_log.sealed_offset:
-            await self._roller.roll(topic, lambda p: p is partition_log)
-        if target > partition_log.log_start_offset:
-            await self._roller.commit(
-                topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
-            )
-        return partition_log.log_start_offset
-
-    async def drop_foreign_files(self, context: RequestContext, topic: Topic) -> tuple[str, ...]:
-        """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
-
-        The files stay on disk. Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, and as
-        ``Roller.commit``.
-        """
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
-        self._admission.require_ready()
-        require_users_topic(topic)
-        dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
-        log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
-        return dropped
 
     async def _change(self, change: Coroutine[object, object, T]) -> T:
         """One change of the catalogue at a time, each to its end even if the caller goes away."""

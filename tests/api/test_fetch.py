@@ -5,7 +5,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from logstore.client.stored_batches import read_blocks, read_sections
+from logstore.client.stored_batches import read_batches, read_sections
 from tests.api.api_client import assert_error
 from tests.support.eventually import loop_turns
 
@@ -24,7 +24,7 @@ async def fetch(api, *asked: tuple[str, int, int], **options) -> dict[int, tuple
     for section in read_sections(pa.py_buffer(answer.content)):
         values: list[bytes] | str = section.message
         if not section.error_code:
-            batches = read_blocks(section.content, asked[section.index][2])
+            batches = read_batches(section.content, asked[section.index][2])
             values = [value for batch in batches for value in batch.column("value").to_pylist()]
         assert section.index not in found
         found[section.index] = (section.error_code, values, section.next_offset)

@@ -4,7 +4,7 @@ import json
 import pyarrow as pa
 import pytest
 
-from ingest_api.schemas import ConsumedRecord, DeletedRecords, PartitionOffsets
+from ingest_api.schemas.records import ConsumedRecord, DeletedRecords, PartitionOffsets
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
 from tests.support.eventually import eventually_async, loop_turns
 

@@ -106,7 +106,7 @@ class FewSeries:
 
     settings = SimpleNamespace(journal_max_bytes=1)
     journal = SimpleNamespace(needed_bytes=0)
-    ready = True
+    not_ready_reason = None
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:
         self._topics = [

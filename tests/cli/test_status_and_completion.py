@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 
@@ -80,3 +81,12 @@ def test_the_log_level_is_an_option_of_serve(start, tmp_path):
     assert b"listening on" in serve.stdout.readline()
     serve.terminate()
     assert serve.communicate(timeout=60)[1] == b""
+
+
+def test_the_settings_choose_the_form_of_log_lines(start, tmp_path):
+    environment = {**os.environ, "LOGSTORE_LOG_FORMAT": "json"}
+    serve = start("serve", "--data", tmp_path / "data", "--port", 0, env=environment)
+    assert b"listening on" in serve.stdout.readline()
+    serve.terminate()
+    events = [json.loads(line)["event"] for line in serve.communicate(timeout=60)[1].splitlines()]
+    assert "broker.stopped" in events

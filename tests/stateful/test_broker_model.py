@@ -88,7 +88,7 @@ class BrokerModel(RuleBasedStateMachine):
         rows, start = self.model[partition], self.start[partition]
         offset = start + int((len(rows) - start) * share)
         result = self.run(
-            self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+            self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0),
         )
         count = result.records.num_rows
         assert count >= (1 if offset < len(rows) else 0)
@@ -107,7 +107,7 @@ class BrokerModel(RuleBasedStateMachine):
         for offset in (len(self.model[partition]) + beyond, self.start[partition] - beyond):
             with pytest.raises(OffsetOutOfRangeError):
                 self.run(
-                    self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                    self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0),
                 )
 
     @rule()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -40,13 +41,13 @@ from logstore.log.topic import Topic
 from logstore.observability import render_metrics
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import IdempotencyKey
-from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async, loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
+from tests.support.records import compressed_payload
 from tests.support.running_broker import produce, read_all, records, run, running_broker, start_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -152,6 +153,19 @@ def test_append_time_fills_missing_timestamps_and_never_goes_back(tmp_path: Path
 
             assert await timestamps(topic) == [77, 5_000, 5_000]
             assert await timestamps(log_append_time) == [5_000, 5_000, 5_000]
+
+    run(scenario())
+
+
+def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, compression_type="snappy")
+            await broker.produce(INTERNAL, topic, records([b"a"]))
+            await broker.roll(INTERNAL, topic)
+            (segment,) = topic.partition(0).segments
+            value = pq.ParquetFile(topic.table.path / segment.path).metadata.row_group(0).column(3)
+            assert value.compression == "SNAPPY"
 
     run(scenario())
 
@@ -267,7 +281,7 @@ def test_a_full_disk_refuses_appends_keeps_reads_and_recovers(tmp_path: Path) ->
             )
             assert [type(r) for r in refused] == [StorageFullError] * 3
             assert await fetch(broker, topic, 0) == [b"a"]
-            assert broker.ready
+            assert broker.not_ready_reason is None
             disk.heal()
             assert await produce(broker, topic, [b"b"]) == 1
             assert await fetch(broker, topic, 0) == [b"a", b"b"]
@@ -287,7 +301,7 @@ def test_a_failed_fsync_ends_appends_until_a_restart(tmp_path: Path) -> None:
             for _ in range(2):
                 with pytest.raises(StorageError):
                     await produce(broker, topic, [b"b"])
-            assert not broker.ready
+            assert broker.not_ready_reason is not None
             assert broker.not_ready_reason
             assert await fetch(broker, topic, 0) == [b"a"]
         async with running_broker(tmp_path) as broker:
@@ -624,7 +638,7 @@ def test_a_fetch_holds_no_more_compressed_frames_than_it_was_asked_for(tmp_path:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             given = records([bytes(100_000)])
-            payload = encode_payload(given.batch, "zstd")
+            payload = compressed_payload(given.batch, "zstd")
             assert len(payload) < 1_000
             for _ in range(5):
                 await broker.produce(INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0)

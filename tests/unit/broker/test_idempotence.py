@@ -599,7 +599,12 @@ def test_acks_0_is_stored_once_too(tmp_path: Path) -> None:
             for _ in range(3):
                 await put(broker, "k", [b"a"], acks=0)
                 await broker.produce(
-                    INTERNAL, broker.topic(INTERNAL, "t"), records([b"p"]), partition=0, acks=0, identity=identity
+                    INTERNAL,
+                    broker.topic(INTERNAL, "t"),
+                    records([b"p"]),
+                    partition=0,
+                    acks=0,
+                    identity=identity,
                 )
             await put(broker, "last", [b"b"])
             assert await stored(broker) == [[b"a", b"p", b"b"]]
