@@ -78,7 +78,7 @@ async def starting(
 
 
 @pytest.mark.anyio
-async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting, capfd, own_logging):
+async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting, capfd):
     http = starting.http
     assert (await http.get("/health/live")).json() == {"status": "live"}
     assert "logstore_http_requests_total" in (await http.get("/metrics")).text
@@ -102,7 +102,7 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
 
 
 @pytest.mark.anyio
-async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd, own_logging):
+async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd):
     assert (await starting.http.get("/health/live")).status_code == 200
     os.kill(os.getpid(), signal.SIGTERM)
     while not starting.task.done():
@@ -192,14 +192,14 @@ def test_a_busy_port_is_one_clear_line(server, tmp_path):
     assert not (tmp_path / "other").exists(), "nothing is touched before the port is ours"
 
 
-def test_a_data_directory_that_cannot_be_used_is_one_clear_line(tmp_path, capsys, own_logging):
+def test_a_data_directory_that_cannot_be_used_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     assert serve(Settings(data=tmp_path / "file" / "data", port=0)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"cannot use {tmp_path / 'file' / 'data'}")
 
 
-def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys, own_logging):
+def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys):
     assert serve(Settings(data=tmp_path / "data", port=0, host="no.such.host.invalid")) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cannot listen on no.such.host.invalid:0")

@@ -1,4 +1,4 @@
-"""How much is tried in ``make test``, ``make test-all`` and ``make torture``: examples of hypothesis, damaged places."""
+"""How much is tried in ``make test``, ``make test-all`` and ``make torture``: examples, and places of damage."""
 
 from typing import Final
 
