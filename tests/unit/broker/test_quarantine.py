@@ -620,7 +620,6 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
             temporary = entry.with_suffix(".tmp")
             temporary.write_text(info)
             temporary.rename(entry)
-            await asyncio.sleep(0.01)
             await broker._roller.refresh(topic)
             (problem,) = broker.problems(INTERNAL)
             assert "Offsets 0 to 1 of orders-0 are missing" in problem.reason
