@@ -51,6 +51,12 @@ class ModelRoute(DeclaredRoute):
 
         return answer
 
+    @property
+    def body_model(self) -> type[BaseModel]:
+        """Of a route that takes a body."""
+        assert self.body_field is not None
+        return _model_in(self.body_field.field_info.annotation)
+
     def _query_names(self) -> list[str]:
         """The fields of the query models."""
         models = (_model_in(field.field_info.annotation) for field in self.dependant.query_params)
@@ -65,10 +71,9 @@ class ModelRoute(DeclaredRoute):
         """The request with its body read; what is wrong with it is told once what the path names has been found."""
         if self.body_field is None:
             return _Received(request)
-        field = self.body_field.field_info
         try:
-            model = await receive_model_or_none(request, _model_in(field.annotation))
-            if model is None and field.is_required():
+            model = await receive_model_or_none(request, self.body_model)
+            if model is None and self.body_field.field_info.is_required():
                 raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
         except LogStoreError as refusal:
             return _Received(request, refusal=refusal)

@@ -22,6 +22,7 @@ from ingest_api.content_types import (
     NDJSON,
 )
 from ingest_api.idempotence import REPLAYED
+from ingest_api.idempotence import REQUEST_HEADERS as IDENTITY_HEADERS
 from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.schemas.records import (
@@ -199,7 +200,7 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
         operation_id,
         path=path,
         query=(ACKS, TIMEOUT_MS, KEY_FORMAT),
-        headers=[*REQUEST_HEADERS, TOPIC_ID],
+        headers=[*IDENTITY_HEADERS, TOPIC_ID],
         body=_PRODUCE_BODY,
         answers=_PRODUCE_ANSWERS,
         errors=_PRODUCE_ERRORS,
