@@ -48,9 +48,9 @@ format: setup ## Format the code and repair what lint can repair
 	@$(RUN) ruff check --fix
 	@$(RUN) ruff format
 
-bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all
+bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all; BEFORE=../other takes that checkout's store instead
 	@$(if $(LIST),,conf/bootstrap.sh bench || true)
-	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
+	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(BEFORE),--before '$(BEFORE)') $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code
 	@$(RUN) conf.configuration_page docs/configuration.md

@@ -14,6 +14,7 @@ from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -121,7 +122,7 @@ async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str,
     async with connected(port) as (reader, writer):
         for piece in pieces:
             writer.write(piece)
-            await asyncio.sleep(0.05)
+            await loop_turns()
         return comparable(await asyncio.wait_for(read_answer(reader), 10))
 
 
@@ -173,7 +174,7 @@ async def test_however_a_request_is_cut_it_is_one(api, short):
             ):
                 for piece in pieces:
                     writer.write(piece)
-                    await asyncio.sleep(0.03)
+                    await loop_turns()
                 for _ in range(sum(map(len, pieces)) // len(whole)):
                     assert comparable(await asyncio.wait_for(read_answer(reader), 10)) == expected
         offsets = await asyncio.gather(*(api.get(f"/topics/t/partitions/{p}/offsets") for p in range(3)))
@@ -216,7 +217,7 @@ async def test_a_request_behind_one_that_is_not_answered_yet_waits_for_its_turn(
         durable.clear()
         for piece in (other, request()):
             writer.write(piece)
-            await asyncio.sleep(0.05)
+            await loop_turns()
         durable.set()
         places = [json.loads((await asyncio.wait_for(read_answer(reader), 10))[2])["offsets"][0] for _ in range(2)]
     values = {partition: await api.values("t", partition) for partition in range(3)}
@@ -273,7 +274,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         writer.write(request() + b"NONSENSE\r\n\r\n")
-        await asyncio.sleep(0.02)
+        await loop_turns()
         durable.set()
         assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
         assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 400")
@@ -301,7 +302,7 @@ async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
             async with connected(port) as (reader, writer):
                 for piece in pieces:
                     writer.write(piece)
-                    await asyncio.sleep(0.02)
+                    await loop_turns()
                 answers.append(comparable(await asyncio.wait_for(read_answer(reader), 10)))
             lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
             logged.append([{k: line.get(k) for k in ("event", "request_id", "client_id", "status")} for line in lines])
@@ -337,7 +338,7 @@ async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api,
         other_writer.write(request())
         assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 504")
         gone_writer.transport.abort()
-        await asyncio.sleep(0.02)
+        await loop_turns()
         durable.set()
         assert (await asyncio.wait_for(read_answer(other_reader), 10))[0] == "HTTP/1.1 200 OK"
         writer.write(request(X_Request_Id="next"))
@@ -365,7 +366,7 @@ async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, mo
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, state), connected(port) as (reader, writer):
         writer.write(request())
-        await asyncio.sleep(0.02)
+        await loop_turns()
         for connection in list(state.connections):
             connection.shutdown()
         durable.set()

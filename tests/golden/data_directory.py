@@ -137,7 +137,8 @@ async def _first_life(data: Path) -> dict[str, Any]:
         await writer.produce("checkpointed", every_kind_of_record("before"))
         await _roll(api, "checkpointed")
         for number in range(CHECKPOINTED_VERSIONS):
-            await api.broker.alter_configs("checkpointed", {"retention.ms": str(10**10 + number)})
+            changes = {"data": [{"name": "retention.ms", "value": str(10**10 + number)}]}
+            _checked(await api.post(f"{api.topics_url}/checkpointed/configs:alter", json=changes))
 
         await api.create_topic("idempotent")
         sealed = await writer.new_producer()

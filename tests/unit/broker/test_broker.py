@@ -44,6 +44,7 @@ from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import eventually_async, loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.records import compressed_payload
@@ -70,8 +71,7 @@ async def fetch(
 
 async def sealed(topic: Topic) -> None:
     """Wait until something of partition 0 is in Delta."""
-    while not topic.partition(0).sealed_offset:  # noqa: ASYNC110 - rolls go by a clock, not by an event
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: topic.partition(0).sealed_offset)
 
 
 # ---- appending ------------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def test_acks_1_and_all_answer_after_the_disk(tmp_path: Path, acks: int) -> None
             disk.go.clear()
             answer = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), acks=acks))
             assert await asyncio.to_thread(disk.syncing.wait, 30)
-            await asyncio.sleep(0.05)
+            await loop_turns()
             assert not answer.done()
             disk.go.set()
             assert (await answer).ranges[0].base_offset == 0
@@ -249,8 +249,7 @@ def test_what_waits_for_the_disk_is_bounded_also_with_acks_0(tmp_path: Path) -> 
                 await fill()
             assert broker._journal.queued_bytes <= 4_000_000
             disk.go.set()
-            while broker._journal.queued_bytes:  # noqa: ASYNC110 - until the disk has caught up
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: not broker._journal.queued_bytes, "the disk does not catch up")
             await produce(broker, topic, [b"y"])
 
     run(scenario())
@@ -341,8 +340,7 @@ def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
                     await broker.roll(INTERNAL, fast)
             assert len(broker._journal.files) > 5
             await broker._schedule._unpin_journal()
-            await asyncio.sleep(0.1)
-            assert len(broker._journal.files) <= 5
+            await eventually_async(lambda: len(broker._journal.files) <= 5)
             assert slow.partition(0).sealed_offset == 0
             assert await read_all(broker, slow) == [(0, b"pinned")]
         async with running_broker(tmp_path) as broker:
@@ -373,7 +371,7 @@ def test_a_reader_at_the_end_waits_for_the_next_record(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             assert not waiting.done()
             await produce(broker, topic, [b"a"])
             assert await waiting == [b"a"]
@@ -388,7 +386,7 @@ def test_a_reader_waits_for_min_bytes_and_takes_what_there_is_when_time_is_up(tm
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a" * 100])
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000, min_bytes=250))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             assert not waiting.done()
             await produce(broker, topic, [b"b" * 200])
             assert [len(v) for v in await waiting] == [100, 200]
@@ -402,7 +400,7 @@ def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             await broker.delete_topic(INTERNAL, "t")
             with pytest.raises(UnknownTopicError):
                 await waiting
@@ -428,7 +426,7 @@ def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp
                 asyncio.create_task(broker.produce(INTERNAL, topic, records([b"x"]))),
                 asyncio.create_task(broker.produce(INTERNAL, topic, records([b"y"]), identity=identity)),
             ]
-            await asyncio.sleep(0.01)
+            await loop_turns()
             await broker.delete_topic(INTERNAL, "late-metrics")
             await asyncio.gather(*pending)
             assert b'"late-metrics"' not in render_metrics()
@@ -606,7 +604,7 @@ def test_a_stopped_broker_refuses_and_has_sealed_everything(tmp_path: Path) -> N
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
             waiting = asyncio.create_task(fetch(broker, topic, 1, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
         with pytest.raises(BrokerNotReadyError):
             await waiting
         with pytest.raises(BrokerNotReadyError):
@@ -714,26 +712,27 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
 def test_a_roll_that_fails_for_no_known_reason_is_tried_again_later_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attempts: list[float] = []
+
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             broken = await new_topic(broker, "broken", segment_ms="1")
             healthy = await new_topic(broker, "healthy")
-            roll, attempts = broker._roller.roll, 0
+            roll = broker._roller.roll
 
             async def fail(topic: Topic, *given: object) -> object:
-                nonlocal attempts
                 if topic is not broken:
                     return await roll(topic, *given)  # type: ignore[arg-type]
-                attempts += 1
+                attempts.append(broker.clock.monotonic())
                 raise ValueError("a bug")
 
             monkeypatch.setattr(broker._roller, "roll", fail)
             await produce(broker, broken, [b"a"])
             await produce(broker, healthy, [b"b"])
-            await asyncio.sleep(0.6)
-            assert 1 <= attempts <= 2, "a second apart at least"
+            await eventually_async(lambda: len(attempts) == 2)
+            assert attempts[1] - attempts[0] > 0.9, "a second apart at least"
         assert healthy.partition(0).sealed_offset == 1
-        assert attempts >= 2, "the stop tried, too"
+        assert len(attempts) == 3, "the stop tried, too"
 
     run(scenario())
 
@@ -961,11 +960,11 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
                 await produce(broker, other, [bytes(200_000)])
             assert (told, broker.topics(INTERNAL)) == ([], [other])
             asked = filesystem.hits["sync_directory"]
-            while by == "itself" and filesystem.hits["sync_directory"] < asked + 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            if by == "itself":
+                await eventually_async(lambda: filesystem.hits["sync_directory"] >= asked + 2)
             filesystem.heal()
-            while by == "itself" and not told:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            if by == "itself":
+                await eventually_async(lambda: told)
             new = await new_topic(broker)
             assert (told, broker._journal.needed_bytes) == ([topic], 0)
             assert list((tmp_path / "deleted" / str(topic.topic_id)).iterdir()) == []
