@@ -1,7 +1,7 @@
 """The description of the interface itself, and ``/docs``, the page that shows it in a browser.
 
-The page is Swagger UI, by files of the package fastapi-swagger; no code of that runs. Invariant: a browser that shows it asks nobody but this store,
-and is told so (Content-Security-Policy).
+The page is Swagger UI, by files of the package fastapi-swagger; no code of that runs. Invariant: a browser that shows
+it asks nobody but this store, and is told so (Content-Security-Policy).
 """
 
 import asyncio
