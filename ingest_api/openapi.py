@@ -15,10 +15,10 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from ingest_api.content_types import JSON, JSON_REQUEST_TYPES
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
+    COMMON_HEADERS,
     CONTENT_ENCODING,
     MODELS,
     REFERENCE,
-    REQUEST_HEADERS,
     REQUEST_ID_HEADER,
     common_refusals,
     refusals,
@@ -54,7 +54,7 @@ def _models(routes: Iterable[DeclaredRoute]) -> Iterator[tuple[type[BaseModel], 
 
 def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     """Add what FastAPI does not know of the routes that it describes."""
-    operation["parameters"] = [*operation.get("parameters", ()), *REQUEST_HEADERS]
+    operation["parameters"] = [*operation.get("parameters", ()), *COMMON_HEADERS]
     answers: dict[str, Any] = operation["responses"]
     for status, answer in answers.items():
         answer["headers"] = {**REQUEST_ID_HEADER, **answer.get("headers", {})}

@@ -21,8 +21,8 @@ from ingest_api.content_types import (
     METADATA_TYPES,
     NDJSON,
 )
+from ingest_api.idempotence import HEADER_PARAMETERS as IDENTITY_HEADERS
 from ingest_api.idempotence import REPLAYED
-from ingest_api.idempotence import REQUEST_HEADERS as IDENTITY_HEADERS
 from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.schemas.records import (
@@ -33,7 +33,7 @@ from ingest_api.schemas.records import (
     ProduceRequest,
 )
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
-from ingest_api.topic_ids import REQUEST_HEADER as TOPIC_ID
+from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 
 REFERENCE: Final = "#/components/schemas/{model}"
@@ -79,7 +79,7 @@ _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
     },
 }
 
-REQUEST_HEADERS: list[dict[str, Any]] = [
+COMMON_HEADERS: list[dict[str, Any]] = [
     {
         "name": "X-Request-Id",
         "in": "header",
@@ -164,7 +164,7 @@ def _operation(
         {"name": p.name, "in": "query", "required": False, "description": p.description, "schema": p.json_schema}
         for p in query
     ]
-    parameters += [*headers, *REQUEST_HEADERS]
+    parameters += [*headers, *COMMON_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
     if body is not None:
         parameters.append(CONTENT_ENCODING)
