@@ -21,7 +21,6 @@ KAFKA_V2 = "application/vnd.kafka.v2+json"
 KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY_V2 = "application/vnd.kafka.binary.v2+json"
-PROMETHEUS = "text/plain"
 
 #: What answers with metadata are given as, the best first.
 METADATA_TYPES = (KAFKA_V2, KAFKA, JSON)
