@@ -69,8 +69,10 @@ class ProduceRequest(Answer):
 
 
 class ProducedOffset(Answer):
-    partition: Int32
-    offset: Int64
+    """With an error the record is not stored, or nobody knows, as with the same error of a whole request."""
+
+    partition: Int32 | None
+    offset: Int64 | None
     error_code: int | None
     error: str | None
 
@@ -84,9 +86,13 @@ class ProducedOffsets(Answer):
 
 
 class ProducedRange(Answer):
+    """`error_code` and `error` are there when some partitions have not taken their records; null for others."""
+
     partition: Int32
-    base_offset: Int64
+    base_offset: Int64 | None
     count: int
+    error_code: int | None = None
+    error: str | None = None
 
 
 class ProducedRanges(Answer):

@@ -157,7 +157,7 @@ def decode_plain(body: bytes) -> list[PlainRecord] | None:
     return None if dropped_quotes else records
 
 
-def plain_columns(records: Sequence[PlainRecord], *, string_keys: bool) -> DecodedRecords:
+def plain_columns(records: Sequence[PlainRecord], *, string_keys: bool = False) -> DecodedRecords:
     """What ``decode_plain`` gave as columns; their sizes are not checked."""
     return _plain_columns(*_plain_texts(records), string_keys=string_keys)
 
