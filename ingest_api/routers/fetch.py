@@ -10,7 +10,7 @@ import functools
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
 from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted, receive_model
 from ingest_api.content_types import FETCH_SECTIONS, answer_media_type
@@ -18,19 +18,19 @@ from ingest_api.errors import http_error
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas import FetchRequest
+from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.stored_batch import StoredBatch, encode_blocks
+from logstore.records.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
 
 
-@router.post("/fetch", **openapi.FETCH_MANY)
+@router.post("/fetch", **operations.FETCH_MANY)
 @requires(Operation.READ, ResourceType.TOPIC, names_in="body")
 async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
@@ -52,10 +52,10 @@ async def fetch_many(request: Request) -> Response:
         raise
 
 
-def _section(index: int, answer: FetchResult[list[StoredBatch]] | LogStoreError) -> Section:
+def _section(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> Section:
     if isinstance(answer, LogStoreError):
         return _failed(index, answer)
-    pieces = encode_blocks(answer.records)
+    pieces = encode_batches(answer.records)
     return Section(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, pieces)
 
 

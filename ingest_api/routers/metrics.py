@@ -5,7 +5,7 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
@@ -17,7 +17,7 @@ from logstore.observability import IN_FLIGHT_BYTES, METRICS_CONTENT_TYPE, render
 router = declared_router(tags=["health"])
 
 
-@router.get("/metrics", **openapi.METRICS)
+@router.get("/metrics", **operations.METRICS)
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format; only those of the process while the store starts."""

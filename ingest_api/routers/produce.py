@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
 from ingest_api.answers import BytesResponse, common_error, offsets_of, produced_offsets, produced_ranges
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
@@ -155,14 +155,14 @@ def _head_of(request: Request) -> ProduceHead:
     return (_read_head_again if size <= _HEAD_CACHED_BYTES_MAX else read_head)(query_string, headers)
 
 
-@router.post("/topics/{topic}", **openapi.PRODUCE)
+@router.post("/topics/{topic}", **operations.PRODUCE)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce(request: Request) -> Response:
     """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
     return await _produce(request, None)
 
 
-@router.post("/topics/{topic}/partitions/{partition}", **openapi.PRODUCE_TO_PARTITION)
+@router.post("/topics/{topic}/partitions/{partition}", **operations.PRODUCE_TO_PARTITION)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce_to_partition(request: Request) -> Response:
     """Append records to one partition."""

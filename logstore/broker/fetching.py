@@ -25,7 +25,7 @@ from logstore.log.log_reader import FetchResult, LogReader, require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.records.stored_batch import StoredBatch
+from logstore.records.record_batch import RecordBatch
 
 T = TypeVar("T")
 
@@ -228,7 +228,7 @@ class Fetching:
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
-    ) -> Fetched[list[StoredBatch]]:
+    ) -> Fetched[list[RecordBatch]]:
         """Records as they are stored: at least one if there is any, else up to the limits.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
@@ -423,7 +423,7 @@ async def _read(
     return answers
 
 
-def _stored_bytes(result: FetchResult[list[StoredBatch]]) -> int:
+def _stored_bytes(result: FetchResult[list[RecordBatch]]) -> int:
     return sum(len(batch.payload) for batch in result.records)
 
 

@@ -384,10 +384,13 @@ def require_users_topic(topic: Topic) -> None:
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:
     """None and -1 stand for DEFAULT_REPLICATION_FACTOR."""
-    if asked not in {None, -1} and not 1 <= asked <= brokers:
+    if asked is None or asked == -1:
+        return
+    if asked < 1:
+        raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
+    if asked > brokers:
         raise InvalidReplicationFactorError(
-            f"Replication factor {asked} cannot be: the number of brokers is {brokers}. Leave it out, or give at most "
-            "that many."
+            f"Replication factor {asked} is larger than the number of brokers ({brokers}): leave it out."
         )
 
 

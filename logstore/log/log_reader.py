@@ -1,9 +1,9 @@
 """One read path over a partition: history from segments, the un-sealed tail from the journal, never both.
 
-``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads.
-A journal range that is freed, or a segment that is replaced, while a read is under way makes that step start again on
-the newer state. What was decoded and not handed out to its end is kept, bounded in bytes, because consumers come back
-for the next slice. Readers that decode for themselves get the tail as it is stored.
+``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads. If
+a journal range is freed or a segment replaced during a read, that step starts again on the newer state. Decoded records
+that were not all handed out are kept, bounded in bytes, because consumers come back for the next slice. Readers that
+decode records themselves get them as they are stored.
 """
 
 import asyncio
@@ -33,8 +33,8 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
+from logstore.records.record_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, RecordBatch
 from logstore.records.schema import LOG_SCHEMA
-from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, StoredBatch
 from logstore.segments.excerpts import Excerpt, excerpts, read_excerpt
 from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
 
@@ -42,21 +42,20 @@ T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-# Of a segment some 700 bytes a row group.
+# The index of a segment takes some 700 bytes a row group.
 _EXCERPTS_CACHED = 128
-# A page of each column, and a batch of what is in them.
+# A page of each column, and one decoded batch.
 _DECODER_BYTES = 4 * MIB
 # Readers in step have one each; who reads the same again and again leaves no more behind.
 _READINGS_OF_A_PLACE = 4
-# Of the rows that are left so many are looked at first for what fits into a slice.
+# So many of the remaining rows are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FetchResult(Generic[C]):
-    """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
-
-    Records are a table of LOG_SCHEMA, or stored batches, of which the first may begin below what was asked for.
+    """``records`` by rising offset, and the offset to go on at; ``next_offset`` passes over gaps. Records are a table
+    of LOG_SCHEMA, or record batches, of which the first may begin below the offset that was asked for.
     """
 
     records: C
@@ -69,7 +68,7 @@ class FetchResult(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class _Slice(Generic[C]):
-    """Batches out of one place: ``count`` records, which take ``num_bytes`` of what was asked for."""
+    """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``."""
 
     batches: list[C]
     count: int
@@ -115,7 +114,7 @@ class _Reading:
 
     @property
     def num_bytes(self) -> int:
-        """What it holds; a batch may have more than others where rows differ."""
+        """Bytes that the reading holds; a batch with larger rows may have more than others."""
         return self._decoder_bytes + (self._left_in.get_total_buffer_size() if self._left_in is not None else 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -142,7 +141,7 @@ class LogReader:
     async def read(
         self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
     ) -> FetchResult[pa.Table]:
-        """Records from ``offset`` on: at least one if there is any, else up to ``max_bytes`` of them.
+        """Records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
 
         Ends with the piece (a row group, a run of the tail) that brings ``min_bytes``. Raises OffsetOutOfRangeError
         outside [log start, high watermark].
@@ -160,12 +159,12 @@ class LogReader:
 
     async def read_stored(
         self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
-    ) -> FetchResult[list[StoredBatch]]:
-        """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
-        one if there is any.
+    ) -> FetchResult[list[RecordBatch]]:
+        """As ``read``, but as stored: frames' batches of the tail and row groups of the history, whole, at least one if
+        there is any.
         """
 
-        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[StoredBatch]:
+        async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[RecordBatch]:
             wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_stored_history)
@@ -208,7 +207,7 @@ class LogReader:
             elif piece.next_offset == at and at < log.last_stable_offset:
                 if taken:
                     break  # the next record does not fit
-                raise CorruptionError(f"Nothing is found at offset {at} of {log}: neither a record nor where to go on.")
+                raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
             if at >= log.last_stable_offset or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
@@ -226,7 +225,7 @@ class LogReader:
             found = await self._in_thread(
                 lambda: self._find_timestamp(topic, segments, tail, start, sealed, timestamp_ms)
             )
-            # A record of that time may be among those that are missing before it.
+            # A record of that time may be among the missing ones before it.
             if log.missing and (found is None or found[0] >= log.missing[0].start):
                 log.readable_end(log.missing[0].start)
             return found
@@ -238,7 +237,7 @@ class LogReader:
     async def _history_slice(
         self, topic: Topic, log: PartitionLog, wanted: _Wanted, read: Callable[[_Place, _Wanted], _Slice[C]]
     ) -> _Slice[C]:
-        """What ``read`` finds in one row group; none from the end of the history on."""
+        """The slice that ``read`` takes from one row group; an empty one at the end of the history."""
         if wanted.start >= wanted.end:
             return _Slice([], 0, 0, wanted.start)
         sealed = log.sealed_offset
@@ -302,9 +301,9 @@ class LogReader:
             location.position, num_bytes, lambda: frame_records([self._journal.read(location)]), wanted, end
         )
 
-    def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[StoredBatch]:
+    def _read_stored(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
         return [
-            StoredBatch(
+            RecordBatch(
                 header.base_offset,
                 header.append_time_ms,
                 header.record_count,
@@ -321,8 +320,8 @@ class LogReader:
             (path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, place.scanned_to
         )
 
-    def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[StoredBatch]:
-        """The row group as it is, if all of it is wanted and it can be checked as such; else rows of it."""
+    def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[RecordBatch]:
+        """The row group as it is stored, if all of it is wanted and it has checksums; otherwise rows of it."""
         group = place.group
         if wanted.start <= group.first_offset and group.last_offset < wanted.end:
             found = self._cached(self._excerpts, place.path, excerpts)
@@ -330,7 +329,7 @@ class LogReader:
                 excerpt = found[group.index]
                 if wanted.may_be_empty and excerpt.decoded_bytes > wanted.max_bytes:
                     return _Slice([], 0, 0, wanted.start)
-                batch = StoredBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
+                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
                 return _Slice([batch], group.num_rows, excerpt.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._read_history(place, wanted)
         return _Slice([_to_stored(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
@@ -343,7 +342,7 @@ class LogReader:
         wanted: _Wanted,
         scanned_to: int,
     ) -> _Slice[pa.RecordBatch]:
-        """As ``_cut`` of what ``begin`` gives, gone on with where it was left."""
+        """As ``_cut`` of the batches from ``begin``, continued where the last slice ended."""
         reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
         found = _cut(reading, wanted, scanned_to)
         if found.next_offset < scanned_to:
@@ -408,7 +407,7 @@ class LogReader:
 
 
 def _readable_end(log: PartitionLog, offset: int) -> int:
-    """Where readers stop. OffsetOutOfRangeError if ``offset`` has meanwhile been deleted."""
+    """The offset at which readers stop. OffsetOutOfRangeError if ``offset`` has been deleted meanwhile."""
     if offset < log.log_start_offset:
         require_in_range(log, offset)
     return log.readable_end(offset)
@@ -436,7 +435,7 @@ def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentF
 
 
 def _cut(batches: Iterable[pa.RecordBatch], wanted: _Wanted, scanned_to: int) -> _Slice[pa.RecordBatch]:
-    """What is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
+    """The slice that is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
     taken: list[pa.RecordBatch] = []
     count = num_bytes = 0
     for batch in batches:
@@ -469,8 +468,8 @@ def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[in
     return count, num_bytes
 
 
-def _to_stored(rows: pa.RecordBatch) -> StoredBatch:
-    return StoredBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
+def _to_stored(rows: pa.RecordBatch) -> RecordBatch:
+    return RecordBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
 
 
 def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:

@@ -1,4 +1,4 @@
-"""A request's records as columns, and what is asked of them whatever format they came in.
+"""A request's records as columns, and the requirements that hold for every input format.
 
 Sizes, limits and the split by partition are computed over whole columns: nothing here makes an object per record.
 Column arrays may be slices, so positions are always read through ``ListArray.offsets``, never from raw buffers.
@@ -108,7 +108,7 @@ def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.n
 
 
 def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int = 0) -> None:
-    """What every request must keep to: 1 to REQUEST_RECORDS_MAX records, each within its limits.
+    """Check the limits of every request: 1 to REQUEST_RECORDS_MAX records, each within its own limits.
 
     ``first_row`` is the position in the request of the batch's first record. Raises InvalidRequestError,
     RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
@@ -148,7 +148,7 @@ def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[
     ordered = partitions[order]
     starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1))
     ends = [*starts[1:].tolist(), len(order)]
-    # One copy of all, of which each partition has a slice: that is all that is written of it.
+    # One copy of all records; each partition gets a slice of it, and only the slice is written.
     rows = pa.array(order)
     timestamps, keys, values, headers = records.batch.columns
     batch = pa.RecordBatch.from_arrays(
@@ -168,7 +168,7 @@ def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[
 
 
 def binary_offsets(column: pa.Array) -> np.ndarray:
-    """Where the values of a binary or text column begin and the last one ends, in its data buffer: int32, rows + 1."""
+    """The begins of a binary or text column's values in its data buffer, and the last one's end: int32, rows + 1."""
     if not len(column):
         return np.zeros(1, np.int32)
     # A count: a buffer may end in the middle of a number more.
@@ -176,7 +176,7 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
 
 
 def _data_bytes(column: pa.Array) -> int:
-    """At least the bytes of all values: what lies below nulls counts too."""
+    """At least the bytes of all values; bytes below nulls count too."""
     offsets = binary_offsets(column)
     return int(offsets[-1]) - int(offsets[0])
 

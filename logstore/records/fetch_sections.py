@@ -1,9 +1,9 @@
 """The answer to a fetch of many partitions: ``application/vnd.logstore.fetch``.
 
 A body is a sequence of sections, one for each partition that has news, each a header of 40 bytes and its content,
-little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is blocks of stored
-batches (``stored_batch``), none where only a gap was passed over; else it is the error's message in UTF-8. It is padded
-with zeros to a multiple of 8 bytes, which the length in the header does not count.
+little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is record batches
+(``record_batch``), none where only a gap was passed over; otherwise it is the error's message in UTF-8. Zeros pad it to
+a multiple of 8 bytes; the length in the header does not count them.
 """
 
 import struct
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from logstore.filesystem import Buffer
-from logstore.records.stored_batch import ALIGNMENT
+from logstore.records.record_batch import ALIGNMENT
 
 #: index, error code, log start offset, high watermark, next offset, bytes of the content
 SECTION_HEADER: Final = struct.Struct("<iiqqqq")

@@ -189,6 +189,7 @@ def test_loopback():
     assert [host for host in ("0.0.0.0", "::", "10.0.0.1", MACHINE, "store.example") if is_loopback(host)] == []
 
 
+@pytest.mark.system
 def test_a_client_of_any_kind_sends_a_host_that_is_taken(server):
     """As this machine calls it; the command line and the Python client have their own tests against real servers."""
     for name in ("127.0.0.1", "localhost"):

@@ -5,12 +5,13 @@ import json
 
 import pytest
 
-from ingest_api.schemas import ProducedOffsets
+from ingest_api.schemas.records import ProducedOffsets
 from logstore.broker.context import INTERNAL
 from logstore.errors import StorageError, ThrottledError
 from logstore.records.json_decoder import decode_plain, plain_columns
 from logstore.records.partitioner import murmur2
 from tests.api.api_client import JSON_V2, assert_error, held_appends
+from tests.support.eventually import eventually_async, loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -117,9 +118,7 @@ async def test_acks_are_what_they_are(api, query):
     await api.create_topic("t")
     answers = await asyncio.gather(*(post(api, body((None, n)), **query) for n in range(5)))
     assert {answer.status_code for answer in answers} == {202 if query["acks"] == "0" else 200}
-    async with asyncio.timeout(10):
-        while api.broker.topic(INTERNAL, "t").partition(0).high_watermark < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await eventually_async(lambda: api.broker.topic(INTERNAL, "t").partition(0).high_watermark == 5)
     assert sorted(await api.values("t")) == list(range(5))
 
 
@@ -137,9 +136,9 @@ async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothi
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
     begun = [asyncio.create_task(post(api, body((None, "first"))))]
-    await asyncio.sleep(0.05)
+    await loop_turns()
     begun.append(asyncio.create_task(post(api, body((None, "second")))))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
         assert_error(answer, 504)
     queues = api.broker._batcher._queues
@@ -158,7 +157,7 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
 
     async def under_way(*values: int) -> tuple[int, int]:
         posts.extend(asyncio.create_task(post(api, body((None, value)))) for value in values)
-        await asyncio.sleep(0.1)
+        await loop_turns()
         (queue,) = api.broker._batcher._queues.values()
         return queue.appends, len(queue.waiting)
 
@@ -238,9 +237,9 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     await api.create_topic("t")
     going_on = held_appends(api, monkeypatch)
     first = asyncio.create_task(post(api, body(("k", 0))))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     keyed, keyless = (asyncio.create_task(post(api, body((key, 1)))) for key in ("k", None))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     await api.broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
     going_on.set()
     assert (await first).status_code == 200

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from deltalake import DeltaTable
 
-from ingest_api.schemas import CommittedOffsets, GroupLag, GroupOffsets
+from ingest_api.schemas.groups import CommittedOffsets, GroupLag, GroupOffsets
 from logstore.broker.context import INTERNAL
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.api.api_client import ApiClient, assert_error, running_api

@@ -13,6 +13,7 @@ from logstore.broker.context import INTERNAL
 from logstore.errors import AuthorizationError
 from tests.api.api_client import JSON_V2, ApiClient
 from tests.api.listening import connected, listening
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -115,7 +116,7 @@ async def exchange(port: int, pieces: list[bytes], count: int, *, heads_only: bo
             if len(pieces) == count:  # one after another
                 answers.append(await read_answer(reader, heads_only))
             else:
-                await asyncio.sleep(0.001)
+                await loop_turns(10)
         while len(answers) < count:
             answers.append(await read_answer(reader, heads_only))
         return answers

@@ -1,7 +1,7 @@
 import pytest
 from jsonschema import Draft202012Validator
 
-from ingest_api.schemas import StoreStatus
+from ingest_api.schemas.status import StoreStatus
 from logstore import __version__
 from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState, TopicProblem

@@ -1,7 +1,7 @@
 import pytest
 from deltalake import DeltaTable
 
-from ingest_api.schemas import Partition, Refreshed, Rolled, Topic
+from ingest_api.schemas.topics import Partition, Refreshed, Rolled, Topic
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from tests.api.api_client import BINARY_V2, assert_error

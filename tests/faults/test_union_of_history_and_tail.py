@@ -62,6 +62,7 @@ def offsets_read(view: topic_view.TopicView) -> list[int]:
     return found
 
 
+@pytest.mark.system
 def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data") as server,

@@ -20,6 +20,7 @@ from logstore.broker.context import INTERNAL
 from logstore.errors import OffsetOutOfRangeError
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.examples import examples
 from tests.support.running_broker import produce, read_all, start_broker, stop_broker
 
 PARTITIONS = 2
@@ -153,5 +154,5 @@ class BrokerModel(RuleBasedStateMachine):
 
 TestBrokerModel = BrokerModel.TestCase
 TestBrokerModel.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

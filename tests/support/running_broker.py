@@ -33,13 +33,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def start_broker(
-    settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    settings: Settings,
+    *,
+    access: Access | None = None,
+    clock: Clock | None = None,
+    filesystem: FileSystem | None = None,
 ) -> Broker:
     """A broker and the coordinator under it; ``stop_broker`` ends both."""
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
     await coordinator.start()
     try:
-        return await Broker.start(settings, coordinator, Access(), clock=clock, filesystem=filesystem)
+        return await Broker.start(settings, coordinator, access or Access(), clock=clock, filesystem=filesystem)
     except BaseException:
         await coordinator.stop()
         raise

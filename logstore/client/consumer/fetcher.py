@@ -30,7 +30,7 @@ import pyarrow as pa
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch
 from logstore.client.metadata import TopicIdentity, TopicPartition
-from logstore.client.stored_batches import FetchedSection, read_blocks, read_sections
+from logstore.client.stored_batches import FetchedSection, read_batches, read_sections
 from logstore.client.transport import Transport, backoffs, error_of_code
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
 from logstore.records.log_batches import int64_values
@@ -232,7 +232,7 @@ class Fetcher:
     def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
         if section.error_code:
             return [self._failed(section, partition, offset)]
-        batches = list(read_blocks(section.content, offset))
+        batches = list(read_batches(section.content, offset))
         if not batches:
             return [CompletedFetch(partition, None, section.next_offset)] if section.next_offset != offset else []
         ends = [*(int(int64_values(batch.column("offset"))[0]) for batch in batches[1:]), section.next_offset]

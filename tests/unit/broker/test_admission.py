@@ -10,6 +10,7 @@ from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState
 from logstore.errors import StorageFullError, ThrottledError
 from logstore.log.topic import Topic
+from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 
@@ -121,9 +122,7 @@ def test_the_last_of_the_journal_is_for_internal_topics(tmp_path: Path) -> None:
             await broker.produce(INTERNAL, offsets, records([bytes(100_000)]))
             await fill(broker, offsets, 50_000)
             assert 4 * MIB * 15 // 16 < broker.journal.needed_bytes <= 4 * MIB
-            async with asyncio.timeout(20):
-                while "t" not in [problem.topic for problem in broker.problems(INTERNAL)]:  # noqa: ASYNC110 - rolls go by a clock
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: "t" in [problem.topic for problem in broker.problems(INTERNAL)])
 
     run(scenario())
 
@@ -134,9 +133,7 @@ def test_a_topic_rolls_before_its_part_of_the_journal_is_full(tmp_path: Path) ->
             topic = await new_topic(broker, "t", partitions=2)
             for partition in (0, 1, 0):
                 await produce(broker, topic, [bytes(900_000)], partition=partition)
-            async with asyncio.timeout(20):
-                while topic.journal_bytes:  # noqa: ASYNC110 - rolls go by a clock
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: not topic.journal_bytes)
             assert [p.sealed_offset for p in topic.partitions] == [2, 1]
 
     run(scenario())
@@ -171,9 +168,7 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
                 else:
                     await append
                     assert topic.journal_bytes > 7_000_000, "while it is on its way"
-            async with asyncio.timeout(20):
-                while topic.journal_bytes > 7_000_000:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: topic.journal_bytes <= 7_000_000)
             assert topic.journal_bytes == counted(topic)
             disk.heal()
             await produce(broker, topic, [b"y"])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -40,12 +41,13 @@ from logstore.log.topic import Topic
 from logstore.observability import render_metrics
 from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import IdempotencyKey
-from logstore.records.payload import encode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import eventually_async, loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
+from tests.support.records import compressed_payload
 from tests.support.running_broker import produce, read_all, records, run, running_broker, start_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -69,8 +71,7 @@ async def fetch(
 
 async def sealed(topic: Topic) -> None:
     """Wait until something of partition 0 is in Delta."""
-    while not topic.partition(0).sealed_offset:  # noqa: ASYNC110 - rolls go by a clock, not by an event
-        await asyncio.sleep(0.01)
+    await eventually_async(lambda: topic.partition(0).sealed_offset)
 
 
 # ---- appending ------------------------------------------------------------------------------------------------------
@@ -158,6 +159,19 @@ def test_append_time_fills_missing_timestamps_and_never_goes_back(tmp_path: Path
     run(scenario())
 
 
+def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, compression_type="snappy")
+            await broker.produce(INTERNAL, topic, records([b"a"]))
+            await broker.roll(INTERNAL, topic)
+            (segment,) = topic.partition(0).segments
+            value = pq.ParquetFile(topic.table.path / segment.path).metadata.row_group(0).column(3)
+            assert value.compression == "SNAPPY"
+
+    run(scenario())
+
+
 def test_acks_0_answers_before_the_disk(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -198,7 +212,7 @@ def test_acks_1_and_all_answer_after_the_disk(tmp_path: Path, acks: int) -> None
             disk.go.clear()
             answer = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), acks=acks))
             assert await asyncio.to_thread(disk.syncing.wait, 30)
-            await asyncio.sleep(0.05)
+            await loop_turns()
             assert not answer.done()
             disk.go.set()
             assert (await answer).partitions[0].base_offset == 0
@@ -237,8 +251,7 @@ def test_what_waits_for_the_disk_is_bounded_also_with_acks_0(tmp_path: Path) -> 
                 await fill()
             assert broker.journal.queued_bytes <= 4_000_000
             disk.go.set()
-            while broker.journal.queued_bytes:  # noqa: ASYNC110 - until the disk has caught up
-                await asyncio.sleep(0.01)
+            await eventually_async(lambda: not broker.journal.queued_bytes, "the disk does not catch up")
             await produce(broker, topic, [b"y"])
 
     run(scenario())
@@ -329,8 +342,7 @@ def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
                     await broker.roll(INTERNAL, fast)
             assert len(broker.journal.files) > 5
             await broker._schedule._unpin_journal()
-            await asyncio.sleep(0.1)
-            assert len(broker.journal.files) <= 5
+            await eventually_async(lambda: len(broker.journal.files) <= 5)
             assert slow.partition(0).sealed_offset == 0
             assert await read_all(broker, slow) == [(0, b"pinned")]
         async with running_broker(tmp_path) as broker:
@@ -361,7 +373,7 @@ def test_a_reader_at_the_end_waits_for_the_next_record(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             assert not waiting.done()
             await produce(broker, topic, [b"a"])
             assert await waiting == [b"a"]
@@ -376,7 +388,7 @@ def test_a_reader_waits_for_min_bytes_and_takes_what_there_is_when_time_is_up(tm
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a" * 100])
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000, min_bytes=250))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             assert not waiting.done()
             await produce(broker, topic, [b"b" * 200])
             assert [len(v) for v in await waiting] == [100, 200]
@@ -390,7 +402,7 @@ def test_waiting_readers_of_a_deleted_topic_are_told(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             waiting = asyncio.create_task(fetch(broker, topic, 0, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
             await broker.delete_topic(INTERNAL, "t")
             with pytest.raises(UnknownTopicError):
                 await waiting
@@ -416,7 +428,7 @@ def test_a_request_that_ends_after_its_topic_brings_none_of_its_metrics_back(tmp
                 asyncio.create_task(broker.produce(INTERNAL, topic, records([b"x"]))),
                 asyncio.create_task(broker.produce(INTERNAL, topic, records([b"y"]), identity=identity)),
             ]
-            await asyncio.sleep(0.01)
+            await loop_turns()
             await broker.delete_topic(INTERNAL, "late-metrics")
             await asyncio.gather(*pending)
             assert b'"late-metrics"' not in render_metrics()
@@ -594,7 +606,7 @@ def test_a_stopped_broker_refuses_and_has_sealed_everything(tmp_path: Path) -> N
             topic = await new_topic(broker)
             await produce(broker, topic, [b"a"])
             waiting = asyncio.create_task(fetch(broker, topic, 1, wait_ms=20_000))
-            await asyncio.sleep(0.02)
+            await loop_turns()
         with pytest.raises(BrokerNotReadyError):
             await waiting
         with pytest.raises(BrokerNotReadyError):
@@ -628,7 +640,7 @@ def test_a_fetch_holds_no_more_compressed_frames_than_it_was_asked_for(tmp_path:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             given = records([bytes(100_000)])
-            payload = encode_payload(given.batch, "zstd")
+            payload = compressed_payload(given.batch, "zstd")
             assert len(payload) < 1_000
             for _ in range(5):
                 await broker.produce(INTERNAL, topic, DecodedRecords(given.batch, None, payload), partition=0)
@@ -702,26 +714,27 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
 def test_a_roll_that_fails_for_no_known_reason_is_tried_again_later_and_stops_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    attempts: list[float] = []
+
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             broken = await new_topic(broker, "broken", segment_ms="1")
             healthy = await new_topic(broker, "healthy")
-            roll, attempts = broker._roller.roll, 0
+            roll = broker._roller.roll
 
             async def fail(topic: Topic, *given: object) -> object:
-                nonlocal attempts
                 if topic is not broken:
                     return await roll(topic, *given)  # type: ignore[arg-type]
-                attempts += 1
+                attempts.append(broker.clock.monotonic())
                 raise ValueError("a bug")
 
             monkeypatch.setattr(broker._roller, "roll", fail)
             await produce(broker, broken, [b"a"])
             await produce(broker, healthy, [b"b"])
-            await asyncio.sleep(0.6)
-            assert 1 <= attempts <= 2, "a second apart at least"
+            await eventually_async(lambda: len(attempts) == 2)
+            assert attempts[1] - attempts[0] > 0.9, "a second apart at least"
         assert healthy.partition(0).sealed_offset == 1
-        assert attempts >= 2, "the stop tried, too"
+        assert len(attempts) == 3, "the stop tried, too"
 
     run(scenario())
 
@@ -949,11 +962,11 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
                 await produce(broker, other, [bytes(200_000)])
             assert (told, broker.topics(INTERNAL)) == ([], [other])
             asked = filesystem.hits["sync_directory"]
-            while by == "itself" and filesystem.hits["sync_directory"] < asked + 2:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            if by == "itself":
+                await eventually_async(lambda: filesystem.hits["sync_directory"] >= asked + 2)
             filesystem.heal()
-            while by == "itself" and not told:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            if by == "itself":
+                await eventually_async(lambda: told)
             new = await new_topic(broker)
             assert (told, broker.journal.needed_bytes) == ([topic], 0)
             assert list((tmp_path / "deleted" / str(topic.topic_id)).iterdir()) == []

@@ -7,6 +7,7 @@ import pytest
 from logstore.broker import roll_schedule
 from logstore.broker.context import INTERNAL
 from logstore.broker.due_topics import DueTopics
+from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, records, run, running_broker
 from tests.support.topics import HookedFileSystem
@@ -71,7 +72,7 @@ def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
             assert topic
             filesystem.at("journal.written", lambda: synced.wait(30))
             producing = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), partition=0))
-            await asyncio.sleep(0.05)
+            await eventually_async(lambda: "journal.written" in filesystem.points)
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
             synced.set()

@@ -22,6 +22,7 @@ from logstore.errors import (
 )
 from logstore.log.topic import Topic
 from tests.support.access_views import Denied
+from tests.support.eventually import loop_turns
 from tests.support.running_broker import CLIENT, produce, run, running_broker
 
 MIB = 1 << 20
@@ -83,8 +84,8 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
             polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), wanted)) for _ in range(50)]
             await until_waiting(broker)
             await produce(broker, topic, [bytes(300_000)])
-            for _ in range(10):
-                await asyncio.sleep(0.01)
+            for _ in range(100):
+                await loop_turns(1)
                 assert (reads(), broker.admission.answers.reserved) == (0, 0)
             assert not any(poll.done() for poll in polls)
             await produce(broker, topic, [bytes(900_000)])
@@ -148,10 +149,10 @@ def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_wh
             answers = broker.admission.answers
             with answers.reserve(4 * MIB - 10):
                 polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), limits())) for _ in range(3)]
-                await asyncio.sleep(0.05)
+                await loop_turns()
                 assert not any(poll.done() for poll in polls)
                 polls[0].cancel()
-                await asyncio.sleep(0.01)
+                await loop_turns()
             for poll in polls[1:]:
                 assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
             assert (answers.reserved, list(answers._waiting)) == (0, [])
@@ -279,7 +280,7 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: P
             poll_of_one = asyncio.create_task(of_one)
             await until_waiting(broker)
             broker.access.replace(Denied({"another"}, 1))
-            await asyncio.sleep(0.05)
+            await loop_turns()
             assert not any(poll.done() for poll in (*polls, poll_of_one)), "this change is none for them"
             broker.access.replace(Denied({"t"}, 2))
             for poll in polls:
@@ -318,7 +319,7 @@ def test_room_that_comes_after_the_permission_went_is_no_way_to_read(tmp_path: P
             answers = broker.admission.answers
             held = answers.reserve(answers.limit)
             poll = asyncio.create_task(broker.fetch_stored(CLIENT, places(0), limits()))
-            await asyncio.sleep(0.05)
+            await loop_turns()
             broker.access.replace(Denied({"t"}, 1))
             held.release()
             assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError}

@@ -29,6 +29,7 @@ from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
 from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
 from logstore.segments.reader import read_footer
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import read_all, records, run, running_broker
@@ -393,7 +394,7 @@ def test_a_repetition_waits_for_the_first_try_and_fails_with_it(tmp_path: Path) 
             assert topic.partition(0).next_offset == 1
             disk.slow("journal.fdatasync", 0.2)
             first = asyncio.create_task(put(broker, "slow", [b"s"]))
-            await asyncio.sleep(0.01)
+            await loop_turns()
             assert await put(broker, "slow", [b"s"]) == [(0, 1, 1)]
             assert topic.partition(0).high_watermark == 2, "told before it was durable"
             assert await first == [(0, 1, 1)]

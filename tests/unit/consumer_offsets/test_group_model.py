@@ -21,6 +21,7 @@ from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.examples import examples
 from tests.support.running_broker import produce, start_broker, stop_broker
 
 PARTITIONS = 2
@@ -200,5 +201,5 @@ class GroupModel(RuleBasedStateMachine):
 
 TestGroupModel = GroupModel.TestCase
 TestGroupModel.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -4,15 +4,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from logstore.records.fetch_sections import SECTION_HEADER
 from logstore.records.payload import decode_payload
+from logstore.records.record_batch import ALIGNMENT, BATCH_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import ALIGNMENT, BLOCK_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
 from tests.api.api_client import ARROW, assert_error
 from tests.support.records import Row, wire_batch
 
 pytestmark = pytest.mark.anyio
-
-FRAMES = "application/vnd.logstore.frames"
 
 
 def stream(*parts: tuple[bytes | None, pa.RecordBatch], compression: str | None = None) -> bytes:
@@ -29,12 +28,26 @@ def values(*texts: str) -> pa.RecordBatch:
     return wire_batch([Row(None, None, text.encode(), None) for text in texts])
 
 
-def blocks(body: bytes):
-    """(base offset, append time, count, flags, payload) of each block."""
+async def stored(api, offset: int, topic: str = "t", partition: int = 0, max_bytes: int = 10_000) -> tuple[bytes, int]:
+    """The batches of one partition from ``offset`` on, as many as there are, and the next offset."""
+    wanted = [{"topic": topic, "partition": partition, "offset": offset}]
+    limits = {"max_partition_bytes": max_bytes, "max_wait_ms": 0}
+    answer = await api.post("/fetch", json={"partitions": wanted, **limits})
+    assert answer.status_code == 200, answer.text
+    assert int(answer.headers["Content-Length"]) == len(answer.content)
+    if not answer.content:
+        return b"", offset
+    _, error_code, _, _, next_offset, length = SECTION_HEADER.unpack_from(answer.content)
+    assert error_code == 0
+    return answer.content[SECTION_HEADER.size : SECTION_HEADER.size + length], next_offset
+
+
+def batches(body: bytes):
+    """(base offset, append time, count, flags, payload) of each batch."""
     at = 0
     while at < len(body):
-        base_offset, append_time_ms, count, flags, length = BLOCK_HEADER.unpack_from(body, at)
-        at += BLOCK_HEADER.size
+        base_offset, append_time_ms, count, flags, length = BATCH_HEADER.unpack_from(body, at)
+        at += BATCH_HEADER.size
         yield base_offset, append_time_ms, count, flags, body[at : at + length]
         at += length + -length % ALIGNMENT
 
@@ -52,10 +65,8 @@ async def test_a_batch_of_many_partitions_is_stored_as_sent_in_each(api, compres
     ]
     read = []
     for partition in (2, 0, 1):
-        fetched = await api.fetch("t", partition, offset=0, max_wait_ms=0, accept=FRAMES)
-        assert fetched.headers["Content-Type"] == FRAMES
-        assert int(fetched.headers["Content-Length"]) == len(fetched.content)
-        for base_offset, _, count, flags, payload in blocks(fetched.content):
+        content, _ = await stored(api, 0, partition=partition)
+        for base_offset, _, count, flags, payload in batches(content):
             assert payload in body, "not what was sent"
             assert flags == 0
             rows = decode_payload(payload)
@@ -101,8 +112,8 @@ async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a
     assert (await api.post("/topics/t/roll")).status_code == 200
     await api.produce("t", [3, 4, 5])
     await api.produce("t", [6])
-    (history,) = blocks((await api.fetch("t", offset=1, accept=FRAMES)).content)
-    first, second = blocks((await api.fetch("t", offset=3, accept=FRAMES)).content)
+    history, *_ = batches((await stored(api, 1))[0])
+    first, second = batches((await stored(api, 3))[0])
     rows = pa.ipc.read_record_batch(pa.py_buffer(history[4]), LOG_SCHEMA)
     assert (history[0], history[2], history[3]) == (1, 2, HAS_OFFSETS)
     assert rows.column("offset").to_pylist() == [1, 2]
@@ -117,13 +128,12 @@ async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a
         b"5",
     ]
 
-    from_inside = await api.fetch("t", offset=4, accept=FRAMES)
-    assert [block[:3:2] for block in blocks(from_inside.content)] == [(3, 3), (6, 1)]
-    one_at_a_time = await api.fetch("t", offset=3, max_bytes=1, accept=FRAMES)
-    assert [block[0] for block in blocks(one_at_a_time.content)] == [3]
-    assert one_at_a_time.headers["Logstore-Next-Offset"] == "6"
-    at_the_end = await api.fetch("t", offset=7, max_wait_ms=0, accept=FRAMES)
-    assert (at_the_end.content, at_the_end.headers["Logstore-Next-Offset"]) == (b"", "7")
+    from_inside, _ = await stored(api, 4)
+    assert [batch[:3:2] for batch in batches(from_inside)] == [(3, 3), (6, 1)]
+    one_at_a_time, next_offset = await stored(api, 3, max_bytes=1)
+    assert [batch[0] for batch in batches(one_at_a_time)] == [3]
+    assert next_offset == 6
+    assert await stored(api, 7) == (b"", 7)
 
 
 async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_was_asked_for(api):
@@ -134,9 +144,8 @@ async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_
     await api.produce("t", [6])
 
     async def fetched(offset: int, max_bytes: int = 10_000):
-        answer = await api.fetch("t", offset=offset, max_bytes=max_bytes, min_bytes=max_bytes, accept=FRAMES)
-        found = [(block[0], block[2], block[3], block[4]) for block in blocks(answer.content)]
-        return found, int(answer.headers["Logstore-Next-Offset"])
+        content, next_offset = await stored(api, offset, max_bytes=max_bytes)
+        return [(batch[0], batch[2], batch[3], batch[4]) for batch in batches(content)], next_offset
 
     (first, second, tail), next_offset = await fetched(0)
     assert (first[:3], second[:3], tail[:3], next_offset) == ((0, 3, PARQUET), (3, 3, PARQUET), (6, 1, 0), 7)
@@ -161,9 +170,9 @@ async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api)
     for _ in range(4):
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
         assert (await api.post("/topics/t/roll")).status_code == 200
-    answer = await api.fetch("t", offset=0, max_bytes=2_500_000, min_bytes=2_500_000, accept=FRAMES)
-    assert [block[:3:2] for block in blocks(answer.content)] == [(0, 1_000), (1_000, 1_000)]
-    assert len(answer.content) < 10_000
+    content, _ = await stored(api, 0, max_bytes=2_500_000)
+    assert [batch[:3:2] for batch in batches(content)] == [(0, 1_000), (1_000, 1_000)]
+    assert len(content) < 10_000
 
 
 async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
@@ -172,7 +181,7 @@ async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
     assert (await api.post("/topics/t/roll")).status_code == 200
     deleted = await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
     assert deleted.status_code == 200, deleted.text
-    (rows,) = blocks((await api.fetch("t", offset=1, accept=FRAMES)).content)
+    (rows,) = batches((await stored(api, 1))[0])
     assert (rows[0], rows[2], rows[3]) == (1, 2, HAS_OFFSETS)
 
 
@@ -181,7 +190,7 @@ async def test_large_answers_are_the_same_bytes_in_pieces(api):
     sent = values(*(str(n) * 300 for n in range(3000)))
     for _ in range(3):
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
-    answer = await api.fetch("t", offset=0, max_bytes=64 << 20, accept=FRAMES)
-    assert [decode_payload(block[4]).equals(sent) for block in blocks(answer.content)] == [True] * 3
+    content, _ = await stored(api, 0, max_bytes=64 << 20)
+    assert [decode_payload(batch[4]).equals(sent) for batch in batches(content)] == [True] * 3
     arrow = await api.fetch("t", offset=0, max_bytes=64 << 20, accept=ARROW)
     assert pa.ipc.open_stream(arrow.content).read_all().column("value").to_pylist() == 3 * sent.column(2).to_pylist()
