@@ -190,7 +190,8 @@ class OffsetLog:
                 partition=_partition_of(group, len(topic.partitions)),
                 timeout_ms=_UNTIL_KNOWN_MS,
             )
-            base = produced.ranges[0].base_offset
+            produced.require_stored()
+            base = produced.partitions[0].base_offset
             for log_offset, (key, commit) in enumerate(commits.items(), start=base):
                 latest = by_partition[key]
                 if log_offset > latest.log_offset:

@@ -4,14 +4,19 @@ Invariant: every answer with a body has a Content-Length.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ingest_api.errors import http_error, shown_message
 from logstore.broker.admission import Reservation
+from logstore.broker.batcher import RecordPlaces
 from logstore.broker.broker import ProduceResult
+from logstore.broker.produce_result import NO_OFFSET
+from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
@@ -71,11 +76,39 @@ async def _send_more(send: Send, piece: Buffer) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
 
 
-def offsets_of(partitions: Iterable[int], offsets: Iterable[int]) -> bytes:
-    """The v2 answer: one object per record, in the order of the request."""
+def common_error(places: RecordPlaces) -> LogStoreError | None:
+    """What a request as a whole failed with: the same kind of error in all of its partitions."""
+    if not places.errors or any(offset != NO_OFFSET for offset in places.offsets):
+        return None
+    first, *others = places.errors.values()
+    return None if any(type(other) is not type(first) for other in others) else first
+
+
+def offsets_of(
+    partitions: Iterable[int], offsets: Iterable[int], errors: Mapping[int, LogStoreError] | None = None
+) -> bytes:
+    """The v2 answer: one object per record, in the order of the request.
+
+    Records that their partition has not taken have one of ``errors``, by partition, as in REST Proxy v2, and no place.
+    """
+    if errors:
+        return _offsets_or_errors(partitions, offsets, errors)
     return b"".join(
         (_OFFSETS_BEGIN, b",".join(map(_OFFSET.__mod__, zip(partitions, offsets, strict=True))), _OFFSETS_END)
     )
+
+
+def _offsets_or_errors(partitions: Iterable[int], offsets: Iterable[int], errors: Mapping[int, LogStoreError]) -> bytes:
+    refused = {partition: {"partition": None, "offset": None, **_told(error)} for partition, error in errors.items()}
+    told = [
+        refused.get(partition) or {"partition": partition, "offset": offset, "error_code": None, "error": None}
+        for partition, offset in zip(partitions, offsets, strict=True)
+    ]
+    return msgspec.json.encode({"offsets": told, "key_schema_id": None, "value_schema_id": None})
+
+
+def _told(error: LogStoreError) -> dict[str, Any]:
+    return {"error_code": http_error(error).error_code, "error": shown_message(error.message)}
 
 
 def produced_offsets(result: ProduceResult) -> bytes:
@@ -85,9 +118,11 @@ def produced_offsets(result: ProduceResult) -> bytes:
     shorter (which JSON allows), and all texts are one matrix of bytes.
     """
     partitions, offsets = result.places()
+    if errors := result.errors():
+        return offsets_of(partitions.tolist(), offsets.tolist(), errors)
     if result.count < _MATRIX_RECORDS_MIN:
         return offsets_of(partitions.tolist(), offsets.tolist())
-    ranges = result.ranges
+    ranges = result.partitions
     partition_digits = len(str(max(produced.partition for produced in ranges)))
     offset_digits = len(str(max(produced.base_offset + produced.count - 1 for produced in ranges)))
     text = b'{"partition":%*d,"offset":%*d,"error_code":null,"error":null},'
@@ -109,12 +144,18 @@ def produced_offsets(result: ProduceResult) -> bytes:
 
 
 def produced_ranges(result: ProduceResult) -> bytes:
-    """The short answer, for bodies in columns: offsets are consecutive within a partition."""
-    return msgspec.json.encode(
-        {
-            "ranges": [
-                {"partition": produced.partition, "base_offset": produced.base_offset, "count": produced.count}
-                for produced in result.ranges
-            ]
-        }
-    )
+    """The short answer, for bodies in columns: offsets are consecutive within a partition.
+
+    If some partitions have not taken their records, every range says whether there was an error, too.
+    """
+    ranges: list[dict[str, Any]] = [
+        {"partition": produced.partition, "base_offset": produced.base_offset, "count": produced.count}
+        for produced in result.partitions
+    ]
+    if result.errors():
+        for told, produced in zip(ranges, result.partitions, strict=True):
+            if produced.error is None:
+                told |= {"error_code": None, "error": None}
+            else:
+                told |= {"base_offset": None, **_told(produced.error)}
+    return msgspec.json.encode({"ranges": ranges})

@@ -126,11 +126,15 @@ def error_body(error_code: int, message: str) -> bytes:
     return msgspec.json.encode({"error_code": error_code, "message": message})
 
 
-def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    # A message may quote what came in, of any length and with text that UTF-8 cannot carry.
+def shown_message(message: str) -> str:
+    """What an answer tells of it: it may quote what came in, of any length and with text that UTF-8 cannot carry."""
     shown = message if len(message) <= _MESSAGE_LENGTH_MAX else f"{message[:_MESSAGE_LENGTH_MAX]}..."
+    return shown.encode("utf-8", "backslashreplace").decode()
+
+
+def error_response(http: HttpError, message: str, headers: Mapping[str, str] | None = None) -> Response:
     return Response(
-        error_body(http.error_code, shown.encode("utf-8", "backslashreplace").decode()),
+        error_body(http.error_code, shown_message(message)),
         http.status,
         headers,
         "application/json",

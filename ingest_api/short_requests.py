@@ -18,16 +18,16 @@ from typing import Final
 import httptools
 from starlette.responses import Response
 
-from ingest_api.answers import BytesResponse, offsets_of
-from ingest_api.gathering import GATHERED_BYTES_MAX, Places
+from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
 from ingest_api.idempotence import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
-from ingest_api.routers.produce import HEADERS_READ, read_head
+from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
+from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX, RecordPlaces, ToColumns
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
@@ -57,7 +57,7 @@ class ShortHead:
     timeout_ms: int
     answer_type: str
     client_id: str
-    string_keys: Callable[[TopicConfig], bool]
+    to_columns: Callable[[TopicConfig], ToColumns]
 
 
 class ShortRequests:
@@ -86,7 +86,7 @@ class ShortRequests:
             elif name in _HEADERS_READ:
                 told.append(header)
                 size += len(header[1])
-        if size > _HEAD_CACHED_BYTES_MAX or not length.isdigit() or not 0 < int(length[:9]) <= GATHERED_BYTES_MAX:
+        if size > _HEAD_CACHED_BYTES_MAX or not length.isdigit() or not 0 < int(length[:9]) <= SMALL_REQUEST_BYTES_MAX:
             return None
         return self._read_again(url, tuple(told))
 
@@ -105,7 +105,7 @@ class ShortRequests:
         if not head.may_join:
             return None
         client_id = sane(headers, CLIENT_ID)
-        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, head.string_keys)
+        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, head.to_columns)
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
@@ -120,7 +120,7 @@ class ShortRequests:
         try:
             # Nobody is told of it: who asks is asked for below.
             topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
-            records = state.gathered.open(topic, body)
+            records = decode_small(topic, body)
             if not records:
                 return False
             reservation = state.requests.reserve(len(body))
@@ -131,9 +131,14 @@ class ShortRequests:
         try:
             # Last of all that may go wrong: what is left to the application is asked there, and counts once.
             context = self._guard.admit(arrival, head.found)
-            string_keys = head.string_keys(topic.config)
-            state.gathered.begin(
-                context, topic, records, string_keys=string_keys, timeout_ms=head.timeout_ms, told=request.told
+            state.broker.begin_produce_small(
+                context,
+                topic,
+                records,
+                head.to_columns(topic.config),
+                num_bytes=len(body),
+                timeout_ms=head.timeout_ms,
+                told=request.told,
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             asyncio.get_running_loop().call_soon(request.told, None, error)
@@ -148,13 +153,15 @@ class _ShortRequest:
     began: float
     answer: Callable[[Response, bytes], None]
 
-    def told(self, places: Places | None, error: BaseException | None) -> None:
+    def told(self, places: RecordPlaces | None, error: BaseException | None) -> None:
         head = self.head
         self.reservation.release()
         token = LOG_FIELDS.set(log_fields(self.request_id, head.client_id))
         try:
             response: Response
             if places is not None:
+                error = common_error(places)
+            if places is not None and error is None:
                 response = BytesResponse(offsets_of(*places), head.answer_type)
             else:
                 assert error is not None

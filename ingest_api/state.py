@@ -9,7 +9,6 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupCoordinator
-from ingest_api.gathering import GatheredProduce
 from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
@@ -32,7 +31,6 @@ class ApiState:
         self.settings = settings
         self.broker = broker
         self.groups = groups
-        self.gathered = GatheredProduce(broker)
         self.stopping = asyncio.Event()
         self.began = broker.clock.monotonic()
         self.requests, self.answers = broker.admission.requests, broker.admission.answers

@@ -95,7 +95,8 @@ REQUEST_SECONDS: Final = Histogram(
 )
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",
-    "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight or idempotency_keys.",
+    "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight, idempotency_keys or "
+    "quota.",
     ("reason",),
     registry=REGISTRY,
 )

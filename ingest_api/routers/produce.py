@@ -5,7 +5,7 @@ from columns too.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api import operations
-from ingest_api.answers import BytesResponse, offsets_of, produced_offsets, produced_ranges
+from ingest_api.answers import BytesResponse, common_error, offsets_of, produced_offsets, produced_ranges
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
     ARROW_STREAM,
@@ -35,12 +35,14 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
+from logstore.broker.batcher import ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
+from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
@@ -101,6 +103,10 @@ class ProduceHead:
         """Whether JSON strings that are keys are stored as their texts, in a topic with ``config``."""
         return config.string_keys if self.key_format is None else bool(self.key_format)
 
+    def to_columns(self, config: TopicConfig) -> ToColumns:
+        """What makes columns of ``decode_small``'s records."""
+        return _STRING_KEY_COLUMNS if self.string_keys(config) else plain_columns
+
     @property
     def body_form(self) -> str:
         """How the request wants its body to be read."""
@@ -111,6 +117,8 @@ class ProduceHead:
         """Whether others may be appended with it."""
         return self.form.is_json and self.coding is None and self.acks != 0
 
+
+_STRING_KEY_COLUMNS: ToColumns = functools.partial(plain_columns, string_keys=True)
 
 HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
 _HEAD_CACHED_BYTES_MAX = 512
@@ -129,6 +137,11 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     return ProduceHead(
         required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, media_type, key_format
     )
+
+
+def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
+    """The records of a JSON body that may join others; None for one that goes its own way (any mistake, too)."""
+    return (decode_plain(body) or None) if may_join(topic, len(body)) else None
 
 
 # Producers send the same again and again.
@@ -168,10 +181,14 @@ async def _produce(request: Request, partition: int | None) -> Response:
     config = topic.config if topic else TopicConfig.parse({}, state.settings.topic_defaults)
     with state.requests.reserve() as reservation:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
-        may_join = head.may_join and partition is None and identify is None
+        may_be_small = head.may_join and partition is None and identify is None
         string_keys = head.string_keys(config)
-        if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
-            places = await state.gathered.produce(context, topic, plain, string_keys=string_keys, timeout_ms=timeout_ms)
+        if may_be_small and topic is not None and (plain := decode_small(topic, body)):
+            places = await state.broker.produce_small(
+                context, topic, plain, head.to_columns(config), num_bytes=len(body), timeout_ms=timeout_ms
+            )
+            if (error := common_error(places)) is not None:
+                raise error
             return BytesResponse(offsets_of(*places), head.answer_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
@@ -202,6 +219,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
             result = await state.broker.produce(
                 context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
             )
+    result.raise_common_error()
     headers = REPLAYED if result.replayed else None
     if acks == 0:
         return Response(form.encode(ProduceResult((), 0)), 202, headers, head.answer_type)

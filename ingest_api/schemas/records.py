@@ -36,8 +36,10 @@ class ProduceRequest(Answer):
 
 
 class ProducedOffset(Answer):
-    partition: Int32
-    offset: Int64
+    """With an error its partition has not taken the record, or nobody knows: as `error_code` says it of a request."""
+
+    partition: Int32 | None
+    offset: Int64 | None
     error_code: int | None
     error: str | None
 
@@ -51,9 +53,13 @@ class ProducedOffsets(Answer):
 
 
 class ProducedRange(Answer):
+    """`error_code` and `error` are there when some partitions have not taken their records; null for others."""
+
     partition: Int32
-    base_offset: Int64
+    base_offset: Int64 | None
     count: int
+    error_code: int | None = None
+    error: str | None = None
 
 
 class ProducedRanges(Answer):

@@ -1,4 +1,5 @@
-"""What is let in: nothing while the store is not ready, and no more than the journal and the memory have room for.
+"""What is let in: nothing while the store is not ready, no more than the journal and the memory have room for, and
+within the quotas of who sends it.
 
 Invariant of ``InFlightBytes``: the sum of all reservations is at most ``limit``, except that one request alone is
 always let in (else a body larger than the limit could never be sent at all). Reservations grow while a body arrives or
@@ -6,6 +7,7 @@ is inflated, the latter in a worker thread; hence the lock.
 """
 
 import asyncio
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +16,10 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
+from logstore.broker.access import Access, QuotaKind
+from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.due_topics import PRESSURE
+from logstore.clock import Clock
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.journal.journal import Journal
 from logstore.lock_file import LockFile, require_all
@@ -24,6 +29,7 @@ from logstore.settings import Settings
 
 # Of the journal, as a divisor.
 _INTERNAL_PART = 16
+_OVER_QUOTA_MAX = 10_000
 
 
 class Admission:
@@ -33,12 +39,22 @@ class Admission:
     """
 
     def __init__(
-        self, settings: Settings, journal: Journal, locks: Sequence[LockFile], press: Callable[[], None]
+        self,
+        settings: Settings,
+        journal: Journal,
+        locks: Sequence[LockFile],
+        press: Callable[[], None],
+        access: Access,
+        clock: Clock,
     ) -> None:
         self._settings = settings
         self._journal = journal
         self._locks = locks
         self._press = press
+        self._access = access
+        self._clock = clock
+        #: When whoever is over a quota may go on, in seconds of the clock.
+        self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
         #: Topics whose records were refused for want of room in the journal.
         self._refused: WeakSet[Topic] = WeakSet()
         self._refused_all = False
@@ -104,6 +120,34 @@ class Admission:
                 f"The journal holds {held} bytes not yet in Delta; journal.max.bytes is "
                 f"{settings.journal_max_bytes}. Send less, or try again after the next roll."
             )
+
+    def require_quota(self, context: RequestContext, kind: QuotaKind) -> None:
+        """Raise ThrottledError while whoever asks has to wait for what it was charged before."""
+        if not self._over_quota:
+            return
+        until = self._over_quota.get((context.principal, kind), 0.0)
+        if (seconds := until - self._clock.monotonic()) > 0:
+            THROTTLED.labels("quota").inc()
+            raise ThrottledError(
+                f"{context.principal} is over its quota of {kind}: wait.", retry_after_s=math.ceil(seconds)
+            )
+        self._over_quota.pop((context.principal, kind), None)
+
+    def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> int:
+        """Count bytes that have passed, as Kafka does; how many ms whoever sent or got them is to wait before the next.
+
+        Until then ``require_quota`` refuses it: a client that does not wait gains nothing.
+        """
+        if context is INTERNAL:
+            return 0
+        seconds = self._access.charge(context, kind, amount)
+        if seconds <= 0:
+            return 0
+        now = self._clock.monotonic()
+        if len(self._over_quota) >= _OVER_QUOTA_MAX:
+            self._over_quota = {who: until for who, until in self._over_quota.items() if until > now}
+        self._over_quota[context.principal, kind] = now + seconds
+        return math.ceil(seconds * 1000)
 
     def refuses(self, topic: Topic) -> bool:
         """Whether records of the topic, or of all topics, were refused, and half of that was not rolled since."""

@@ -1,8 +1,8 @@
 """The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``topic_tables`` (roll, refresh, delete records), ``producing``, ``fetching``, ``admission`` (readiness, journal
-pressure, bytes in flight) and ``roll_schedule``. They ask ``access`` themselves who may do what.
+``topic_tables`` (roll, refresh, delete records), ``producing``, ``batcher`` (small requests), ``fetching``,
+``admission`` and ``roll_schedule``. They ask ``access`` themselves who may do what.
 """
 
 import contextlib
@@ -14,9 +14,11 @@ import structlog
 
 from logstore.broker.access import Access
 from logstore.broker.admission import Admission
+from logstore.broker.batcher import Batcher
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
-from logstore.broker.producing import ProducedRange, ProduceResult, Producing
+from logstore.broker.produce_result import PartitionResponse, ProduceResult
+from logstore.broker.producing import Producing
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
@@ -54,11 +56,9 @@ class Broker:
         self.settings = settings
         self.cluster_id = coordinator.cluster_id
         self.broker_id = coordinator.broker_id
-        #: What ``IdempotencyKey.of`` takes.
         self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
         self._coordinator = coordinator
-        #: To look at.
-        self.journal = self._journal = journal
+        self.journal = journal
         #: What every room asks; a listener asks it before it reads a body.
         self.access = access
         self._journal_lock = journal_lock
@@ -69,12 +69,13 @@ class Broker:
         self._writers = roll_threads()
         self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
-        self.admission = Admission(settings, journal, locks, self._schedule.press)
+        self.admission = Admission(settings, journal, locks, self._schedule.press, access, clock)
         self._topics = Topics(
             by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
         )
         self._tables = TopicTables(roller, self.admission, access)
         self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
+        self._batcher = Batcher(self._producing.produce, access, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
@@ -99,6 +100,8 @@ class Broker:
         self.delete_records = tables.delete_records
         self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
+        self.produce_small = self._batcher.produce
+        self.begin_produce_small = self._batcher.begin
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
         self.fetch_records = fetching.fetch_records
@@ -180,7 +183,7 @@ class Broker:
         await self._roller.drain()
         self._topics.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))
         try:
-            await self._journal.close()
+            await self.journal.close()
         finally:
             self._producing.close()
             self._fetching.close()
@@ -194,4 +197,4 @@ class Broker:
         return self.admission.not_ready_reason
 
 
-__all__ = ["Broker", "FetchResult", "PartitionLog", "ProduceResult", "ProducedRange", "RollResult", "Topic"]
+__all__ = ["Broker", "FetchResult", "PartitionLog", "PartitionResponse", "ProduceResult", "RollResult", "Topic"]

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, ResourceType, refusal
+from logstore.broker.access import Access, Operation, QuotaKind, ResourceType, refusal
 from logstore.broker.admission import Admission, Reservation
 from logstore.broker.context import RequestContext
 from logstore.broker.topic_identity import require_topic_id
@@ -64,6 +64,8 @@ class Fetched(Generic[T]):
 
     answers: dict[int, FetchResult[T] | LogStoreError]
     reservation: Reservation
+    #: How long whoever asked is to wait before the next one, because of a quota.
+    throttle_ms: int = 0
 
 
 class _Read(Protocol[T]):
@@ -230,7 +232,7 @@ class Fetching:
         """Records as they are stored: at least one if there is any, else up to the limits.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
-        if there is no room among the answers within the wait, and what ``gone`` raises.
+        if there is no room among the answers within the wait, or it is over a quota, and what ``gone`` raises.
         """
         return await self._fetch(context, partitions, limits, gone, self._stored)
 
@@ -292,6 +294,7 @@ class Fetching:
         gone: Gone | None,
         form: _Form[T],
     ) -> Fetched[T]:
+        self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         reader = _Reader(self._access, context)
         found = self._find(partitions, reader)
         wanted = [one for one in found if isinstance(one, _Wanted)]
@@ -314,7 +317,7 @@ class Fetching:
         except BaseException:
             reservation.release()
             raise
-        return Fetched(answers, reservation)
+        return Fetched(answers, reservation, self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
 
     def _find(self, partitions: Sequence[FetchPartition], reader: _Reader) -> list[_Wanted | LogStoreError]:
         topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}

@@ -7,30 +7,59 @@ tries of it the second one finds the batches of the first, durable or on their w
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from logstore.errors import InvalidProducerRequestError
+from logstore.broker.request_parts import refusal_of
+from logstore.errors import (
+    DuplicateSequenceError,
+    InvalidProducerEpochError,
+    InvalidProducerRequestError,
+    LogStoreError,
+    OutOfOrderSequenceError,
+    UnknownPartitionError,
+)
 from logstore.log.producer_state import BATCHES_REMEMBERED
 from logstore.log.recent_batches import KnownBatch
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords, PartitionBatch, Records
-from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, ProducerIdentity, next_sequence
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, IdempotencyKey, ProducerIdentity, next_sequence
+
+_OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
 
 
 class Claim(NamedTuple):
-    """What a batch is called, and the stored one that it repeats; None: it is new."""
+    """What a batch is called, and the stored one that it repeats, or why it is refused; else it is new."""
 
-    identity: BatchIdentity
-    stored: KnownBatch | None
+    identity: BatchIdentity = NO_IDENTITY
+    stored: KnownBatch | None = None
+    error: LogStoreError | None = None
+
+    @property
+    def is_new(self) -> bool:
+        return self.stored is None and self.error is None
 
 
-def claim(topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey) -> list[Claim]:
+_NEW = Claim()
+
+
+def claim(
+    topic: Topic, parts: Sequence[PartitionBatch], identity: ProducerIdentity | IdempotencyKey | None
+) -> list[Claim]:
     """A claim for each of ``parts``, which may have several batches of a partition, in order.
 
-    Raises InvalidProducerRequestError, OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError;
-    IdempotencyKeyReusedError, ThrottledError.
+    An error is that of a partition, and of all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
+    OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises what is about all of the request:
+    InvalidProducerRequestError; IdempotencyKeyReusedError, ThrottledError.
     """
+    refusals = [refusal_of(topic, part) for part in parts]
+    if identity is None:
+        return [_NEW if why is None else Claim(error=why) for why in refusals]
     if isinstance(identity, ProducerIdentity):
-        return _claim_sequences(topic, parts, identity)
-    return _claim_key(topic, parts, identity)
+        claims = _claim_sequences(topic, parts, identity)
+    else:
+        claims = _claim_key(topic, parts, identity)
+    return [
+        Claim(claimed.identity, error=why) if claimed.is_new and why is not None else claimed
+        for claimed, why in zip(claims, refusals, strict=True)
+    ]
 
 
 def require_partitions_named(records: Records, partition: int | None) -> None:
@@ -61,25 +90,37 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
         )
     claims = []
     begun = set()
+    errors: dict[int, LogStoreError] = {}
     for part in parts:
-        partition_log = topic.partition(part.partition)
         sequence, count = sequences[part.partition], part.batch.num_rows
         stored = None
         if part.partition not in begun:  # else it follows what this request stores there
-            stored = partition_log.producers.check(
-                identity.producer_id, identity.producer_epoch, sequence, count, partition_log.now_ms()
-            )
+            try:
+                partition_log = topic.partition(part.partition)
+                stored = partition_log.producers.check(
+                    identity.producer_id, identity.producer_epoch, sequence, count, partition_log.now_ms()
+                )
+            except UnknownPartitionError:
+                pass  # told of already
+            except _OF_A_PARTITION as error:
+                errors[part.partition] = error
             if stored is None:
                 begun.add(part.partition)
         claims.append(Claim(BatchIdentity(identity.producer_id, identity.producer_epoch, sequence), stored))
         sequences[part.partition] = next_sequence(sequence, count)
-    return claims
+    if not errors:
+        return claims
+    return [
+        Claim(claimed.identity, error=errors[part.partition]) if part.partition in errors else claimed
+        for part, claimed in zip(parts, claims, strict=True)
+    ]
 
 
 def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKey) -> list[Claim]:
     batches: dict[int, list[tuple[int, int]]] = {}
     for part in parts:
-        batches.setdefault(part.partition, []).append((key.fingerprint(part.rows), part.batch.num_rows))
+        if part.partition < len(topic.partitions):
+            batches.setdefault(part.partition, []).append((key.fingerprint(part.rows), part.batch.num_rows))
     stored: dict[int, list[KnownBatch]] = {}
     for partition_log in topic.partitions:
         partition = partition_log.partition
@@ -97,6 +138,9 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKe
     claims = []
     taken = dict.fromkeys(batches, 0)
     for part in parts:
+        if part.partition not in taken:
+            claims.append(_NEW)  # told of already: there is no such partition
+            continue
         at = taken[part.partition]
         taken[part.partition] += 1
         known, fingerprint = stored[part.partition], batches[part.partition][at][0]

@@ -332,6 +332,11 @@ class PartitionLog:
             self._advanced = None
 
     @property
+    def closed(self) -> LogStoreError | None:
+        """What the log was closed with; None while it is open."""
+        return self._closed
+
+    @property
     def is_closed(self) -> bool:
         return self._closed is not None
 

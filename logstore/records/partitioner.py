@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from logstore.errors import UnknownPartitionError
 from logstore.records.batch import DecodedRecords, binary_offsets
 
 _SEED = np.uint32(0x9747B28C)
@@ -72,7 +71,7 @@ def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int)
     """The partition of each record, int32: the named one, or by the key's hash, or ``sticky`` for a record with
     neither.
 
-    UnknownPartitionError when a record names one that the topic does not have.
+    A record may name one that the topic does not have.
     """
     keys = records.batch.column("key")
     if keys.null_count == len(keys):
@@ -84,11 +83,6 @@ def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int)
             chosen = np.where(keys.is_valid().to_numpy(zero_copy_only=False), chosen, np.int32(sticky))
     named = records.partitions
     if named is not None:
-        if named.max() >= num_partitions:
-            row = int(np.argmax(named >= num_partitions))
-            raise UnknownPartitionError(
-                f"Record {row} of the request names partition {named[row]}; the topic has {num_partitions}, from 0"
-            )
         chosen = np.where(named >= 0, named, chosen)
     return chosen
 

@@ -83,7 +83,8 @@ def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
         await going_on.wait()
         return await produce(*given, **options)
 
-    monkeypatch.setattr(api.broker, "produce", wait_and_produce)
+    monkeypatch.setattr(api.broker._batcher, "_produce", wait_and_produce)
+    monkeypatch.setattr(api.broker._batcher, "_produce", wait_and_produce)
     return going_on
 
 

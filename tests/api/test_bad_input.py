@@ -190,8 +190,10 @@ async def test_a_null_key_in_a_compacted_topic(shared_api):
 
 @pytest.mark.parametrize("partition", [2, 100, 2**31 - 1])
 async def test_a_partition_that_the_topic_does_not_have(shared_api, partition):
-    body = json.dumps({"records": [{"value": 1, "partition": 0}, {"value": 1, "partition": partition}]}).encode()
-    assert str(partition) in await assert_refused(shared_api, body, JSON_V2, 404)
+    body = json.dumps({"records": [{"value": 1, "partition": partition}]}).encode()
+    assert f"Record 0 of the request names partition {partition};" in await assert_refused(
+        shared_api, body, JSON_V2, 404
+    )
 
 
 # ---- NDJSON and Arrow -----------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ async def test_storage_failures_of_a_produce(api, monkeypatch, error):
     async def failing(*_, **__):
         raise error("the disk said no")
 
-    monkeypatch.setattr(api.broker, "produce", failing)
+    monkeypatch.setattr(api.broker._batcher, "_produce", failing)
     answer = await api.post("/topics/t", json={"records": [{"value": 1}]})
     status, code = {"StorageError": (500, 50002), "StorageFullError": (503, 50302)}[error.__name__]
     assert "the disk said no" in assert_error(answer, status, code)

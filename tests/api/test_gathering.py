@@ -5,8 +5,11 @@ import json
 
 import pytest
 
+from ingest_api.schemas.records import ProducedOffsets
 from logstore.broker.context import INTERNAL
 from logstore.errors import StorageError, ThrottledError
+from logstore.records.json_decoder import decode_plain, plain_columns
+from logstore.records.partitioner import murmur2
 from tests.api.api_client import JSON_V2, assert_error, held_appends
 from tests.support.eventually import eventually_async, loop_turns
 
@@ -31,7 +34,7 @@ def appends(api, monkeypatch) -> list[int]:
         counts.append(records.num_rows)
         return await produce(context, topic, records, **options)
 
-    monkeypatch.setattr(api.broker, "produce", counted)
+    monkeypatch.setattr(api.broker._batcher, "_produce", counted)
     return counts
 
 
@@ -91,7 +94,7 @@ async def test_what_fails_all_is_told_to_all(api, monkeypatch, error, status):
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(api.broker, "produce", fail)
+    monkeypatch.setattr(api.broker._batcher, "_produce", fail)
     answers = await asyncio.gather(*(post(api, body((None, n))) for n in range(10)))
     for answer in answers:
         assert_error(answer, status)
@@ -138,12 +141,12 @@ async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothi
     await loop_turns()
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
         assert_error(answer, 504)
-    gathered = api.app.state.api.gathered
-    assert [len(gathering.waiting) for gathering in gathered._gathering.values()] == [0]
+    queues = api.broker._batcher._queues
+    assert [len(queue.waiting) for queue in queues.values()] == [0]
     durable.set()
     assert [answer.status_code for answer in await asyncio.gather(*begun)] == [200, 200]
     assert await api.values("t") == ["first", "second"]
-    assert not gathered._gathering
+    assert not queues
 
 
 async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(api, monkeypatch):
@@ -155,8 +158,8 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
     async def under_way(*values: int) -> tuple[int, int]:
         posts.extend(asyncio.create_task(post(api, body((None, value)))) for value in values)
         await loop_turns()
-        (gathering,) = api.app.state.api.gathered._gathering.values()
-        return gathering.appends, len(gathering.waiting)
+        (queue,) = api.broker._batcher._queues.values()
+        return queue.appends, len(queue.waiting)
 
     assert await under_way(0, 1, 2) == (1, 0)
     assert await under_way(3) == (1, 1)
@@ -169,7 +172,7 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
     assert sorted(offsets) == list(range(20))
     stored = await api.values("t")
     assert [stored[offset] for offset in offsets] == list(range(20))
-    assert not api.app.state.api.gathered._gathering
+    assert not api.broker._batcher._queues
 
 
 async def test_an_append_is_bounded_in_records(api, appends):
@@ -181,15 +184,50 @@ async def test_an_append_is_bounded_in_records(api, appends):
     assert 600 < max(appends) <= 2_048
 
 
+async def test_an_append_is_bounded_in_bytes(api, appends):
+    await api.create_topic("t")
+    large = body((None, "x" * 32_000))
+    answers = await asyncio.gather(*(post(api, large) for _ in range(100)))
+    assert [answer.status_code for answer in answers] == [200] * 100
+    assert sum(appends) == 100
+    assert 10 < max(appends) <= 32
+    # One byte more than may join goes its own way.
+    assert (await post(api, body((None, "x" * 32_768)))).status_code == 200
+    assert sum(appends) == 100
+
+
+async def test_a_partition_that_takes_nothing_spoils_no_other_of_those_that_joined(api, appends):
+    await api.create_topic("t", partitions=2)
+    topic = api.broker.topic(INTERNAL, "t")
+    answers = await asyncio.gather(*(post(api, body(("a", n))) for n in range(3)))
+    (used,) = {answer.json()["offsets"][0]["partition"] for answer in answers}
+    other = next(key for key in "bcdefgh" if murmur2(f'"{key}"'.encode()) & 0x7FFFFFFF & 1 != used)
+    topic.partition(used).quarantine("a test", "end it")
+    both = [("a", 3), (other, 3), ("a", 4)]
+    answers = await asyncio.gather(post(api, body(("a", 5))), post(api, body(both[1])), post(api, body(*both)))
+    refused, taken, mixed = answers
+    assert "t-" in assert_error(refused, 503, 50303)
+    assert taken.json()["offsets"][0]["partition"] == 1 - used
+    assert mixed.status_code == 200
+    ProducedOffsets.model_validate_json(mixed.content, strict=True)
+    first, second, third = mixed.json()["offsets"]
+    assert (first["partition"], first["offset"], first["error_code"]) == (None, None, 50303)
+    assert first["error"].startswith(f"t-{used} is quarantined")
+    assert third == first
+    assert (second["partition"], second["error_code"], second["error"]) == (1 - used, None, None)
+    assert len(appends) < 6
+    assert await api.values("t", 1 - used) == [3, 3]
+
+
 async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api):
     await api.create_topic("t")
-    topic, gathered = api.broker.topic(INTERNAL, "t"), api.app.state.api.gathered
-    records = gathered.open(topic, body((None, 1)))
+    topic = api.broker.topic(INTERNAL, "t")
+    records = decode_plain(body((None, 1)))
 
     def fail(*_):
         raise RuntimeError("a bug")
 
-    gathered.begin(INTERNAL, topic, records, string_keys=False, timeout_ms=10_000, told=fail)
+    api.broker.begin_produce_small(INTERNAL, topic, records, plain_columns, num_bytes=30, timeout_ms=10_000, told=fail)
     assert (await post(api, body((None, 2)))).status_code == 200
     assert (await post(api, body((None, 3)))).status_code == 200
     assert await api.values("t") == [1, 2, 3]

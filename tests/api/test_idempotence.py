@@ -371,7 +371,7 @@ def test_nothing_is_stored_twice_when_the_server_is_killed_between_two_tries(sto
         assert (
             store.post(f"/topics/{topic}", sequenced, **of_producer(producer, "0=0,1=0,2=0")).content == other.content
         )
-        gap = store.post(f"/topics/{topic}", sequenced, **of_producer(producer, "0=2,1=1,2=1"))
+        gap = store.post(f"/topics/{topic}", sequenced, **of_producer(producer, "0=2,1=2,2=2"))
         assert_error(gap, 409, 40911)
         assert_error(store.post(f"/topics/{topic}", sequenced, **of_producer(fenced, "0=1,1=1,2=1")), 409, 40912)
         assert store.end_offsets(topic) == ends

@@ -10,7 +10,8 @@ import zstandard
 
 from ingest_api.answers import produced_offsets, produced_ranges
 from ingest_api.schemas.records import ProducedOffsets, ProducedRanges
-from logstore.broker.broker import ProducedRange, ProduceResult
+from logstore.broker.broker import PartitionResponse, ProduceResult
+from logstore.broker.context import INTERNAL
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 
 pytestmark = pytest.mark.anyio
@@ -163,7 +164,7 @@ async def test_acks_1_and_all_are_answered_when_stored(api, acks):
 
 async def test_a_timeout_is_504_with_its_code_and_the_records_may_be_stored(api, monkeypatch):
     await api.create_topic("t")
-    append = api.broker._journal.append
+    append = api.broker.journal.append
     stored_later = asyncio.get_running_loop().create_future()
 
     def slow(frames):
@@ -176,7 +177,7 @@ async def test_a_timeout_is_504_with_its_code_and_the_records_may_be_stored(api,
         slow.task = asyncio.create_task(finish())
         return delayed
 
-    monkeypatch.setattr(api.broker._journal, "append", slow)
+    monkeypatch.setattr(api.broker.journal, "append", slow)
     message = assert_error(await api.post("/topics/t?timeout_ms=20", json={"records": [{"value": 1}]}), 504, 50401)
     assert "may or may not be stored" in message
     stored_later.set_result(None)
@@ -221,7 +222,7 @@ async def test_concurrent_requests_get_dense_offsets_without_overlap(api):
 def test_a_large_answer_is_the_same_as_one_built_record_by_record():
     partitions = np.arange(100_000) % 7
     rows = [np.flatnonzero(partitions == partition) for partition in range(7)]
-    ranges = tuple(ProducedRange(p, 10**12 + p, len(rows[p]), rows[p]) for p in range(7))
+    ranges = tuple(PartitionResponse(p, 10**12 + p, len(rows[p]), rows[p]) for p in range(7))
     offsets = json.loads(produced_offsets(ProduceResult(ranges, 100_000)))["offsets"]
     expected = [
         {"partition": n % 7, "offset": 10**12 + n % 7 + n // 7, "error_code": None, "error": None}
@@ -233,3 +234,47 @@ def test_a_large_answer_is_the_same_as_one_built_record_by_record():
         "base_offset": 10**12 + 6,
         "count": len(rows[6]),
     }
+
+
+async def test_a_partition_that_takes_nothing_spoils_no_other(api):
+    await api.create_topic("t", partitions=3)
+    records = [{"value": n, "partition": partition} for n, partition in enumerate((0, 7, 1, 0, 2))]
+    api.broker.topic(INTERNAL, "t").partition(2).quarantine("a test", "end it")
+    answer = await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2})
+    assert answer.status_code == 200
+    ProducedOffsets.model_validate_json(answer.content, strict=True)
+    places = answer.json()["offsets"]
+    assert [(place["partition"], place["offset"], place["error_code"]) for place in places] == [
+        (0, 0, None),
+        (None, None, 40402),
+        (1, 0, None),
+        (0, 1, None),
+        (None, None, 50303),
+    ]
+    assert places[1]["error"] == "Record 1 of the request names partition 7; the topic has 3, from 0"
+    assert (await api.values("t", 0), await api.values("t", 1)) == ([0, 3], [2])
+    # Of one kind of error, and nothing stored: that is the request's.
+    for wrong, status in (([7], 404), ([2, 2], 503), ([7, 8], 404)):
+        records = [{"value": 9, "partition": partition} for partition in wrong]
+        assert_error(await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2}), status)
+    records = [{"value": 9, "partition": partition} for partition in (7, 2)]
+    answer = await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2})
+    assert [place["error_code"] for place in answer.json()["offsets"]] == [40402, 50303]
+    assert (await api.values("t", 0), await api.values("t", 1)) == ([0, 3], [2])
+
+
+async def test_ranges_that_a_partition_has_not_taken_say_why(api):
+    await api.create_topic("t", partitions=2)
+    api.broker.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
+    sink = pa.BufferOutputStream()
+    rows = pa.RecordBatch.from_pydict({"value": [b"a", b"b", b"c"], "partition": pa.array([0, 1, 0], pa.int32())})
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows)
+    answer = await api.post("/topics/t", content=sink.getvalue().to_pybytes(), headers={"Content-Type": ARROW})
+    assert answer.status_code == 200, answer.text
+    ProducedRanges.model_validate_json(answer.content, strict=True)
+    taken, refused = answer.json()["ranges"]
+    assert taken == {"partition": 0, "base_offset": 0, "count": 2, "error_code": None, "error": None}
+    assert refused["error"].startswith("t-1 is quarantined: a test")
+    assert (refused["partition"], refused["base_offset"], refused["count"]) == (1, None, 1)
+    assert refused["error_code"] == 50303

@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from ingest_api.gathering import GATHERED_BYTES_MAX
 from ingest_api.protocol import HttpProtocol
+from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
@@ -97,7 +97,7 @@ LEFT = {
     "no such partition": request(b'{"records":[{"value":1,"partition":7}]}'),
     "a timestamp": request(b'{"records":[{"value":1,"timestamp":5}]}'),
     "too large a record": request(b'{"records":[{"value":"%b"}]}' % (b"x" * 2_001)),
-    "too large to join": request(b'{"records":[{"value":1}]}'.ljust(GATHERED_BYTES_MAX + 1)),
+    "too large to join": request(b'{"records":[{"value":1}]}'.ljust(SMALL_REQUEST_BYTES_MAX + 1)),
     "no such topic": request(path="/topics/unknown"),
     "no topic's name": request(path="/topics/%2F"),
     "another path": request(path="/topics/t/u/v"),
@@ -292,7 +292,7 @@ async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
     async def fail(*_, **__):
         raise error
 
-    monkeypatch.setattr(api.broker, "produce", fail)
+    monkeypatch.setattr(api.broker._batcher, "_produce", fail)
     configure_logging("info", "json")
     whole = request(X_Request_Id="mine", Logstore_Client_Id="me")
     split = len(whole) - len(ONE)

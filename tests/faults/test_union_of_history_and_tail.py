@@ -149,12 +149,12 @@ def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
             )
             with pytest.raises(CommitRefusedError, match=FORBIDDEN_PROPERTY):
                 await broker.roll(INTERNAL, refused)
-            first = broker._journal.files[0]
+            first = broker.journal.files[0]
             for _ in range(3):
                 for value in values:
                     await produce(broker, rolled, [value])
                 await broker.roll(INTERNAL, rolled)
-            assert broker._journal.files[0] == first
+            assert broker.journal.files[0] == first
             broker._fetching._reader._begun.clear()
             assert await read_all(broker, refused) == list(enumerate(values))
 

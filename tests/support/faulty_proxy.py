@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Self
 from urllib.parse import urlsplit
 
+import pyarrow as pa
+
 Order = Callable[["_Handler"], None]
 
 
@@ -50,6 +52,10 @@ class FaultyProxy:
     def refuse(self, status: int, error_code: int, *, retry_after: int | None = None, times: int = 1) -> Self:
         """The store sees nothing of it."""
         return self._order(lambda handler: handler.refuse(status, error_code, retry_after), times)
+
+    def refuse_partition(self, partition: int, error_code: int, times: int = 1) -> Self:
+        """The store does as asked, but sees nothing of one partition: the answer has an error for that."""
+        return self._order(lambda handler: handler.refuse_partition(partition, error_code), times)
 
     def pass_on(self, times: int = 1) -> Self:
         return self._order(_Handler.pass_on, times)
@@ -121,6 +127,31 @@ class _Handler(BaseHTTPRequestHandler):
     def refuse(self, status: int, error_code: int, retry_after: int | None) -> None:
         headers = {} if retry_after is None else {"Retry-After": str(retry_after)}
         self.answer(status, headers, json.dumps({"error_code": error_code, "message": "as ordered"}).encode())
+
+    def refuse_partition(self, partition: int, error_code: int) -> None:
+        sent = list(pa.ipc.open_stream(self.body).iter_batches_with_custom_metadata())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, sent[0].batch.schema) as writer:
+            for found in sent:
+                if int(found.custom_metadata[b"partition"]) != partition:
+                    writer.write_batch(found.batch, custom_metadata=found.custom_metadata)
+        self.body = sink.getvalue().to_pybytes()
+        del self.headers["Content-Length"]
+        sequences = (self.headers["Logstore-Base-Sequences"] or "").split(",")
+        self.headers.replace_header(
+            "Logstore-Base-Sequences", ",".join(one for one in sequences if not one.startswith(f"{partition}="))
+        )
+        status, headers, body = self.ask()
+        assert status == 200, body
+        stored = iter(json.loads(body)["ranges"])
+        refused = {"partition": partition, "base_offset": None, "error_code": error_code, "error": "as ordered"}
+        ranges = [
+            {**refused, "count": found.batch.num_rows}
+            if int(found.custom_metadata[b"partition"]) == partition
+            else {**next(stored), "error_code": None, "error": None}
+            for found in sent
+        ]
+        self.answer(status, headers, json.dumps({"ranges": ranges}).encode())
 
     def ask(self) -> tuple[int, dict[str, str], bytes]:
         connection = HTTPConnection(urlsplit(self.proxy.target).netloc, timeout=60)

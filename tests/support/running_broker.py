@@ -97,9 +97,10 @@ def records(
 
 
 async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
-    """The base offset that the values got."""
+    """The base offset that the values got; raises what their partition refused them with."""
     result = await broker.produce(INTERNAL, topic, records(values), partition=partition)
-    return result.ranges[0].base_offset
+    result.require_stored()
+    return result.partitions[0].base_offset
 
 
 async def read_all(

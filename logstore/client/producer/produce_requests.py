@@ -4,6 +4,8 @@ Invariants:
 
 - The same request, with the same sequence numbers, is sent until the store has answered for good: with them, a second
   copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
+- A partition that refuses its records costs no other its own: those are completed, and only what a retriable error was
+  told of is sent again.
 - A refusal that may be about few of the records does not cost the others: the request is sent again in halves, at last
   each partition by itself, and for what is too large each record.
 - A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
@@ -28,7 +30,7 @@ from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
 from logstore.client.producer.producer_batch import ProducerBatch, body
 from logstore.client.producer.producer_identity import Identities, Identity
-from logstore.client.transport import Transport, topic_path
+from logstore.client.transport import Transport, error_of_code, topic_path
 from logstore.errors import LogStoreError
 
 _ARROW_STREAM = "application/vnd.apache.arrow.stream"
@@ -52,9 +54,13 @@ _OUT_OF_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class _Range:
+    """``error_code`` and ``error`` of records that their partition has not taken; ``base_offset`` is None then."""
+
     partition: int
-    base_offset: int
+    base_offset: int | None
     count: int
+    error_code: int | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +129,14 @@ class ProduceRequests:
         waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
         while waiting:
             request = waiting.pop()
+            # Some partitions may refuse their records while others take theirs.
+            refused: list[tuple[_Request, LogStoreError]] = []
             try:
-                self._send(request)
+                self._send(request, refused)
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
-                error = as_log_store_error(topic, failed)
-                if isinstance(error, errors.UnknownTopicIdError):
-                    waiting += self._for_new_topic(request, error)
-                elif halves := self._halves(request, error):
-                    waiting += halves
-                elif isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
-                    # Stored by an earlier try; where, nobody remembers.
-                    self._end(request, [-1] * len(request.batches))
-                else:
-                    self._give_up(request, error)
+                refused.append((request, as_log_store_error(topic, failed)))
+            for part, error in refused:
+                waiting += self._after(part, error)
 
     def send_first(
         self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
@@ -156,7 +157,9 @@ class ProduceRequests:
             )
 
         ranges = decode(self.ask(once, give_up, [outcome]).content, _Produced).ranges
-        return (ranges[0].partition, ranges[0].base_offset) if ranges else (-1, -1)
+        if not ranges:
+            return -1, -1
+        return ranges[0].partition, -1 if ranges[0].base_offset is None else ranges[0].base_offset
 
     def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
         """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up.
@@ -186,46 +189,83 @@ class ProduceRequests:
             return "The producer was closed before this was sent"
         return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
 
-    def _send(self, request: _Request) -> None:
+    def _after(self, request: _Request, error: LogStoreError) -> list[_Request]:
+        """What to send instead of a request that was refused for good; records that go nowhere are completed."""
+        if isinstance(error, errors.UnknownTopicIdError):
+            return self._for_new_topic(request, error)
+        if halves := self._halves(request, error):
+            return halves
+        if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
+            # Stored by an earlier try; where, nobody remembers.
+            self._end(request, [-1] * len(request.batches))
+        else:
+            self._give_up(request, error)
+        return []
+
+    def _send(self, request: _Request, refused: list[tuple[_Request, LogStoreError]]) -> None:
+        """Until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
         give_up = max(batch.deadline for batch in request.batches)
         outcomes = {batch.outcome for batch in request.batches}
-        partitions = request.partitions
-        headers = {"Content-Type": _ARROW_STREAM, "Logstore-Topic-Id": request.topic.topic_id}
-        if self._identities:
-            if request.identity is None:
-                request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
-                request.sequences = self._identities.sequences(request.identity, request.topic, partitions)
-            headers |= {
-                "Logstore-Producer-Id": str(request.identity.producer_id),
-                "Logstore-Producer-Epoch": str(request.identity.producer_epoch),
-                "Logstore-Base-Sequences": ",".join(
-                    f"{partition}={request.sequences[partition]}" for partition in partitions
-                ),
-            }
+        if self._identities and request.identity is None:
+            request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
+            request.sequences = self._identities.sequences(request.identity, request.topic, request.partitions)
         content = body(request.batches)
+        count = len(request.batches)
 
         def once(timeout_s: float) -> Answer:
+            nonlocal content, count
+            if len(request.batches) < count:  # the others are answered for
+                content, count = body(request.batches), len(request.batches)
             try:
-                return self._transport.request_once(
+                answer = self._transport.request_once(
                     "POST",
                     topic_path(request.topic.name),
                     content,
-                    headers=headers,
+                    headers=_headers(request),
                     params=self._params,
                     timeout_s=timeout_s,
                 )
             except LogStoreError as error:
                 request.in_doubt = request.in_doubt or _may_be_stored(error)
                 raise
+            self._take(request, answer, refused)
+            return answer
 
-        ranges = decode(self.ask(once, give_up, outcomes).content, _Produced).ranges
-        offsets = [found.base_offset for found in ranges]
+        self.ask(once, give_up, outcomes)
+
+    def _take(self, request: _Request, answer: Answer, refused: list[tuple[_Request, LogStoreError]]) -> None:
+        """Complete what is stored, and add to ``refused`` what will never be.
+
+        Raises the error of what may be stored by another try; ``request`` is no more than that then.
+        """
         if self._options.acks == 0:
-            offsets = [-1] * len(request.batches)
-        elif [(found.partition, found.count) for found in ranges] != request.counts:
+            self._end(request, [-1] * len(request.batches))
+            return
+        ranges = decode(answer.content, _Produced).ranges
+        if [(found.partition, found.count) for found in ranges] != request.counts:
             name = request.topic.name
             raise LogStoreError(f"The store answered for other records than were sent to {name!r}: {ranges}")
-        self._end(request, offsets)
+        failed: dict[int, LogStoreError] = {}
+        for found in ranges:
+            if found.error_code is not None:
+                failed.setdefault(found.partition, error_of_code(found.error_code, found.error or ""))
+        stored = [(batch, found) for batch, found in zip(request.batches, ranges, strict=True)]
+        stored = [(batch, found) for batch, found in stored if batch.partition not in failed]
+        if stored:
+            offsets = [-1 if found.base_offset is None else found.base_offset for _, found in stored]
+            self._end(request.split([batch for batch, _ in stored]), offsets)
+        again: list[ProducerBatch] = []
+        for partition, error in failed.items():
+            part = request.split([batch for batch in request.batches if batch.partition == partition])
+            part.in_doubt = part.in_doubt or _may_be_stored(error)
+            if error.retriable:
+                request.in_doubt = part.in_doubt
+                again += part.batches
+            else:
+                refused.append((part, error))
+        if again:
+            request.batches = again
+            raise next(error for error in failed.values() if error.retriable)
 
     def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
         """What to send instead of a refused request, last first; nothing when it is refused for good."""
@@ -290,6 +330,19 @@ class ProduceRequests:
             # Jitter, so that many producers do not come back in one moment.
             yield min(wait, longest) * random.uniform(0.8, 1.2)  # noqa: S311 (not a secret)
             wait *= 2
+
+
+def _headers(request: _Request) -> dict[str, str]:
+    headers = {"Content-Type": _ARROW_STREAM, "Logstore-Topic-Id": request.topic.topic_id}
+    if request.identity is not None:
+        headers |= {
+            "Logstore-Producer-Id": str(request.identity.producer_id),
+            "Logstore-Producer-Epoch": str(request.identity.producer_epoch),
+            "Logstore-Base-Sequences": ",".join(
+                f"{partition}={request.sequences[partition]}" for partition in request.partitions
+            ),
+        }
+    return headers
 
 
 def as_log_store_error(topic: str, error: Exception) -> LogStoreError:

@@ -159,7 +159,7 @@ class Script:
             batch = records([value.encode() for values in parts.values() for value in values]).batch
             partitions = np.concatenate([np.full(len(values), int(p), np.int32) for p, values in parts.items()])
             done = await self.broker.produce(INTERNAL, self.topic(topic), DecodedRecords(batch, partitions))
-            return {"bases": {str(made.partition): made.base_offset for made in done.ranges}}
+            return {"bases": {str(made.partition): made.base_offset for made in done.partitions}}
 
         await self._do("produce", work, fields)
 

@@ -83,14 +83,16 @@ def test_a_request_is_split_by_key_and_rows_tell_which_record_is_where(tmp_path:
             topic = await new_topic(broker, partitions=4)
             keys = [b"k%d" % (n % 7) for n in range(50)]
             result = await broker.produce(INTERNAL, topic, records([b"%d" % n for n in range(50)], keys=keys))
-            assert result.count == sum(r.count for r in result.ranges) == 50
-            for found in result.ranges:
+            assert result.count == sum(r.count for r in result.partitions) == 50
+            for found in result.partitions:
                 assert found.rows is not None
                 values = [value for _, value in await read_all(broker, topic, found.partition)]
                 assert values == [b"%d" % row for row in found.rows]
-            by_key = {keys[row]: r.partition for r in result.ranges for row in (r.rows if r.rows is not None else [])}
+            by_key = {
+                keys[row]: r.partition for r in result.partitions for row in (r.rows if r.rows is not None else [])
+            }
             again = await broker.produce(INTERNAL, topic, records([b"x"], keys=[b"k3"]))
-            assert again.ranges[0].partition == by_key[b"k3"]
+            assert again.partitions[0].partition == by_key[b"k3"]
 
     run(scenario())
 
@@ -100,8 +102,8 @@ def test_records_without_a_key_stay_together_and_requests_take_turns(tmp_path: P
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=3)
             results = [await broker.produce(INTERNAL, topic, records([b"a", b"b"])) for _ in range(3)]
-            assert all(len(r.ranges) == 1 for r in results)
-            assert {r.ranges[0].partition for r in results} == {0, 1, 2}
+            assert all(len(r.partitions) == 1 for r in results)
+            assert {r.partitions[0].partition for r in results} == {0, 1, 2}
 
     run(scenario())
 
@@ -175,7 +177,7 @@ def test_acks_0_answers_before_the_disk(tmp_path: Path) -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
             result = await broker.produce(INTERNAL, topic, records([b"a"]), acks=0)
-            assert result.ranges[0].base_offset == 0
+            assert result.partitions[0].base_offset == 0
             assert topic.partition(0).log_end_offset == 0
             assert await fetch(broker, topic, 0, wait_ms=5_000) == [b"a"]
 
@@ -213,7 +215,7 @@ def test_acks_1_and_all_answer_after_the_disk(tmp_path: Path, acks: int) -> None
             await loop_turns()
             assert not answer.done()
             disk.go.set()
-            assert (await answer).ranges[0].base_offset == 0
+            assert (await answer).partitions[0].base_offset == 0
 
     run(scenario())
 
@@ -247,9 +249,9 @@ def test_what_waits_for_the_disk_is_bounded_also_with_acks_0(tmp_path: Path) -> 
 
             with pytest.raises(ThrottledError, match="wait for the disk"):
                 await fill()
-            assert broker._journal.queued_bytes <= 4_000_000
+            assert broker.journal.queued_bytes <= 4_000_000
             disk.go.set()
-            await eventually_async(lambda: not broker._journal.queued_bytes, "the disk does not catch up")
+            await eventually_async(lambda: not broker.journal.queued_bytes, "the disk does not catch up")
             await produce(broker, topic, [b"y"])
 
     run(scenario())
@@ -323,7 +325,7 @@ def test_a_full_journal_throttles_and_a_roll_makes_room(tmp_path: Path) -> None:
                     written += 1
                 except ThrottledError:
                     await asyncio.sleep(0.05)
-                assert broker._journal.retained_bytes <= 8 * 1024 * 1024
+                assert broker.journal.retained_bytes <= 8 * 1024 * 1024
             assert len(await read_all(broker, topic, max_bytes=10**8)) == written
 
     run(scenario())
@@ -338,9 +340,9 @@ def test_the_journal_of_a_slow_topic_is_copied_forward(tmp_path: Path) -> None:
                 await produce(broker, fast, [b"x" * 900_000])
                 if fast.partition(0).unsealed_bytes > 5_000_000:
                     await broker.roll(INTERNAL, fast)
-            assert len(broker._journal.files) > 5
+            assert len(broker.journal.files) > 5
             await broker._schedule._unpin_journal()
-            await eventually_async(lambda: len(broker._journal.files) <= 5)
+            await eventually_async(lambda: len(broker.journal.files) <= 5)
             assert slow.partition(0).sealed_offset == 0
             assert await read_all(broker, slow) == [(0, b"pinned")]
         async with running_broker(tmp_path) as broker:
@@ -355,10 +357,10 @@ def test_files_that_are_needed_as_a_whole_are_not_copied_forward(tmp_path: Path)
             topic = await new_topic(broker)
             for _ in range(8):
                 await produce(broker, topic, [b"x" * 900_000])
-            assert len(broker._journal.files) > 5
-            end = broker._journal.end_position
+            assert len(broker.journal.files) > 5
+            end = broker.journal.end_position
             await asyncio.wait_for(broker._schedule._unpin_journal(), 30)
-            assert broker._journal.end_position == end
+            assert broker.journal.end_position == end
 
     run(scenario())
 
@@ -966,7 +968,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_later(
             if by == "itself":
                 await eventually_async(lambda: told)
             new = await new_topic(broker)
-            assert (told, broker._journal.needed_bytes) == ([topic], 0)
+            assert (told, broker.journal.needed_bytes) == ([topic], 0)
             assert list((tmp_path / "deleted" / str(topic.topic_id)).iterdir()) == []
             await produce(broker, other, [bytes(200_000)])
             await produce(broker, new, [b"new"])
@@ -989,7 +991,7 @@ def test_a_delete_that_could_not_be_synced_is_finished_by_the_next_start(tmp_pat
         async with running_broker(tmp_path, filesystem=again) as broker:
             assert again.hits["catalog.sync_directory"] >= 2
             assert broker.topics(INTERNAL) == []
-            assert broker._journal.needed_bytes == 0
+            assert broker.journal.needed_bytes == 0
             await produce(broker, await new_topic(broker), [b"new"])
 
     run(scenario())

@@ -50,24 +50,26 @@ def key(text: str, values: list[bytes | None] | None = None, secret: bytes = b"s
 
 
 async def put(broker: Broker, name: str, values: list[bytes | None], **options: object) -> list[tuple[int, int, int]]:
-    """With an idempotency key, to where keys and the key's name send them."""
+    """With an idempotency key, to where keys and the key's name send them; raises the first partition's error."""
     keys = [value[:1] if value and value[:1] != b"-" else None for value in values]
     identity = key(name, values, broker.idempotency_secret)
     result = await broker.produce(
         INTERNAL, broker.topic(INTERNAL, "t"), records(values, keys=keys), identity=identity, **options
     )
-    return [(r.partition, r.base_offset, r.count) for r in result.ranges]
+    result.require_stored()
+    return [(r.partition, r.base_offset, r.count) for r in result.partitions]
 
 
 async def send(
     broker: Broker, producer: tuple[int, int], sequence: int, values: list[bytes | None], partition: int = 0
 ) -> int:
-    """The base offset."""
+    """The base offset; raises the error of the partition."""
     identity = ProducerIdentity(*producer, {partition: sequence})
     result = await broker.produce(
         INTERNAL, broker.topic(INTERNAL, "t"), records(values), partition=partition, identity=identity
     )
-    return result.ranges[0].base_offset
+    result.require_stored()
+    return result.partitions[0].base_offset
 
 
 async def stored(broker: Broker) -> list[list[bytes | None]]:
@@ -200,7 +202,7 @@ def test_some_partitions_of_a_request_may_be_repetitions(tmp_path: Path) -> None
             identity = ProducerIdentity(*producer, {0: 0, 1: 0, 2: 0})
             named = DecodedRecords(records([b"2", b"0", b"1"]).batch, np.array([2, 1, 0], np.int32))
             result = await broker.produce(INTERNAL, topic, named, identity=identity)
-            assert [(r.partition, r.base_offset, r.rows.tolist()) for r in result.ranges] == [
+            assert [(r.partition, r.base_offset, r.rows.tolist()) for r in result.partitions] == [
                 (0, 0, [2]),
                 (1, 0, [1]),
                 (2, 0, [0]),
@@ -220,11 +222,11 @@ def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(t
             first = ProducerIdentity(*producer, {0: 0, 1: 0})
             sent = in_partitions(0, 1, 0)
             result = await broker.produce(INTERNAL, topic, sent, identity=first)
-            assert [r.base_offset for r in result.ranges] == [0, 0, 1]
+            assert [r.base_offset for r in result.partitions] == [0, 0, 1]
             # The first of the batches for partition 0 is known, the third is not.
             longer = in_partitions(0, 1, 0, 0)
             again = await broker.produce(INTERNAL, topic, longer, identity=first)
-            assert [r.base_offset for r in again.ranges] == [0, 0, 1, 2]
+            assert [r.base_offset for r in again.partitions] == [0, 0, 1, 2]
             assert await send(broker, producer, 3, [b"next"]) == 3
             with pytest.raises(InvalidProducerRequestError, match="5 batches"):
                 await broker.produce(
@@ -234,15 +236,23 @@ def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(t
     run(scenario())
 
 
-def test_one_partition_that_does_not_follow_refuses_the_whole_request(tmp_path: Path) -> None:
+def test_a_partition_that_does_not_follow_keeps_no_other_from_its_records(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
             producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
             identity = ProducerIdentity(*producer, {0: 1, 1: 5})
-            with pytest.raises(OutOfOrderSequenceError, match="t-1 has stored nothing yet"):
-                await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=identity)
+            for times in (1, 2):
+                result = await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=identity)
+                taken, refused = result.partitions
+                assert (taken.partition, taken.base_offset, taken.count, taken.error) == (0, 1, 1, None)
+                assert (refused.partition, refused.base_offset, refused.count) == (1, -1, 1)
+                assert isinstance(refused.error, OutOfOrderSequenceError)
+                assert "t-1 has stored nothing yet" in refused.error.message
+                assert not result.replayed
+                assert result.places().offsets.tolist() == [1, -1]
+                assert [len(values) for values in await stored(broker)] == [2, 0], times
             for wrong in ({0: 1}, {0: 1, 1: 0, 7: 0}):
                 with pytest.raises(InvalidProducerRequestError, match="one base sequence for each partition"):
                     await broker.produce(
@@ -250,7 +260,11 @@ def test_one_partition_that_does_not_follow_refuses_the_whole_request(tmp_path: 
                     )
             with pytest.raises(InvalidProducerRequestError, match="where each record goes"):
                 await broker.produce(INTERNAL, topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1}))
-            assert await stored(broker) == [[b"a"], []]
+            assert [len(values) for values in await stored(broker)] == [2, 0]
+            # It goes on where it is.
+            again = ProducerIdentity(*producer, {0: 2, 1: 0})
+            result = await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=again)
+            assert [(r.partition, r.base_offset) for r in result.partitions] == [(0, 2), (1, 0)]
 
     run(scenario())
 
@@ -410,11 +424,11 @@ def test_a_retry_stores_what_a_crash_kept_from_being_stored(tmp_path: Path, fram
             await broker.produce(INTERNAL, topic, records([b"other"]), partition=1)
             result = await broker.produce(INTERNAL, topic, sent, identity=name)
             assert not result.replayed
-            assert [r.base_offset for r in result.ranges] == [0, 0, 2]
-            assert [r.base_offset for r in first.ranges] == [0, 0, 1]
+            assert [r.base_offset for r in result.partitions] == [0, 0, 2]
+            assert [r.base_offset for r in first.partitions] == [0, 0, 1]
             again = await broker.produce(INTERNAL, topic, sent, identity=name)
-            assert (again.replayed, again.ranges) == (True, again.ranges)
-            assert [r.base_offset for r in again.ranges] == [0, 0, 2]
+            assert (again.replayed, again.partitions) == (True, again.partitions)
+            assert [r.base_offset for r in again.partitions] == [0, 0, 2]
             assert await stored(broker) == [[b"1"], [b"0", b"other", b"2"]]
 
     run(scenario())
@@ -473,7 +487,7 @@ def test_beyond_the_bound_new_keys_wait_until_old_ones_are_over(tmp_path: Path) 
             assert [p.next_offset for p in topic.partitions] == [3, 0], "nothing, also where there is room"
             known = await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("k0"))
             assert known.replayed
-            assert known.ranges[0].base_offset == 0
+            assert known.partitions[0].base_offset == 0
             clock.advance(WINDOW_MS - 30_000 - 2_500)
             with pytest.raises(ThrottledError) as refused:
                 await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("new"))
@@ -563,7 +577,7 @@ def test_what_was_stored_is_not_asked_for_what_is_asked_of_new_records_by_now(tm
                 assert await send(broker, producer, 1, [b"c" * 100]) == 1
                 assert await put(broker, "k", [b"-" * 100]) == first
                 result = await broker.produce(INTERNAL, topic, named, identity=both)
-                assert ([r.base_offset for r in result.ranges], result.replayed) == (expected, True)
+                assert ([r.base_offset for r in result.partitions], result.replayed) == (expected, True)
 
             await broker.produce(INTERNAL, topic, named, identity=both)
             await send(broker, producer, 1, [b"c" * 100])
@@ -635,7 +649,7 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
             producer = await broker.init_producer(INTERNAL)
             first = await put(broker, "slow", [b"a", b"b", b"-"])
             await send(broker, producer, 0, [b"x"], partition=1)
-            journal = broker._journal
+            journal = broker.journal
             oldest, _ = journal.files[0]
             copied = 0
             while journal.files[0][0] == oldest:

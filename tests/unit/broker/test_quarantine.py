@@ -231,7 +231,7 @@ def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served
             assert (5, b"f") in await read_all(broker, topic, 1)
             # Records that leave the partition open go to the one that is served.
             left_open = await broker.produce(INTERNAL, topic, records([b"g"]))
-            assert left_open.ranges[0].partition == 1
+            assert left_open.partitions[0].partition == 1
             await assert_the_other_is_served(broker)
 
             topic.table.drop_foreign_files()
@@ -270,7 +270,7 @@ def test_what_the_journal_holds_of_a_quarantined_topic_outlives_many_files_of_th
             other = broker.topic(INTERNAL, "other")
             for _ in range(30):
                 await produce(broker, other, [os.urandom(200_000)])
-                if len(broker._journal.files) > 4:
+                if len(broker.journal.files) > 4:
                     await broker.roll(INTERNAL, other)
                     await broker._schedule._unpin_journal()
         assert len(list((data / "brokers/0/journal/0").glob("*.log"))) < 8

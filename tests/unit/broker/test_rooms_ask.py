@@ -39,6 +39,8 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
     "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
     "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
+    "produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
+    "begin_produce_small": (lambda topic: (topic, [b"x"], records), {(Operation.WRITE, TOPIC)}),
     "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
     "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
     "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
@@ -50,6 +52,8 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "internal_topic": {"partitions": 1, "configs": {}},
+    "produce_small": {"num_bytes": 1, "timeout_ms": 1000},
+    "begin_produce_small": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
     "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
 }
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {

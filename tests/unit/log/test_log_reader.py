@@ -108,7 +108,7 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
             topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             await produce(broker, topic, records)
-            read = counted(monkeypatch, broker._journal, "read")
+            read = counted(monkeypatch, broker.journal, "read")
             assert await read_all(broker, topic, max_bytes=2_000) == list(enumerate(records))
             assert len(read) == 1
             assert not broker._fetching._reader._begun

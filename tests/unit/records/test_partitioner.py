@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.errors import UnknownPartitionError
 from logstore.records.batch import DecodedRecords
 from logstore.records.partitioner import choose_partitions, murmur2, murmur2_column
 from tests.support.records import Row, wire_batch
@@ -82,6 +81,5 @@ def test_no_keys_go_to_the_sticky_partition():
     assert choose_partitions(_records([None, None]), 3, sticky=2).tolist() == [2, 2]
 
 
-def test_a_named_partition_out_of_range_is_refused_with_its_record():
-    with pytest.raises(UnknownPartitionError, match=r"Record 1 .* names partition 3; the topic has 3"):
-        choose_partitions(_records([None, None], [2, 3]), 3, sticky=0)
+def test_a_named_partition_that_the_topic_does_not_have_is_left_to_the_topic():
+    assert choose_partitions(_records([None, None], [2, 3]), 3, sticky=0).tolist() == [2, 3]

@@ -169,6 +169,51 @@ def test_of_several_partitions_only_the_one_that_is_out_of_step_fails(store: str
     assert values(store, topic) == {0: [0], 1: [1], 3: [3]}
 
 
+def test_of_a_partition_that_may_take_its_records_later_only_those_are_sent_again(
+    store: str, topic: str, proxy: FaultyProxy
+):
+    proxy.refuse_partition(2, 50302).refuse(503, 50301)
+    with Producer(proxy.url, retry_backoff_ms=1) as producer:
+        delivery = producer.send_batch(topic, {"value": ["0", "1", "2", "3", "4"], "partition": [0, 1, 2, 3, 2]})
+        producer.flush()
+        assert delivery.places().offsets.tolist() == [0, 0, 0, 0, 1]
+        producer.send_batch(topic, {"value": ["5", "6"], "partition": [2, 3]})
+        producer.flush()
+    assert values(store, topic) == {0: [0], 1: [1], 2: [2, 4, 5], 3: [3, 6]}
+    whole, again, once_more, _ = proxy.seen
+    assert again.body == once_more.body != whole.body
+    assert identity(whole)[2] == "0=0,1=0,2=0,3=0"
+    assert identity(again) == identity(once_more) == (*identity(whole)[:2], "2=0")
+
+
+@pytest.mark.parametrize("code", [40402, 40911])
+def test_a_partition_that_takes_nothing_costs_no_other_its_records(store: str, topic: str, proxy: FaultyProxy, code):
+    proxy.refuse_partition(2, code)
+    with Producer(proxy.url) as producer:
+        delivery = producer.send_batch(topic, {"value": ["0", "1", "2", "3"], "partition": [0, 1, 2, 3]})
+        ((rows, error),) = delivery.failures()
+        assert rows.tolist() == [2]
+        assert error.message == "as ordered"
+        assert delivery.places().offsets.tolist() == [0, 0, -1, 0]
+        assert len(proxy.seen) == 1
+        with pytest.raises(errors.LogStoreError):
+            producer.flush()
+        producer.send_batch(topic, {"value": ["4", "5"], "partition": [2, 3]}).result()
+    assert values(store, topic) == {0: [0], 1: [1], 2: [4], 3: [3, 5]}
+
+
+def test_the_tries_for_one_partition_are_counted(store: str, topic: str, proxy: FaultyProxy):
+    proxy.refuse_partition(2, 50302).refuse(503, 50302, times=10)
+    with Producer(proxy.url, retries=2, retry_backoff_ms=1) as producer:
+        delivery = producer.send_batch(topic, {"value": ["0", "2"], "partition": [0, 2]})
+        ((rows, error),) = delivery.failures()
+        assert (rows.tolist(), type(error)) == ([1], errors.StorageFullError)
+        with pytest.raises(errors.StorageFullError):
+            producer.flush()
+    assert len(proxy.seen) == 3
+    assert values(store, topic) == {0: [0]}
+
+
 def test_a_repetition_that_the_store_remembers_no_offset_of_is_stored(store: str, topic: str, proxy: FaultyProxy):
     proxy.cut().refuse(409, 40913)
     with Producer(proxy.url, retry_backoff_ms=1) as producer:

@@ -1,0 +1,259 @@
+"""Batching: small produce requests that arrive together are appended together, whichever listener they came by.
+
+Columns cost the same for one record as for a hundred, so the requests that come while an append of their topic is being
+fsynced become the next one: the journal would not have begun it earlier. Invariants: each request is answered with its
+own places, when they are durable; what one request could be refused for is found before it joins others, so that they
+share no more than the fate of the journal and of a partition; the records of a request stay together in their order.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import structlog
+
+from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
+from logstore.broker.admission import Admission
+from logstore.broker.context import INTERNAL, RequestContext
+from logstore.broker.produce_result import NO_OFFSET, ProduceResult
+from logstore.broker.producing import not_acknowledged
+from logstore.broker.topics import require_users_topic
+from logstore.errors import InvalidRecordError, LogStoreError
+from logstore.limits import MIB
+from logstore.log.topic import Topic
+from logstore.records.batch import DecodedRecords
+
+log = structlog.stdlib.get_logger(__name__)
+
+#: A larger request gains nothing from company.
+SMALL_REQUEST_BYTES_MAX = 32 * 1024
+# They bound an append, and what its encoding holds up the event loop for, to a few milliseconds.
+_REQUESTS_MAX = 256
+_RECORDS_MAX = 2048
+_BYTES_MAX = 1 * MIB
+
+#: Makes columns of the records of many requests at once, whose kind only the listener knows.
+ToColumns = Callable[[Sequence[Any]], DecodedRecords]
+
+
+class RecordPlaces(NamedTuple):
+    """Partition and offset of each record of a request, in its order.
+
+    ``errors``: by partition, why it has not taken its records; their offsets are NO_OFFSET.
+    """
+
+    partitions: list[int]
+    offsets: list[int]
+    errors: Mapping[int, LogStoreError]
+
+
+#: Told where the records are, or what became of them instead.
+Told = Callable[[RecordPlaces | None, BaseException | None], None]
+
+
+class Produce(Protocol):
+    def __call__(
+        self, context: RequestContext, topic: Topic, records: DecodedRecords, *, timeout_ms: None
+    ) -> Awaitable[ProduceResult]: ...
+
+
+class _Waiting:
+    """A request that is to be told; it leaves its batch when its time is up."""
+
+    __slots__ = ("_batch", "_timer", "_told", "num_bytes", "records")
+
+    def __init__(
+        self, records: Sequence[Any], num_bytes: int, told: Told, timeout_ms: int, batch: "dict[_Waiting, None]"
+    ) -> None:
+        self.records = records
+        self.num_bytes = num_bytes
+        self._told: Told | None = told
+        self._batch = batch
+        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
+
+    def _time_out(self, timeout_ms: int) -> None:
+        self._batch.pop(self, None)
+        self.tell(None, not_acknowledged(timeout_ms))
+
+    def tell(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
+        """Once: who was told of a time-out hears no more. What goes wrong with it is nobody else's affair."""
+        told, self._told = self._told, None
+        if told is None:
+            return
+        self._timer.cancel()
+        try:
+            told(places, error)
+        except Exception:
+            log.exception("batcher.telling_failed")
+
+
+class _Queue:
+    """What waits for a topic's next append, in the order of arrival, and how much is under way."""
+
+    __slots__ = ("appends", "begins", "last_size", "to_columns", "topic", "waiting")
+
+    def __init__(self, topic: Topic, to_columns: ToColumns) -> None:
+        self.topic = topic
+        self.to_columns = to_columns
+        self.waiting: dict[_Waiting, None] = {}
+        self.appends = 0
+        self.last_size = 0
+        # At the next turn of the loop.
+        self.begins = False
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an append of them begins: one as large as that under way is encoded while that is fsynced."""
+        if self.begins or not self.waiting:
+            return False
+        return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
+
+
+class Batcher:
+    """On the broker's event loop."""
+
+    def __init__(self, produce: Produce, access: Access, admission: Admission) -> None:
+        self._produce = produce
+        self._access = access
+        self._admission = admission
+        # Requests whose records become columns in two ways are apart.
+        self._queues: dict[tuple[Topic, ToColumns], _Queue] = {}
+        self._appends: set[asyncio.Task[None]] = set()
+
+    def begin(
+        self,
+        context: RequestContext,
+        topic: Topic,
+        records: Sequence[Any],
+        to_columns: ToColumns,
+        *,
+        num_bytes: int,
+        timeout_ms: int,
+        told: Told,
+    ) -> None:
+        """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
+        the append has begun is not stored.
+
+        ``records`` are ``may_join(topic, num_bytes)`` and what ``to_columns`` takes, together with those of others; the
+        same function each time. Raises TopicAuthorizationError, InvalidTopicError, ThrottledError (of a quota).
+        """
+        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        require_users_topic(topic)
+        self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
+        queue = self._queues.get((topic, to_columns))
+        if queue is None:
+            queue = self._queues[topic, to_columns] = _Queue(topic, to_columns)
+        queue.waiting[_Waiting(records, num_bytes, told, timeout_ms, queue.waiting)] = None
+        self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
+        self._begin_if_due(queue)
+
+    async def produce(
+        self,
+        context: RequestContext,
+        topic: Topic,
+        records: Sequence[Any],
+        to_columns: ToColumns,
+        *,
+        num_bytes: int,
+        timeout_ms: int,
+    ) -> RecordPlaces:
+        """``begin``, and what was told."""
+        result: asyncio.Future[RecordPlaces] = asyncio.get_running_loop().create_future()
+
+        def told(places: RecordPlaces | None, error: BaseException | None) -> None:
+            if result.done():
+                return
+            if places is None:
+                assert error is not None
+                result.set_exception(error)
+            else:
+                result.set_result(places)
+
+        self.begin(context, topic, records, to_columns, num_bytes=num_bytes, timeout_ms=timeout_ms, told=told)
+        return await result
+
+    def _begin_if_due(self, queue: _Queue) -> None:
+        if queue.is_due:
+            queue.begins = True
+            # Begins after the other requests that this turn of the loop has read.
+            append = asyncio.get_running_loop().create_task(self._append_waiting(queue))
+            self._appends.add(append)
+            append.add_done_callback(self._appends.discard)
+
+    async def _append_waiting(self, queue: _Queue) -> None:
+        queue.begins = False
+        taken = _take(queue.waiting)
+        queue.appends += 1
+        try:
+            if taken:
+                queue.last_size = len(taken)
+                self._begin_if_due(queue)
+                await self._append_all(queue, taken)
+        finally:
+            queue.appends -= 1
+            self._begin_if_due(queue)
+            if not (queue.appends or queue.begins):
+                del self._queues[queue.topic, queue.to_columns]
+
+    async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
+        try:
+            records = queue.to_columns(list(itertools.chain.from_iterable(waiting.records for waiting in batch)))
+            # Each request waits as long as it wants to: this waits for the journal's word. Each was asked for.
+            result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
+        except InvalidRecordError as error:
+            # The topic was altered since they were looked at, and nothing is stored: now each for itself.
+            if len(batch) == 1:
+                batch[0].tell(None, error)
+                return
+            for waiting in batch:
+                await self._append_all(queue, [waiting])
+            return
+        except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
+            for waiting in batch:
+                waiting.tell(None, _copy(error))
+            return
+        _tell_all(batch, result)
+
+
+def may_join(topic: Topic, num_bytes: int) -> bool:
+    """Whether a request of so many bytes gains from company, and cannot be refused for one of its records."""
+    config = topic.config
+    return num_bytes <= min(SMALL_REQUEST_BYTES_MAX, config.max_message_bytes) and not config.compacted
+
+
+def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
+    partitions, offsets = (places.tolist() for places in result.places())
+    errors = result.errors()
+    end = 0
+    for waiting in batch:
+        first, end = end, end + len(waiting.records)
+        own = RecordPlaces(partitions[first:end], offsets[first:end], {})
+        if errors and NO_OFFSET in own.offsets:
+            own = own._replace(errors={p: _copy(errors[p]) for p in dict.fromkeys(own.partitions) if p in errors})
+        waiting.tell(own)
+
+
+def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
+    """The first ones, as many as make one append."""
+    taken: list[_Waiting] = []
+    count = num_bytes = 0
+    for one in waiting:
+        count += len(one.records)
+        num_bytes += one.num_bytes
+        if taken and (len(taken) == _REQUESTS_MAX or count > _RECORDS_MAX or num_bytes > _BYTES_MAX):
+            break
+        taken.append(one)
+    for one in taken:
+        del waiting[one]
+    return taken
+
+
+def _copy(error: Any) -> Any:
+    """One for each request: an exception that is raised in several tasks collects all their tracebacks."""
+    if isinstance(error, LogStoreError):
+        copy = error.__class__.__new__(error.__class__)
+        copy.__dict__.update(error.__dict__)
+        copy.args = error.args
+        return copy
+    return error

@@ -1,0 +1,78 @@
+"""A produce request by partition: which records go where, and whether the topic takes them."""
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import InvalidRecordError, InvalidRequestError, LogStoreError, UnknownPartitionError
+from logstore.log.topic import Topic
+from logstore.records.batch import PartitionBatch, Records, SplitRecords, split_by_partition
+from logstore.records.partitioner import choose_partitions
+
+
+def check_keys(topic: Topic, records: Records) -> None:
+    """Raise InvalidRecordError if a compacted topic gets a record without a key."""
+    if not topic.config.compacted:
+        return
+    row = 0
+    for batch in [part.batch for part in records.parts] if isinstance(records, SplitRecords) else [records.batch]:
+        check_batch_keys(topic, batch, range(row, row + batch.num_rows))
+        row += batch.num_rows
+
+
+def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | range) -> None:
+    """``check_keys`` of one batch, whose records are ``rows`` of the request."""
+    keys = batch.column("key")
+    if topic.config.compacted and keys.null_count:
+        first = rows[int(np.flatnonzero(keys.is_null().to_numpy(zero_copy_only=False))[0])]
+        raise InvalidRecordError(
+            f"Record {first} has no key, and topic '{topic.name}' is compacted (cleanup.policy=compact): send a key."
+        )
+
+
+def sticky_partition(topic: Topic, turn: int) -> int:
+    """For records that leave it open: one that is served, if there is any.
+
+    Not for requests with an idempotency key: a retry of them must go where the first try went.
+    """
+    served = [p.partition for p in topic.partitions if p.quarantined is None] or [0]
+    return served[turn % len(served)]
+
+
+def split(topic: Topic, records: Records, partition: int | None, sticky: int) -> list[PartitionBatch]:
+    """The records by partition; some of these may be none of the topic's.
+
+    ``partition``: the one that the request is for. Raises UnknownPartitionError if there is no such one, and
+    InvalidRequestError if a record names another one.
+    """
+    if isinstance(records, SplitRecords):
+        for part in records.parts:
+            if partition is not None and part.partition != partition:
+                raise InvalidRequestError(
+                    f"An Arrow batch names partition {part.partition} in its metadata, but the path names {partition}: "
+                    "leave it out of the metadata, or post to the topic."
+                )
+        return list(records.parts)
+    if partition is None:
+        chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
+        return split_by_partition(records, chosen)
+    topic.partition(partition)
+    if records.partitions is not None:
+        others = np.flatnonzero((records.partitions != partition) & (records.partitions != -1))
+        if len(others):
+            raise InvalidRequestError(
+                f"Record {int(others[0])} names partition {int(records.partitions[others[0]])}, but the path names "
+                f"{partition}: leave it out of the record, or post to the topic."
+            )
+    return [PartitionBatch(partition, records.batch, None, records.verbatim)]
+
+
+def refusal_of(topic: Topic, part: PartitionBatch) -> LogStoreError | None:
+    """Why nothing can be appended to the partition of ``part``: there is none, it is quarantined, the topic is gone."""
+    if not 0 <= part.partition < len(topic.partitions):
+        row = 0 if part.rows is None else int(part.rows[0])
+        return UnknownPartitionError(
+            f"Record {row} of the request names partition {part.partition}; the topic has {len(topic.partitions)}, "
+            "from 0"
+        )
+    log = topic.partitions[part.partition]
+    return log.closed or log.quarantined

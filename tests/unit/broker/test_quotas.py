@@ -1,0 +1,90 @@
+"""Bytes are charged after the fact, as in Kafka: who is over a quota is told to wait, and refused until then."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore.broker.access import QuotaKind
+from logstore.broker.batcher import RecordPlaces
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL, Principal, RequestContext
+from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.errors import ThrottledError
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import CLIENT, records, run, running_broker
+
+OTHER = RequestContext("2", "", "HTTP", "127.0.0.1", None, Principal("User", "other"))
+LIMITS = FetchLimits(100_000, 100_000, 1, 0)
+
+
+def quota_of(broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: QuotaKind) -> list[int]:
+    """Every byte that CLIENT sends (or gets) costs a millisecond; what was charged."""
+    charged: list[int] = []
+
+    def charge(context: RequestContext, charged_kind: QuotaKind, amount: int) -> float:
+        if charged_kind is not kind or context is not CLIENT:
+            return 0.0
+        charged.append(amount)
+        return amount / 1000
+
+    monkeypatch.setattr(broker.access, "charge", charge)
+    return charged
+
+
+def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            assert topic
+            charged = quota_of(broker, monkeypatch, QuotaKind.PRODUCED_BYTES)
+            result = await broker.produce(CLIENT, topic, records([bytes(1500)]))
+            assert result.throttle_ms == charged[0] >= 1500
+            assert result.partitions[0].base_offset == 0
+            told: list[object] = []
+            for _ in range(2):
+                with pytest.raises(ThrottledError, match="over its quota of PRODUCED_BYTES") as refused:
+                    await broker.produce(CLIENT, topic, records([b"x"]))
+                assert refused.value.retry_after_s == 2
+                with pytest.raises(ThrottledError):
+                    broker.begin_produce_small(
+                        CLIENT, topic, [b"x"], records, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
+                    )
+            # Nobody else waits for it, nor do its fetches.
+            for context in (OTHER, INTERNAL):
+                assert (await broker.produce(context, topic, records([b"y"]))).throttle_ms == 0
+            fetched = await broker.fetch_stored(CLIENT, [FetchPartition("t", 0, 0)], LIMITS)
+            fetched.reservation.release()
+            assert (len(charged), told) == (1, [])
+            clock.advance(charged[0] + 1)
+            places = await broker.produce_small(CLIENT, topic, [b"z"], records, num_bytes=700, timeout_ms=60_000)
+            assert places == RecordPlaces([0], [3], {})
+            assert charged[1:] == [700]
+            with pytest.raises(ThrottledError):
+                await broker.produce(CLIENT, topic, records([b"x"]))
+
+    run(scenario())
+
+
+def test_who_fetches_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            assert topic
+            await broker.produce(INTERNAL, topic, records([bytes(1500)]))
+            charged = quota_of(broker, monkeypatch, QuotaKind.FETCHED_BYTES)
+            wanted = [FetchPartition("t", 0, 0)]
+            fetched = await broker.fetch_records(CLIENT, wanted, LIMITS)
+            assert fetched.throttle_ms == charged[0] >= 1500
+            fetched.reservation.release()
+            for fetch in (broker.fetch_records, broker.fetch_stored):
+                with pytest.raises(ThrottledError, match="FETCHED_BYTES"):
+                    await fetch(CLIENT, wanted, LIMITS)
+            assert (await broker.produce(CLIENT, topic, records([b"x"]))).throttle_ms == 0
+            (await broker.fetch_stored(OTHER, wanted, LIMITS)).reservation.release()
+            clock.advance(charged[0] + 1)
+            (await broker.fetch_stored(CLIENT, wanted, LIMITS)).reservation.release()
+            assert broker.admission.answers.reserved == 0
+
+    run(scenario())
