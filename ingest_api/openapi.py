@@ -16,14 +16,12 @@ from ingest_api import schemas
 from ingest_api.content_types import (
     ARROW_STREAM,
     CONTENT_CODINGS,
-    FETCH_SECTIONS,
     JSON,
     JSON_REQUEST_TYPES,
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
     METADATA_TYPES,
     NDJSON,
-    STORED_BATCHES,
 )
 from ingest_api.idempotence import REPLAYED, REQUEST_HEADERS
 from ingest_api.parameters import (
@@ -41,6 +39,7 @@ from ingest_api.parameters import (
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import REQUEST_HEADER as TOPIC_ID
 from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+from logstore.protocol.fetch_response import MEDIA_TYPE
 
 _REF = "#/components/schemas/{model}"
 
@@ -240,7 +239,6 @@ FETCH = _operation(
                 ARROW_STREAM: {
                     "schema": {**_BINARY, "description": "Columns offset, timestamp (ms, UTC), key, value, headers."}
                 },
-                STORED_BATCHES: {"schema": {**_BINARY, "description": "Batches as they are stored."}},
             },
             {
                 **_RANGE_HEADERS,
@@ -256,12 +254,8 @@ FETCH_MANY = _operation(
     body=_json_body(schemas.FetchRequest),
     answers={
         200: _answer(
-            "A section for each partition that has news, with batches as they are stored.",
-            {
-                FETCH_SECTIONS: {
-                    "schema": {**_BINARY, "description": "Sections, see logstore/records/fetch_sections.py."}
-                }
-            },
+            "A response for each partition that has news, with batches as they are stored.",
+            {MEDIA_TYPE: {"schema": {**_BINARY, "description": "See logstore/protocol/fetch_response.py."}}},
         )
     },
     errors=(406, 429),

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TypeVar
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -17,7 +16,6 @@ from ingest_api.content_types import (
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
     METADATA_TYPES,
-    STORED_BATCHES,
     answer_media_type,
     asks_for,
 )
@@ -39,17 +37,14 @@ from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
-from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
+from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
 from logstore.records.schema import LOG_SCHEMA
-from logstore.records.stored_batch import StoredBatch, encode_blocks
 
 router = declared_router(tags=["records"])
 
-_Fetched = Fetched[pa.Table] | Fetched[list[StoredBatch]]
-T = TypeVar("T")
 _Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
 
 
@@ -78,7 +73,7 @@ async def fetch(request: Request) -> Response:
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
     topic = topic_to_read(request, state.broker)
     partition_log = topic.partition(partition_in_path(request))
-    media_type = answer_media_type(request.headers, (*_ENCODERS, STORED_BATCHES))
+    media_type = answer_media_type(request.headers, tuple(_ENCODERS))
     offset = query[OFFSET.name]
     if offset is None:
         offset = partition_log.log_start_offset
@@ -87,13 +82,11 @@ async def fetch(request: Request) -> Response:
     limits = FetchLimits(
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    is_stored = media_type == STORED_BATCHES
-    fetch_any = state.broker.fetch_stored if is_stored else state.broker.fetch_records
-    fetched: _Fetched = await fetch_any(wanted, limits, functools.partial(answer_wanted, request))
-    result = fetched.answers.get(0) or _nothing(partition_log, offset, [] if is_stored else LOG_SCHEMA.empty_table())
+    fetched = await state.broker.fetch_records(wanted, limits, functools.partial(answer_wanted, request))
+    result = fetched.answers.get(0) or _nothing(partition_log, offset)
     # Who leaves the choice, as curl and browsers do, is to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
-    encode = _encode_readable if is_readable else _ENCODERS.get(media_type)
+    encode = _encode_readable if is_readable else _ENCODERS[media_type]
     try:
         if isinstance(result, LogStoreError):
             raise result
@@ -103,25 +96,21 @@ async def fetch(request: Request) -> Response:
         raise
 
 
-def _nothing(log: PartitionLog, offset: int, records: T) -> FetchResult[T]:
-    return FetchResult(records, 0, 0, offset, log.log_start_offset, log.high_watermark)
+def _nothing(log: PartitionLog, offset: int) -> FetchResult[pa.Table]:
+    return FetchResult(LOG_SCHEMA.empty_table(), 0, 0, offset, log.log_start_offset, log.high_watermark)
 
 
 async def _answer(
     request: Request,
     topic: Topic,
     partition: int,
-    result: FetchResult[pa.Table] | FetchResult[list[StoredBatch]],
+    result: FetchResult[pa.Table],
     reservation: Reservation,
     media_type: str,
-    encode: _Encoder | None,
+    encode: _Encoder,
 ) -> Response:
     records = result.records
-    if isinstance(records, list):
-        body: Sequence[Buffer] = encode_blocks(records)
-    else:
-        assert encode is not None
-        body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
+    body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
     reservation.resize(sum(map(len, body)))
     headers = {
         "Logstore-Log-Start-Offset": str(result.log_start_offset),

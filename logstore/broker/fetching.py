@@ -23,7 +23,7 @@ from logstore.log.log_reader import FetchResult, LogReader, require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.records.stored_batch import StoredBatch
+from logstore.protocol.record_batch import RecordBatch
 
 T = TypeVar("T")
 
@@ -193,7 +193,7 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None = None,
         refused: Refused | None = None,
-    ) -> Fetched[list[StoredBatch]]:
+    ) -> Fetched[list[RecordBatch]]:
         """Records as they are stored: at least one if there is any, else up to the limits.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot be read. Raises ThrottledError if there is
@@ -367,7 +367,7 @@ async def _read(
     return answers
 
 
-def _stored_bytes(result: FetchResult[list[StoredBatch]]) -> int:
+def _stored_bytes(result: FetchResult[list[RecordBatch]]) -> int:
     return sum(len(batch.payload) for batch in result.records)
 
 

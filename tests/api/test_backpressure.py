@@ -168,7 +168,6 @@ async def test_answers_to_slow_readers_are_bounded_apart_from_requests(api):
         "application/vnd.kafka.json.v2+json",
         "application/vnd.kafka.binary.v2+json",
         "application/vnd.apache.arrow.stream",
-        "application/vnd.logstore.frames",
         "application/vnd.logstore.fetch",
     ],
 )

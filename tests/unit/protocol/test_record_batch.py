@@ -4,11 +4,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.client.stored_batches import read_blocks, read_sections
 from logstore.errors import LogStoreError
-from logstore.records.fetch_sections import Section, encode_sections
+from logstore.protocol.record_batch import (
+    LOG_APPEND_TIME,
+    PARQUET,
+    RecordBatch,
+    begins_with_parquet,
+    encode_batches,
+    read_records,
+)
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA, WIRE_SCHEMA
-from logstore.records.stored_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, StoredBatch, encode_blocks
 
 
 def wire(*values: str, timestamps=None, codec=None) -> pa.Buffer:
@@ -28,7 +33,7 @@ def wire(*values: str, timestamps=None, codec=None) -> pa.Buffer:
     return sink.getvalue().slice(begin, end - begin)
 
 
-def sealed(offsets: list[int]) -> pa.Buffer:
+def sealed(offsets: list[int]) -> pa.RecordBatch:
     columns = [
         pa.array(offsets),
         pa.array([7] * len(offsets), LOG_SCHEMA.field("timestamp").type),
@@ -36,25 +41,25 @@ def sealed(offsets: list[int]) -> pa.Buffer:
         pa.array([b"%d" % offset for offset in offsets]),
         pa.nulls(len(offsets), LOG_SCHEMA.field("headers").type),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA).serialize()
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
 
 
 def parquet(offsets: list[int]) -> pa.Buffer:
     """As a row group of a segment: microseconds, and a column of its topic's."""
-    columns = pa.Table.from_batches([pa.ipc.read_record_batch(sealed(offsets), LOG_SCHEMA)]).cast(SEGMENT_SCHEMA)
+    columns = pa.Table.from_batches([sealed(offsets)]).cast(SEGMENT_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(columns.append_column("group", pa.array(["g"] * len(offsets))), sink)
     return sink.getvalue()
 
 
-def body(*blocks: StoredBatch) -> pa.Buffer:
-    return pa.py_buffer(b"".join(bytes(piece) for piece in encode_blocks(blocks)))
+def body(*batches: RecordBatch) -> pa.Buffer:
+    return pa.py_buffer(b"".join(bytes(piece) for piece in encode_batches(batches)))
 
 
 def read(content: pa.Buffer, first_offset: int = 0):
     """(offset, timestamp, value) of every record; batches are what readers are promised."""
     rows = []
-    for batch in read_blocks(content, first_offset):
+    for batch in read_records(content, first_offset):
         assert batch.schema == LOG_SCHEMA
         batch.validate(full=True)
         assert batch.num_rows
@@ -66,9 +71,9 @@ def read(content: pa.Buffer, first_offset: int = 0):
 @pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
 def test_offsets_and_timestamps_are_filled_in(codec):
     content = body(
-        StoredBatch(5, 1_000, 2, 0, wire("a", "b" * 300, codec=codec)),
-        StoredBatch(7, 2_000, 3, 0, wire("c", "d", "e", timestamps=[None, 0, 9], codec=codec)),
-        StoredBatch(10, 3_000, 2, LOG_APPEND_TIME, wire("f", "g", timestamps=[1, None], codec=codec)),
+        RecordBatch(5, 1_000, 2, 0, wire("a", "b" * 300, codec=codec)),
+        RecordBatch(7, 2_000, 3, 0, wire("c", "d", "e", timestamps=[None, 0, 9], codec=codec)),
+        RecordBatch(10, 3_000, 2, LOG_APPEND_TIME, wire("f", "g", timestamps=[1, None], codec=codec)),
     )
     assert read(content) == [
         (5, 1_000, b"a"),
@@ -83,7 +88,7 @@ def test_offsets_and_timestamps_are_filled_in(codec):
 
 def test_what_lies_before_the_first_offset_is_left_out():
     content = body(
-        StoredBatch(5, 0, 2, 0, wire("a", "b")), StoredBatch(7, 0, 3, 0, wire("c", "d", "e", timestamps=[1, 2, 3]))
+        RecordBatch(5, 0, 2, 0, wire("a", "b")), RecordBatch(7, 0, 3, 0, wire("c", "d", "e", timestamps=[1, 2, 3]))
     )
     assert [offset for offset, _, _ in read(content, 8)] == [8, 9]
     assert [offset for offset, _, _ in read(content, 6)] == [6, 7, 8, 9]
@@ -92,9 +97,9 @@ def test_what_lies_before_the_first_offset_is_left_out():
 
 def test_sealed_history_has_gaps_and_stands_before_the_tail():
     content = body(
-        StoredBatch(3, 0, 3, HAS_OFFSETS, sealed([3, 7, 9])),
-        StoredBatch(10, 1, 1, 0, wire("x")),
-        StoredBatch(12, 0, 2, HAS_OFFSETS, sealed([12, 20])),
+        RecordBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
+        RecordBatch(10, 1, 1, 0, wire("x")),
+        RecordBatch(12, 0, 2, PARQUET, parquet([12, 20])),
     )
     assert [(offset, value) for offset, _, value in read(content, 4)] == [
         (7, b"7"),
@@ -107,11 +112,11 @@ def test_sealed_history_has_gaps_and_stands_before_the_tail():
 
 def test_row_groups_come_as_parquet_files():
     content = body(
-        StoredBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
-        StoredBatch(10, 0, 1, HAS_OFFSETS, sealed([10])),
-        StoredBatch(12, 0, 2, PARQUET, parquet([12, 20])),
-        StoredBatch(21, 0, 1, PARQUET, parquet([21])),
-        StoredBatch(22, 5, 1, 0, wire("x")),
+        RecordBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
+        RecordBatch(10, 0, 1, PARQUET, parquet([10])),
+        RecordBatch(12, 0, 2, PARQUET, parquet([12, 20])),
+        RecordBatch(21, 0, 1, PARQUET, parquet([21])),
+        RecordBatch(22, 5, 1, 0, wire("x")),
     )
     rows = [(3, 7, b"3"), (7, 7, b"7"), (9, 7, b"9"), (10, 7, b"10"), (12, 7, b"12"), (20, 7, b"20"), (21, 7, b"21")]
     assert read(content) == [*rows, (22, 5, b"x")]
@@ -121,29 +126,28 @@ def test_row_groups_come_as_parquet_files():
 @pytest.mark.parametrize(
     "block",
     [
-        StoredBatch(3, 0, 2, PARQUET, parquet([3])),
-        StoredBatch(3, 0, 1, PARQUET, parquet([3]).slice(0, 40)),
-        StoredBatch(3, 0, 1, PARQUET, pa.py_buffer(bytes(500))),
-        StoredBatch(3, 0, 1, PARQUET, b""),
-        StoredBatch(3, 0, 1, PARQUET | HAS_OFFSETS, parquet([3])),
+        RecordBatch(3, 0, 2, PARQUET, parquet([3])),
+        RecordBatch(3, 0, 1, PARQUET, parquet([3]).slice(0, 40)),
+        RecordBatch(3, 0, 1, PARQUET, pa.py_buffer(bytes(500))),
+        RecordBatch(3, 0, 1, PARQUET, b""),
+        RecordBatch(3, 0, 1, PARQUET | 2, parquet([3])),
     ],
-    ids=["another number of records", "cut", "zeros", "nothing", "both"],
+    ids=["another number of records", "cut", "zeros", "nothing", "a flag that there is not"],
 )
 def test_what_is_no_row_group_is_told(block):
     with pytest.raises(LogStoreError, match="not a log store, or of another version"):
         read(body(block))
 
 
-def test_a_section_says_whether_it_begins_with_parquet():
-    for block, expected in ((StoredBatch(3, 0, 1, PARQUET, parquet([3])), True), (StoredBatch(0, 0, 1, 0, b""), False)):
-        content = [bytes(piece) for piece in encode_blocks([block])]
-        (section,) = read_sections(pa.py_buffer(b"".join(encode_sections([Section(0, 0, 0, 4, 4, content)]))))
-        assert section.has_parquet == expected
+def test_whether_the_first_batch_is_a_row_group():
+    assert begins_with_parquet(body(RecordBatch(3, 0, 1, PARQUET, parquet([3])), RecordBatch(4, 0, 1, 0, wire("x"))))
+    assert not begins_with_parquet(body(RecordBatch(0, 0, 1, 0, wire("x")), RecordBatch(3, 0, 1, PARQUET, b"")))
+    assert not begins_with_parquet(body())
 
 
 def test_a_row_group_is_decoded_bit_by_bit():
     count = 200_000
-    batches = list(read_blocks(body(StoredBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
+    batches = list(read_records(body(RecordBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
     assert len(batches) > 1
     assert sum(batch.num_rows for batch in batches) == count
 
@@ -151,36 +155,18 @@ def test_a_row_group_is_decoded_bit_by_bit():
 def test_small_batches_are_put_together_and_large_ones_are_not_copied():
     large = wire("z" * 200_000)
     content = body(
-        *(StoredBatch(i, 0, 1, 0, wire("s")) for i in range(50)),
-        StoredBatch(50, 0, 1, 0, large),
-        StoredBatch(51, 0, 1, 0, large),
+        *(RecordBatch(i, 0, 1, 0, wire("s")) for i in range(50)),
+        RecordBatch(50, 0, 1, 0, large),
+        RecordBatch(51, 0, 1, 0, large),
     )
-    batches = list(read_blocks(content, 0))
+    batches = list(read_records(content, 0))
     assert [batch.num_rows for batch in batches] == [50, 1, 1]
     for batch in batches[1:]:
         data = batch.column("value").buffers()[2]
         assert content.address <= data.address < content.address + content.size
 
 
-def test_sections_carry_records_errors_and_gaps():
-    sections = [
-        Section(3, 0, 1, 12, 12, [bytes(piece) for piece in encode_blocks([StoredBatch(11, 0, 1, 0, wire("v"))])]),
-        Section(0, 41601, 5, 9, -1, ["außerhalb".encode()]),
-        Section(1, 0, 0, 30, 30, []),
-    ]
-    found = list(read_sections(pa.py_buffer(b"".join(encode_sections(sections)))))
-    assert [(s.index, s.error_code, s.log_start_offset, s.high_watermark, s.next_offset) for s in found] == [
-        (3, 0, 1, 12, 12),
-        (0, 41601, 5, 9, -1),
-        (1, 0, 0, 30, 30),
-    ]
-    assert read(found[0].content) == [(11, 0, b"v")]
-    assert [section.has_parquet for section in found] == [False] * 3
-    assert found[1].message == "außerhalb"
-    assert read(found[2].content) == []
-
-
-GOOD = bytes(body(StoredBatch(0, 0, 1, 0, wire("v"))))
+GOOD = bytes(body(RecordBatch(0, 0, 1, 0, wire("v"))))
 
 
 @pytest.mark.parametrize(
@@ -194,12 +180,6 @@ GOOD = bytes(body(StoredBatch(0, 0, 1, 0, wire("v"))))
     ],
     ids=["half a header", "cut", "negative length", "another count", "no message"],
 )
-def test_what_is_no_block_is_refused(content):
+def test_what_is_no_batch_is_refused(content):
     with pytest.raises(LogStoreError, match="not a log store"):
-        list(read_blocks(pa.py_buffer(content), 0))
-
-
-@pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqq", 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
-def test_what_is_no_section_is_refused(content):
-    with pytest.raises(LogStoreError, match="not a log store"):
-        list(read_sections(pa.py_buffer(content)))
+        list(read_records(pa.py_buffer(content), 0))
