@@ -20,7 +20,7 @@ from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 
 # After this, what a start has left to do is done.
-_SETTLED_SECONDS = 12
+_AT_REST_SECONDS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +208,7 @@ class ManyTopics:
 
         def turn(seconds: float) -> Sample:
             store.start()
-            time.sleep(_SETTLED_SECONDS)
+            time.sleep(_AT_REST_SECONDS)
             began, cpu_s = time.monotonic(), store.cpu_s
             time.sleep(max(10.0, seconds))
             rest_percent = 100 * (store.cpu_s - cpu_s) / (time.monotonic() - began)

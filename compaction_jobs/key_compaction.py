@@ -15,7 +15,7 @@ from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
 from compaction_jobs.planning import CompactionPlan, base_offset, group_files, plan_compaction
 from compaction_jobs.report import TopicReport, totals
-from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, require_whole, rewrite
+from compaction_jobs.rewriting import AttemptResult, commit, refused_as_overtaken, require_whole, rewrite
 from compaction_jobs.segment_tasks import (
     COUNT_COLUMNS,
     KEY_COLUMNS,
@@ -50,20 +50,22 @@ def is_compacted(config: TopicConfig) -> bool:
     return "compact" in config.cleanup_policy
 
 
-def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]) -> Outcome:
+def _attempt(
+    context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]
+) -> AttemptResult:
     config, now_ms = topic.config(snapshot), context.clock.now_ms()
     if not is_compacted(config):
-        return Outcome()
+        return AttemptResult()
     found = (plan_compaction(p, snapshot.partitions[p], snapshot.segments(p), config, now_ms) for p in partitions)
     plans = [plan for plan in found if plan]
     if not plans:
-        return Outcome()
+        return AttemptResult()
     require_whole(topic, snapshot, {plan.partition: plan.clean_point for plan in plans})
     planned = frozenset(plan.partition for plan in plans)
     files = [file for plan in plans for file in plan.files]
     if context.dry_run:
         # What stays, only reading the keys tells.
-        return Outcome(planned, totals(files), None)
+        return AttemptResult(planned, totals(files), None)
     try:
         tasks, written = _compact(context, topic, plans, config, now_ms)
     except StorageError as error:

@@ -7,7 +7,6 @@ segments as the unit. Invariants:
 * a compaction plan covers all files that hold offsets in [log start, clean point), and none that reaches beyond it.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -149,12 +148,6 @@ def base_offset(file: SegmentFile) -> int:
 
 #: Rising (end offset, time in ms): what lies below the end, and not below the end before it, was first compacted then.
 Cleanings = tuple[tuple[int, int], ...]
-
-
-def first_cleaned_ms(cleanings: Cleanings, offset: int) -> int | None:
-    """When the record at ``offset`` was first compacted; None if no entry covers it."""
-    at = bisect_right(cleanings, offset, key=lambda entry: entry[0])
-    return cleanings[at][1] if at < len(cleanings) else None
 
 
 def join_cleanings(parts: Iterable[tuple[Cleanings, int]], first_dirty: int, end_offset: int, now_ms: int) -> Cleanings:

@@ -12,7 +12,7 @@ from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
 from compaction_jobs.planning import plan_retention
 from compaction_jobs.report import NOTHING, TopicReport, totals
-from compaction_jobs.rewriting import Outcome, commit, refused_as_overtaken, require_whole, rewrite
+from compaction_jobs.rewriting import AttemptResult, commit, refused_as_overtaken, require_whole, rewrite
 from compaction_jobs.segment_tasks import WRITTEN_COLUMNS, Source, WriteTask, Written, write_whole
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import retention_waits
@@ -28,7 +28,9 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
     return rewrite(context, topic, _attempt, retention_waits)
 
 
-def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]) -> Outcome:
+def _attempt(
+    context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, partitions: Collection[int]
+) -> AttemptResult:
     config, now_ms = topic.config(snapshot), context.clock.now_ms()
     found = (plan_retention(p, snapshot.partitions[p], snapshot.segments(p), config, now_ms) for p in partitions)
     plans = [plan for plan in found if plan]
@@ -37,8 +39,8 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
     require_whole(topic, snapshot, {plan.partition: plan.log_start for plan in plans})
     if context.dry_run:
         # How much of a boundary file stays, only reading it tells.
-        return Outcome(frozenset(plan.partition for plan in plans), removed, None if boundaries else NOTHING)
-    outcome = Outcome()
+        return AttemptResult(frozenset(plan.partition for plan in plans), removed, None if boundaries else NOTHING)
+    outcome = AttemptResult()
     parts = [RewritePart(p.partition, tuple(f.path for f in p.expired), (), p.log_start) for p in plans if p.expired]
     if parts:
         with context.progress.step(f"{topic.name}: removing {removed.segments:,} segments"):
@@ -53,7 +55,7 @@ def _attempt(context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, part
 
 def _cut(
     context: JobContext, topic: JobTopic, snapshot: TopicSnapshot, boundaries: Mapping[int, SegmentFile]
-) -> Outcome:
+) -> AttemptResult:
     """Replace each partition's file by its records from the log start on."""
     config = topic.config(snapshot)
     tasks = [

@@ -22,7 +22,7 @@ PLANS_MAX = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptResult:
     """Of one attempt: what its commits took out of the table and put in, and the partitions that they left out.
 
     ``added`` is None where a dry run cannot know it.
@@ -34,8 +34,8 @@ class Outcome:
     versions: tuple[int, ...] = ()
     refused: dict[int, LogStoreError] = field(default_factory=dict)
 
-    def and_then(self, other: "Outcome") -> "Outcome":
-        return Outcome(
+    def and_then(self, other: "AttemptResult") -> "AttemptResult":
+        return AttemptResult(
             self.partitions | other.partitions,
             self.removed + other.removed,
             None if self.added is None or other.added is None else self.added + other.added,
@@ -44,7 +44,7 @@ class Outcome:
         )
 
 
-Attempt = Callable[[JobContext, JobTopic, TopicSnapshot, Collection[int]], Outcome]
+Attempt = Callable[[JobContext, JobTopic, TopicSnapshot, Collection[int]], AttemptResult]
 
 
 class PlanOvertakenError(CommitRefusedError):
@@ -63,7 +63,7 @@ def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits
     """
     snapshot = topic.table.snapshot()
     before = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
-    whole = Outcome()
+    whole = AttemptResult()
     left: Collection[int] = sorted(snapshot.partitions)
     for _ in range(PLANS_MAX):
         outcome = attempt(context, topic, snapshot, left)
@@ -89,13 +89,13 @@ def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits
 
 def commit(
     topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
-) -> Outcome:
+) -> AttemptResult:
     """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
     topic.table.filesystem.reached("job.written")
     done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
     committed = [part for part in parts if part.partition in done.committed]
     files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}
-    return Outcome(
+    return AttemptResult(
         frozenset(done.committed),
         totals(files[path] for part in committed for path in part.removes),
         totals(segment for part in committed for segment in part.adds),
@@ -129,8 +129,8 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
 
 def refused_as_overtaken(
     topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError
-) -> Outcome:
+) -> AttemptResult:
     """What reading ``planned`` files failed with, as a refusal if they left the table meanwhile; else raises it."""
     if set(planned) <= topic.table.snapshot().paths:
         raise error
-    return Outcome(refused=dict.fromkeys(partitions, CommitRefusedError(error.message)))
+    return AttemptResult(refused=dict.fromkeys(partitions, CommitRefusedError(error.message)))

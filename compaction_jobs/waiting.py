@@ -139,8 +139,8 @@ def instant(ms: int) -> str:
     """As ``2026-11-21T08:00:00Z``; the text of the number for what has no date."""
     if not 0 <= ms <= _LAST_MS:
         return f"{ms} ms"
-    # Up to the second that begins next: at that time it has come.
-    return datetime.fromtimestamp(-(-ms // 1000), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # Up to the second that begins next: at that time it has come. The last second of all has no next one.
+    return datetime.fromtimestamp(min(-(-ms // 1000), _LAST_MS // 1000), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _dated(ms: int | None) -> int | None:

@@ -1,7 +1,5 @@
-"""The FastAPI application: routers, error handlers and the broker's life around them."""
+"""The FastAPI application: routers and error handlers behind one guard."""
 
-import contextlib
-from collections.abc import AsyncIterator
 from typing import Any
 
 import prometheus_client
@@ -11,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api import openapi
 from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.errors import (
@@ -29,7 +26,6 @@ from ingest_api.state import ApiState
 from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
 from logstore.broker.access import Access
-from logstore.broker.broker import Broker
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
@@ -39,31 +35,19 @@ _DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings) -> "Application":
-    """The application. Its lifespan starts and stops the broker, which locks ``settings.data``, and the groups on it.
+def create_app(settings: Settings, access: Access) -> "Application":
+    """The application, without a store: ``open`` gives it one.
 
-    Starting raises what ``Broker.start`` and ``GroupCoordinator.start`` raise. Until then ``state.api`` is None, and
-    only what needs no store is answered: whether the process lives, its metrics, the description of the interface.
+    Until then ``state.api`` is None, and only what needs no store is answered: whether the process lives, its metrics,
+    the description of the interface.
     """
-    guard = Guard(Access(), AllowedHosts.of(settings))
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with Broker.running(settings) as broker, GroupCoordinator.running(broker) as groups:
-            app.state.api = ApiState(settings, broker, groups, guard.access)
-            # When each series was made: as many lines again, of use to nobody here.
-            prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
-            try:
-                yield
-            finally:
-                app.state.api.close()
-
+    # When each series was made: as many lines again, of use to nobody here.
+    prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     app = Application(
-        guard,
+        Guard(access, AllowedHosts.of(settings)),
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
-        lifespan=lifespan,
         # A route of ours; the pages would load their scripts from elsewhere.
         openapi_url=None,
         docs_url=None,
@@ -71,7 +55,6 @@ def create_app(settings: Settings) -> "Application":
         redirect_slashes=False,
         default_response_class=Response,
     )
-    app.state.api = None
     add_error_handlers(app)
     _describe_once(app)
     return app
@@ -90,12 +73,27 @@ class Application(FastAPI):
     def __init__(self, guard: Guard, **options: Any) -> None:
         super().__init__(**options)
         self.guard = guard
+        self.state.api = None
         self.router.route_class = DeclaredRoute
         for router in ROUTERS:
             self.include_router(router)
         self._routes = RouteTable(ROUTERS)
         self.short_requests = ShortRequests(lambda: self.state.api, self._routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
+
+    def open(self, state: ApiState) -> None:
+        """Answer everything from now on."""
+        self.state.api = state
+
+    def stop_waiting(self) -> None:
+        """Long polls answer with what there is, and readiness is denied."""
+        if self.state.api is not None:
+            self.state.api.stopping.set()
+
+    def close(self) -> None:
+        """After the last answer."""
+        if self.state.api is not None:
+            self.state.api.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

@@ -349,7 +349,8 @@ class HttpProtocol(HttpToolsProtocol):
             cycle.message_event.set()
         if self._refusal is None and self._unanswered:
             self._unanswered[-1].keep_alive = False
-        return bool(self._unanswered)
+        # Over TLS the connection ends with either side of it.
+        return bool(self._unanswered) and self.transport.can_write_eof()
 
     # ---- a short one ------------------------------------------------------------------------------------------------
 
@@ -445,7 +446,8 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._write_refusal()
         # Closing at once would answer what the client still sends with a reset, and that may overtake the refusal.
-        self.transport.write_eof()
+        if self.transport.can_write_eof():  # TLS has no half-closed connections
+            self.transport.write_eof()
         self._expect_within(_LINGER_SECONDS, self.transport.abort)
 
     def _write_refusal(self) -> None:

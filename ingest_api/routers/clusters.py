@@ -18,6 +18,7 @@ from ingest_api.schemas import ConfigEntry, CreateTopicRequest, UpdateTopicReque
 from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
 from logstore.errors import InvalidConfigError, UnknownClusterError
 
 router = declared_router(tags=["administration"])
@@ -74,7 +75,7 @@ def _topic(request: Request, broker: Broker, name: str, topic: Topic | None, par
         "topic_name": name,
         "topic_id": str(topic.topic_id) if topic else None,
         "is_internal": topic.is_internal if topic else False,
-        "replication_factor": len(broker.in_sync_replicas),
+        "replication_factor": len(broker.partition_state(topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR,
         "partitions_count": partitions_count,
         "partitions": {"related": f"{link(request).removesuffix('/v3/clusters')}/topics/{quote(name)}/partitions"},
         "configs": {"related": link(request, *path, "configs")},

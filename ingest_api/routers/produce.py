@@ -85,7 +85,7 @@ _FORMATS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class ProduceHead:
     """What a request says before its body, but for its topic and who sends it."""
 
     acks: int
@@ -116,7 +116,7 @@ HEADERS_READ = frozenset((b"content-type", b"content-encoding", b"accept"))
 _HEAD_CACHED_BYTES_MAX = 512
 
 
-def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> _Head:
+def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> ProduceHead:
     """``headers``: those of HEADERS_READ. Raises ParameterError, UnsupportedMediaTypeError, NotAcceptableError."""
     query = parse_query(query_string, (ACKS, TIMEOUT_MS, KEY_FORMAT))
     given = Headers(raw=list(headers))
@@ -126,7 +126,7 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     coding, key_format = request_coding(given), query[KEY_FORMAT.name]
     if key_format is not None and not form.is_json:
         raise ParameterError("Query parameter key_format is for keys in JSON: leave it out with other formats.")
-    return _Head(
+    return ProduceHead(
         required(query[ACKS.name]), required(query[TIMEOUT_MS.name]), form, coding, answer_type, media_type, key_format
     )
 
@@ -135,7 +135,7 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
 _read_head_again = functools.lru_cache(256)(read_head)
 
 
-def _head_of(request: Request) -> _Head:
+def _head_of(request: Request) -> ProduceHead:
     query_string = request.scope["query_string"]
     headers = tuple([header for header in request.scope["headers"] if header[0] in HEADERS_READ])
     size = len(query_string) + sum(len(value) for _, value in headers)

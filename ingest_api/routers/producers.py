@@ -24,5 +24,7 @@ async def init_producer(request: Request) -> Response:
     media_type = answer_media_type(request.headers, METADATA_TYPES)
     asked = await receive_model_or_none(request, InitProducerRequest)
     broker = api_state(request).broker
-    got = broker.init_producer() if asked is None else broker.init_producer(asked.producer_id, asked.producer_epoch)
+    got = await (
+        broker.init_producer() if asked is None else broker.init_producer(asked.producer_id, asked.producer_epoch)
+    )
     return json_response(got._asdict(), media_type=media_type)

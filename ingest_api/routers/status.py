@@ -62,7 +62,7 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Any]:
         "topic_id": str(topic.topic_id),
         "is_internal": topic.is_internal,
         "partitions": len(logs),
-        "replication_factor": len(broker.in_sync_replicas),
+        "replication_factor": len(broker.partition_state(topic, 0).replicas),
         "records": sum(log.record_count for log in logs),
         "size_bytes": sum(log.size_bytes for log in logs),
         "unsealed_records": sum(log.high_watermark - log.sealed_offset for log in logs),

@@ -45,7 +45,7 @@ async def get_topic(request: Request) -> Response:
         "location": topic.location,
         "is_internal": topic.is_internal,
         "configs": topic.config.as_strings(),
-        "partitions": [_partition(broker, found) for found in topic.partitions],
+        "partitions": [_partition(broker, topic, found) for found in topic.partitions],
     }
     return json_response(answer, media_type=answer_media_type(request.headers, METADATA_TYPES))
 
@@ -58,7 +58,7 @@ async def list_partitions(request: Request) -> Response:
     broker = api_state(request).broker
     topic: Topic = broker.topic(request.path_params["topic"])
     media_type = answer_media_type(request.headers, METADATA_TYPES)
-    return json_response([_partition(broker, found) for found in topic.partitions], media_type=media_type)
+    return json_response([_partition(broker, topic, found) for found in topic.partitions], media_type=media_type)
 
 
 @router.get("/topics/{topic}/partitions/{partition}", **openapi.GET_PARTITION)
@@ -67,8 +67,11 @@ async def get_partition(request: Request) -> Response:
     """The state of one partition."""
     read_query(request)
     broker = api_state(request).broker
-    found = broker.topic(request.path_params["topic"]).partition(partition_in_path(request))
-    return json_response(_partition(broker, found), media_type=answer_media_type(request.headers, METADATA_TYPES))
+    topic = broker.topic(request.path_params["topic"])
+    found = topic.partition(partition_in_path(request))
+    return json_response(
+        _partition(broker, topic, found), media_type=answer_media_type(request.headers, METADATA_TYPES)
+    )
 
 
 @router.post("/topics/{topic}/roll", **openapi.ROLL)
@@ -109,13 +112,14 @@ async def drop_foreign_files(request: Request) -> Response:
     return json_response({"files": await broker.drop_foreign_files(topic)}, media_type=media_type)
 
 
-def _partition(broker: Broker, log: PartitionLog) -> dict[str, Any]:
+def _partition(broker: Broker, topic: Topic, log: PartitionLog) -> dict[str, Any]:
+    state = broker.partition_state(topic, log.partition)
     return {
         "partition": log.partition,
-        "leader": broker.broker_id,
+        "leader": state.leader,
         "replicas": [
-            {"broker": replica, "leader": replica == broker.broker_id, "in_sync": True}
-            for replica in broker.in_sync_replicas
+            {"broker": replica, "leader": replica == state.leader, "in_sync": replica in state.in_sync_replicas}
+            for replica in state.replicas
         ],
         "log_start_offset": log.log_start_offset,
         "high_watermark": log.high_watermark,

@@ -6,13 +6,13 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from typing import Self
 
 import structlog
 
 from logstore.broker.admission import Admission
-from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
 from logstore.broker.roll_schedule import RollSchedule
@@ -43,7 +43,7 @@ class Broker:
         coordinator: Coordinator,
         catalog: TopicCatalog,
         journal: Journal,
-        locks: Sequence[LockFile],
+        journal_lock: LockFile,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -55,7 +55,8 @@ class Broker:
         self._coordinator = coordinator
         #: To look at.
         self.journal = self._journal = journal
-        self._locks = locks
+        self._journal_lock = journal_lock
+        locks = [*coordinator.locks, journal_lock]
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
@@ -63,7 +64,9 @@ class Broker:
         self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
-        self._topics = Topics(by_name, settings, catalog, journal, self._roller, self._schedule, self.admission, clock)
+        self._topics = Topics(
+            by_name, settings, coordinator, catalog, journal, self._roller, self._schedule, self.admission, clock
+        )
         self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)
         self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission.answers)
         self._delegate()
@@ -94,10 +97,15 @@ class Broker:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+        cls,
+        settings: Settings,
+        coordinator: Coordinator,
+        *,
+        clock: Clock | None = None,
+        filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, coordinator, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -105,25 +113,26 @@ class Broker:
 
     @classmethod
     async def start(
-        cls, settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+        cls,
+        settings: Settings,
+        coordinator: Coordinator,
+        *,
+        clock: Clock | None = None,
+        filesystem: FileSystem | None = None,
     ) -> Self:
-        """Lock the data directory, recover what is in it, and begin to serve.
+        """Lock the journal, recover what is in the data directory, and begin to serve.
 
-        Raises DataDirectoryError if another process has it or it is of another format, CorruptionError if stored bytes
-        are not what was written.
+        ``coordinator`` has started, and stops after the broker. Raises DataDirectoryError if another process has the
+        journal, CorruptionError if stored bytes are not what was written.
         """
         clock = clock or SystemClock()
         filesystem = filesystem or local_filesystem()
-        home = settings.data / "brokers" / str(settings.broker_id)
-        filesystem.make_directory(settings.data)
-        locks = [LockFile.acquire(settings.data)]
-
+        journal_directory = settings.data / "brokers" / str(coordinator.broker_id) / "journal" / "0"
+        filesystem.make_directory(journal_directory)
+        # Its own: the journal is no other process's, even if the coordinator's lock was removed.
+        journal_lock = LockFile.acquire(journal_directory)
+        locks = [*coordinator.locks, journal_lock]
         try:
-            coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem)
-            journal_directory = home / "journal" / "0"
-            filesystem.make_directory(journal_directory)
-            # Its own: the journal is no other process's, even if the lock of the data directory was removed.
-            locks.append(LockFile.acquire(journal_directory))
             catalog = TopicCatalog(settings.data, filesystem)
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
@@ -133,17 +142,16 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, locks, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, clock, filesystem)
             await broker._recover()
         except BaseException:
-            for lock in reversed(locks):
-                lock.release()
+            journal_lock.release()
             raise
         return broker
 
     async def _recover(self) -> None:
         began = self.clock.monotonic()
-        await self._topics.recover(self._coordinator, self._filesystem)
+        await self._topics.recover(self._filesystem)
         self._schedule.start()
         self.admission.not_ready = None
         seconds = round(self.clock.monotonic() - began, 3)
@@ -164,8 +172,7 @@ class Broker:
             self._producing.close()
             self._fetching.close()
             self._writers.shutdown()
-            for lock in reversed(self._locks):
-                lock.release()
+            self._journal_lock.release()
         log.info("broker.stopped")
 
     @property
@@ -177,9 +184,9 @@ class Broker:
     def ready(self) -> bool:
         return self.not_ready_reason is None
 
-    @property
-    def in_sync_replicas(self) -> tuple[int, ...]:
-        return self._coordinator.in_sync_replicas()
+    def partition_state(self, topic: Topic, partition: int) -> PartitionState:
+        """Who leads and who holds a partition."""
+        return self._coordinator.partition_state(topic.topic_id, partition)
 
     async def roll(self, topic: Topic) -> RollResult:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""

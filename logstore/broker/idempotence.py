@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from logstore.errors import InvalidProducerRequestError
-from logstore.log.batch_memory import KnownBatch
 from logstore.log.producer_state import BATCHES_REMEMBERED
+from logstore.log.recent_batches import KnownBatch
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords, PartitionBatch, Records
 from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, ProducerIdentity, next_sequence

@@ -39,7 +39,7 @@ from logstore.records.batch import (
     split_by_partition,
 )
 from logstore.records.batch_identity import (
-    NOBODY,
+    NO_IDENTITY,
     PRODUCER_EPOCH_MAX,
     BatchIdentity,
     IdempotencyKey,
@@ -166,7 +166,7 @@ class Producing:
     ) -> ProduceResult:
         """``produce`` without what is stored already, or on its way."""
         if isinstance(identity, ProducerIdentity):
-            self._require_handed_out(identity.producer_id)
+            self._require_issued(identity.producer_id)
             require_partitions_named(records, partition)
             sticky = 0
         else:
@@ -217,7 +217,7 @@ class Producing:
             durable.result()
         self._filesystem.reached("produce.durable")
 
-    def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
+    async def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
         """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
 
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
@@ -225,16 +225,16 @@ class Producing:
         """
         self._admission.require_ready()
         if producer_id is not None:
-            self._require_handed_out(producer_id)
+            self._require_issued(producer_id)
             if producer_epoch < PRODUCER_EPOCH_MAX:
                 return ProducerId(producer_id, producer_epoch + 1)
-        return ProducerId(self._coordinator.new_producer_id(), 0)
+        return ProducerId(await self._coordinator.new_producer_id(), 0)
 
-    def _require_handed_out(self, producer_id: int) -> None:
+    def _require_issued(self, producer_id: int) -> None:
         # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
-        if not self._coordinator.handed_out(producer_id):
+        if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
-                f"Producer id {producer_id} was not handed out by this store: ask POST /producers for one."
+                f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
             )
 
     async def _encode(
@@ -253,7 +253,7 @@ class Producing:
         topic: Topic,
         parts: list[PartitionBatch],
         payloads: list[pa.Buffer],
-        identities: Iterable[BatchIdentity] = itertools.repeat(NOBODY),
+        identities: Iterable[BatchIdentity] = itertools.repeat(NO_IDENTITY),
     ) -> tuple[tuple[ProducedRange, ...], asyncio.Future[list[FrameLocation]]]:
         # No await in here: the order of offsets is the order of frames in the journal.
         frames: list[Frame] = []

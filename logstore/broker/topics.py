@@ -46,6 +46,9 @@ from logstore.topic_config import TopicConfig, config_key, validate_overrides
 
 log = structlog.stdlib.get_logger(__name__)
 
+#: Kafka's `default.replication.factor`.
+DEFAULT_REPLICATION_FACTOR = 1
+
 T = TypeVar("T")
 
 
@@ -56,6 +59,7 @@ class Topics:
         self,
         by_name: dict[str, Topic],
         settings: Settings,
+        coordinator: Coordinator,
         catalog: TopicCatalog,
         journal: Journal,
         roller: Roller,
@@ -65,6 +69,7 @@ class Topics:
     ) -> None:
         self._topics = by_name
         self._settings = settings
+        self._coordinator = coordinator
         self._catalog = catalog
         self._lock = asyncio.Lock()
         self._journal = journal
@@ -79,11 +84,11 @@ class Topics:
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
-    async def recover(self, coordinator: Coordinator, filesystem: FileSystem) -> None:
+    async def recover(self, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
         epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
-        self._leader_epoch = coordinator.elect(above=max(epochs, default=0))
+        self._leader_epoch = await self._coordinator.elect(above=max(epochs, default=0))
         for name, table in tables.items():
             self._topics[name] = self._topic(name, table, table.latest)
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
@@ -229,10 +234,7 @@ class Topics:
         check_no_collision(name, (*self._topics, *self._quarantined))
         count = self._settings.num_partitions if partitions is None else partitions
         _check_partitions(count)
-        if replication_factor not in {None, 1, -1}:
-            raise InvalidReplicationFactorError(
-                f"Replication factor {replication_factor} is larger than the number of brokers (1): leave it out."
-            )
+        _check_replication_factor(replication_factor, len(self._coordinator.brokers))
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self._settings.topic_defaults)
         return None if validate_only else await self._make(name, count, overrides)
@@ -372,6 +374,15 @@ def require_users_topic(topic: Topic) -> None:
     if topic.is_internal:
         raise InvalidTopicError(
             f"Topic {topic.name!r} is the store's own: it can be read and rolled, but not written, changed or deleted."
+        )
+
+
+def _check_replication_factor(asked: int | None, brokers: int) -> None:
+    """None and -1 stand for DEFAULT_REPLICATION_FACTOR."""
+    if asked not in {None, -1} and not 1 <= asked <= brokers:
+        raise InvalidReplicationFactorError(
+            f"Replication factor {asked} cannot be: the number of brokers is {brokers}. Leave it out, or give at most "
+            "that many."
         )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from logstore.client.producer.delivery import BatchDelivery
 
 # After a failure or Ctrl-C: how long what was sent may still take to be answered.
-_SETTLE_SECONDS = 10.0
+_CLOSE_SECONDS = 10.0
 
 #: Told of bytes and records that are done.
 Report = Callable[[int, int], None]
@@ -64,7 +64,7 @@ class Run:
             problem = error.message
         hurry = interrupted or problem is not None
         try:
-            self.producer.close(_SETTLE_SECONDS if hurry else None)
+            self.producer.close(_CLOSE_SECONDS if hurry else None)
         except KeyboardInterrupt:
             interrupted = True
         except LogStoreError as error:
@@ -75,7 +75,7 @@ class Run:
         return interrupted, problem
 
     def _collect(self, *, wait: bool) -> str | None:
-        """Take over what is settled; the first failure, with its line."""
+        """Take over what is delivered; the first failure, with its line."""
         problem = None
         while self.waiting and (wait or self.waiting[0][1].done()):
             block, delivery = self.waiting.popleft()

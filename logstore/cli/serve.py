@@ -41,13 +41,13 @@ def serve(
     Options win over LOGSTORE_* variables, these over the settings file. 'listening on URL' is printed when the store
     is ready. SIGTERM and Ctrl-C stop it cleanly: requests end, records are put into Delta as far as there is time.
     """
-    from logstore.process_memory import lean_process
+    from logstore.process_memory import tune_allocators
 
-    with lean_process():
-        from ingest_api.server import serve as run_server
-        from logstore.settings import load_settings
+    tune_allocators()  # before pyarrow is imported
+    from logstore.node import serve as run_node
+    from logstore.settings import load_settings
 
-        if config is not None:
-            os.environ["LOGSTORE_CONFIG"] = str(config)
-        settings = load_settings(data=data, port=port, host=host, log_level=log_level)
-        raise typer.Exit(run_server(settings))
+    if config is not None:
+        os.environ["LOGSTORE_CONFIG"] = str(config)
+    settings = load_settings(data=data, port=port, host=host, log_level=log_level)
+    raise typer.Exit(run_node(settings))

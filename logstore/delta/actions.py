@@ -90,7 +90,7 @@ def entry_digest(version: int, actions: Sequence[Action]) -> str:
 
 
 def stored_digest(actions: Iterable[Action]) -> str | None:
-    """What the entry says its digest is; None if it is not ours, or of a release before the digest."""
+    """What the entry says its digest is; None if it is another writer's."""
     for action in actions:
         if action.commit_info is not None:
             digest = action.commit_info.get(DIGEST_KEY)

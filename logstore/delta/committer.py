@@ -273,8 +273,8 @@ class Committer:
         due: dict[Path, Signature] = {}
         try:
             seen = self._replay.contents
-            unsettled = (*self._replay.unsettled(), *(self._doubtful & seen.keys()))
-            entries = {path for path in unsettled if self._synced.get(path) != seen[path]}
+            perhaps_not_durable = (*self._replay.perhaps_not_durable(), *(self._doubtful & seen.keys()))
+            entries = {path for path in perhaps_not_durable if self._synced.get(path) != seen[path]}
             if newest.exists():  # else a checkpoint has taken its place
                 entries.add(newest)
             due = {path: now for path in sorted(entries) if (now := signature(path)) != self._synced.get(path)}

@@ -14,7 +14,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -228,53 +228,33 @@ def _decode(raw: bytes) -> list[Action]:
 
 
 def is_torn(version: int, raw: bytes) -> bool:
-    """Whether ``raw`` is what a power cut may leave of an entry that was not synced: empty, zeros, or its beginning.
+    """Whether a power cut explains ``raw``: an entry that was not synced is left empty, with zeros, or cut short.
 
-    Not if it has its whole length and one bit is wrong: that was written, and changed later.
+    A flipped bit in the last line can look like a cut. Any other damage was done to an entry that was durable.
     """
     with contextlib.suppress(ValueError):
         _parse(version, raw)
         return False
-    # A hole is at least a sector, or reaches to the end; a single zero is a blank (0x20) with a flipped bit.
+    # Zeros are at least a sector, or reach to the end. A single zero is a blank (0x20) with a flipped bit.
     if not raw or raw.endswith(b"\0") or b"\0\0" in raw:
         return True
-    head, newline, last = raw.removesuffix(b"\n").rpartition(b"\n")
+    head, _, last = raw.removesuffix(b"\n").rpartition(b"\n")
     try:
         actions = _decode(head)
     except ValueError:
         return False
-    cut = False
     try:
         actions += _decode(last)
     except ValueError as error:
-        cut = str(error) == _CUT or getattr(error, "reason", "") == _CUT_LETTER
-        if not cut:
-            return False
-    digest = stored_digest(actions)
-    if digest is None:
-        return cut
-    promised, _, _ = digest.partition(":")
-    if not promised.isdecimal():
-        return False
-    missing = int(promised) - sum(action.commit_info is None for action in actions)
-    if cut and missing == 1:
-        return not any(_is_whole(version, head + newline, line) for line in _one_bit_off(last))
-    if not cut and missing > 0:
-        return entry_digest(version, actions).encode() not in _one_bit_off(digest.encode())
-    return cut
+        return str(error) == _CUT or getattr(error, "reason", "") == _CUT_LETTER
+    return _lacks_actions(version, actions)
 
 
-def _is_whole(version: int, head: bytes, line: bytes) -> bool:
-    try:
-        return bool(_decode(line) and _parse(version, head + line))
-    except ValueError:
-        return False
-
-
-def _one_bit_off(data: bytes) -> Iterator[bytes]:
-    for at, byte in enumerate(data):
-        for bit in range(8):
-            yield data[:at] + bytes([byte ^ 1 << bit]) + data[at + 1 :]
+def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
+    """Whether an entry of these actions was cut between two lines: its digest counts more, and sums up others."""
+    promised, _, total = (stored_digest(actions) or "").partition(":")
+    count, _, actual = entry_digest(version, actions).partition(":")
+    return promised.isdecimal() and int(promised) > int(count) and total != actual
 
 
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
@@ -377,7 +357,7 @@ class LogReplay:
         """The files that made the last state."""
         return {path: known[0] for path, known in self._parsed.items()}
 
-    def unsettled(self) -> list[Path]:
+    def perhaps_not_durable(self) -> list[Path]:
         """Entries of the last state but those of ours that a later one of ours stands on (see ``Committer.sync``)."""
         entries = [(path, entry.commit_id) for path, (_, entry) in self._parsed.items() if path.suffix == ".json"]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)

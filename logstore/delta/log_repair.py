@@ -1,14 +1,14 @@
-"""What a start may put right in ``_delta_log`` by itself: only what nothing is lost by.
+"""Repairs that a start makes in ``_delta_log`` by itself: only those that lose nothing.
 
-- The newest entries, if a power cut tore them (``is_torn``): they were not durable, so nobody was told of them. Their
-  records are in the journal or in segment files still; the broker commits them again.
-- A checkpoint that does not match its checksum file, if the entries that are still there cover it. One without such a
-  file, of another writer or an earlier release, only if it cannot be read or says something else than the entries; one
-  that says the same gets its checksum file.
-- ``_last_checkpoint`` where it is no more than a wrong hint, and Spark's checksums of versions that are not there.
+- The newest entries are set aside if a power cut tore them (``is_torn``): they were not durable, so nobody was told of
+  them. Their records are in the journal or in segment files still; the broker commits them again.
+- A checkpoint that does not match its checksum file is set aside if the entries that are still there cover it. A
+  checkpoint without such a file (another writer made it, or a crash came between) is set aside only if it cannot be
+  read or says something else than the entries; one that says the same gets its checksum file.
+- ``_last_checkpoint`` is removed if it names no checkpoint. So are Spark's checksums of versions that are not there.
 
-What is set aside is renamed, ``<name>.set-aside``, which no Delta reader, writer or clean-up takes for its own. All
-else that is damaged stays where it is and is refused by whoever reads it (``log_entries``).
+A file that is set aside is renamed to ``<name>.set-aside``; no Delta reader, writer or clean-up takes such a name for
+its own. Any other damaged file stays where it is, and its readers refuse it (``log_entries``).
 """
 
 import contextlib

@@ -268,24 +268,6 @@ class TopicTable:
         with self._lock:
             return self._committer.commit(plan)
 
-    def commit_rewrite(
-        self,
-        partition: int,
-        removes: Sequence[str],
-        adds: Sequence[Segment],
-        *,
-        data_change: bool,
-        log_start: int | None = None,
-        cleaned: int | None = None,
-        operation: str = "rewrite",
-    ) -> int:
-        """``commit_rewrites`` of one partition; its refusal is raised."""
-        part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
-        done = self.commit_rewrites([part], data_change=data_change, operation=operation)
-        for error in done.refused.values():
-            raise error
-        return done.version
-
     def commit_rewrites(self, parts: Sequence[RewritePart], *, data_change: bool, operation: str) -> PartsCommit:
         """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
 

@@ -29,14 +29,14 @@ class DiskThread:
         future: asyncio.Future[R] = loop.create_future()
 
         def do() -> None:
-            settle: Callable[[Any], None] = future.set_result
+            resolve: Callable[[Any], None] = future.set_result
             result: Any
             try:
                 result = work(*args, **kwargs)
             except BaseException as error:  # noqa: BLE001 - it is told to who waits
-                settle, result = future.set_exception, error
+                resolve, result = future.set_exception, error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, future, settle, result)
+                loop.call_soon_threadsafe(_resolve, future, resolve, result)
 
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -58,6 +58,6 @@ class DiskThread:
             self._thread = None
 
 
-def _settle(future: "asyncio.Future[R]", settle: Callable[[Any], None], result: Any) -> None:
+def _resolve(future: "asyncio.Future[R]", resolve: Callable[[Any], None], result: Any) -> None:
     if not future.done():
-        settle(result)
+        resolve(result)

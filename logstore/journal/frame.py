@@ -18,7 +18,7 @@ import msgspec
 from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError
 from logstore.filesystem import Buffer
-from logstore.records.batch_identity import NOBODY, BatchIdentity, unpack_batches
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, unpack_batches
 
 FORMAT_VERSION: Final = 2
 HEADER_BYTES: Final = 128
@@ -67,7 +67,7 @@ class FrameHeader(NamedTuple):
     append_time_ms: int
     max_timestamp_ms: int
     inflated_bytes: int
-    identity: BatchIdentity = NOBODY
+    identity: BatchIdentity = NO_IDENTITY
 
     @property
     def end_offset(self) -> int:
@@ -216,7 +216,7 @@ def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None
         append_time_ms,
         max_timestamp_ms,
         inflated_bytes,
-        NOBODY if epoch == -1 else BatchIdentity(owner, epoch, sequence),
+        NO_IDENTITY if epoch == -1 else BatchIdentity(owner, epoch, sequence),
     )
     return StoredHeader(FrameHeader._make(header), length, payload_crc, durable_end)
 
@@ -240,7 +240,7 @@ class _SnapshotState(msgspec.Struct):
 
     sealed_offset: int
     leader_epochs: list[tuple[int, int]]
-    # Packed batches, in one string or several; the first releases wrote empty lists.
+    # Packed batches, in one string or none.
     producers: list[bytes] = []
     open_transactions: list[msgspec.Raw] = []
     idempotency_keys: list[bytes] = []

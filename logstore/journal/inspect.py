@@ -17,7 +17,7 @@ from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
 from logstore.journal.scan import JournalScan, find_headers, payload_is_good
-from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 
@@ -126,7 +126,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.append_time_ms,
             header.max_timestamp_ms,
             header.inflated_bytes,
-            None if header.identity == NOBODY else header.identity,
+            None if header.identity == NO_IDENTITY else header.identity,
             DumpedSnapshot.decode(payload) if payload is not None else None,
         )
     _close(scan.verdict.files)

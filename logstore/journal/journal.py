@@ -108,7 +108,7 @@ class Journal:
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
         self._failed: LogStoreError | None = None
-        self._settling: LogStoreError | None = None
+        self._refusing: LogStoreError | None = None
         self._full = False
 
     # ---- what is ------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ class Journal:
                 reason="not yet durable when the last process ended",
             )
         self._files.extend(verdict.files)
-        self._writer.settle(verdict)
+        self._writer.establish_end(verdict)
         self._end_position = verdict.end
         self._recovered = True
 
@@ -194,7 +194,7 @@ class Journal:
         are stored shows after a restart) or BrokerNotReadyError (not started, or closed).
         """
         future = AppendFuture()
-        refused = self._failed or self._settling
+        refused = self._failed or self._refusing
         if refused is None and (self._committer is None or self._closing):
             refused = BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
         if refused is not None:
@@ -298,7 +298,7 @@ class Journal:
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
-        self._settling = error
+        self._refusing = error
         pending = [*group, *self._queue]
         self._queue.clear()
         for append in pending:
@@ -307,10 +307,10 @@ class Journal:
             failure.__cause__ = error.__cause__
             append.future.set_exception(failure)
         # The loop runs callbacks in the order they were scheduled: this one after those of the futures above.
-        asyncio.get_running_loop().call_soon(self._settled)
+        asyncio.get_running_loop().call_soon(self._take_appends_again)
 
-    def _settled(self) -> None:
-        self._settling = None
+    def _take_appends_again(self) -> None:
+        self._refusing = None
 
     # ---- reads --------------------------------------------------------------------------------------------------
 

@@ -269,7 +269,7 @@ class JournalWriter:
 
     # ---- recovery ----------------------------------------------------------------------------------------------
 
-    def settle(self, verdict: Verdict) -> None:
+    def establish_end(self, verdict: Verdict) -> None:
         """Make the end that a scan found the durable end. May be cut short and done again. Raises StorageError."""
         if verdict.unborn is not None:
             self.remove(verdict.unborn)
@@ -288,7 +288,7 @@ class JournalWriter:
             finally:
                 self._filesystem.close(fd)
         except OSError as e:
-            raise self._final("settle the end of", last.path, e) from e
+            raise self._final("make durable the end of", last.path, e) from e
         last.allocated = last.size
 
     def _rewrite(self, fd: int, begin: int, end: int) -> None:

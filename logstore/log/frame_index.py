@@ -73,7 +73,7 @@ class FrameIndex:
         self._inflated.append(header.inflated_bytes)
         self.num_bytes += location.length
 
-    def settle_recovered(self, from_offset: int) -> None:
+    def finish_recovery(self, from_offset: int) -> None:
         """After a journal scan: drop what is below ``from_offset`` and bring the rest into offset order.
 
         Of a frame that was copied forward the later copy stays. Raises CorruptionError on frames that overlap or leave

@@ -8,14 +8,14 @@ unless a request has several batches for one partition.
 from collections.abc import Sequence
 
 from logstore.errors import IdempotencyKeyReusedError, ThrottledError
-from logstore.log.batch_memory import BatchMemory, KnownBatch
+from logstore.log.recent_batches import KnownBatch, RecentBatches
 from logstore.observability import THROTTLED
 from logstore.records.batch_identity import RememberedBatch
 
 _RETRY_AFTER_S_MAX = 60
 
 
-class IdempotencyKeys(BatchMemory):
+class IdempotencyKeys(RecentBatches):
     def __init__(self, partition: str) -> None:
         super().__init__(0)
         self._partition = partition

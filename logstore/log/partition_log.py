@@ -37,13 +37,19 @@ from logstore.journal.frame import (
     FrameType,
     PartitionSnapshot,
 )
-from logstore.log.batch_memory import BatchMemory
 from logstore.log.frame_index import FrameIndex
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.producer_state import ProducerStates
-from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, first_producer_id, unpack_batches
+from logstore.log.recent_batches import RecentBatches
+from logstore.records.batch_identity import (
+    NO_IDENTITY,
+    BatchIdentity,
+    RememberedBatch,
+    first_producer_id,
+    unpack_batches,
+)
 
 
 @dataclass(slots=True)
@@ -232,7 +238,7 @@ class PartitionLog:
 
     def now_ms(self) -> int:
         """The append time that a batch would get now: it never falls. What has failed no longer counts."""
-        self._settle()
+        self._complete_appends()
         return max(self._clock.now_ms(), self._last_append_time_ms)
 
     def next_frame(
@@ -243,7 +249,7 @@ class PartitionLog:
         inflated_bytes: int,
         log_append_time: bool,
         after: Frame | None = None,
-        identity: BatchIdentity = NOBODY,
+        identity: BatchIdentity = NO_IDENTITY,
     ) -> Frame:
         """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
 
@@ -253,7 +259,7 @@ class PartitionLog:
         if self._closed:
             raise self._closed
         self.require_served()
-        self._settle()
+        self._complete_appends()
         append_time = max(self._clock.now_ms(), self._last_append_time_ms)
         self._last_append_time_ms = append_time
         header = FrameHeader(
@@ -278,18 +284,18 @@ class PartitionLog:
         length = HEADER_BYTES + len(frame.payload or b"")
         self._journal_bytes.num_bytes += length
         self._pending.append(_Pending(frame.header, length, durable, position_in_append))
-        if (memory := self._memory_of(frame.header)) is not None:
-            memory.begin(_remembered(frame.header), durable)
-        durable.add_done_callback(lambda _: self._settle())
+        if (recent := self._recent_batches_of(frame.header)) is not None:
+            recent.begin(_remembered(frame.header), durable)
+        durable.add_done_callback(lambda _: self._complete_appends())
 
-    def _settle(self) -> None:
+    def _complete_appends(self) -> None:
         # Also called before offsets are assigned: the journal fails all that is pending in one step, and callbacks run
         # a step later; an append in between must not continue from offsets that were never stored.
         while self._pending and self._pending[0].durable.done():
             pending = self._pending.popleft()
             stored = pending.durable.exception() is None
-            if (memory := self._memory_of(pending.header)) is not None:
-                memory.settle(_remembered(pending.header).owner, stored=stored)
+            if (recent := self._recent_batches_of(pending.header)) is not None:
+                recent.complete(_remembered(pending.header).owner, stored=stored)
             if not stored:
                 self._journal_bytes.num_bytes -= pending.length
                 self.next_offset = self.log_end_offset
@@ -302,7 +308,7 @@ class PartitionLog:
             self.log_end_offset += pending.header.record_count
             self._advance_high_watermark(self.log_end_offset)
 
-    def _memory_of(self, header: FrameHeader) -> BatchMemory | None:
+    def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
         """Where a batch is remembered; None for one that may be repeated."""
         if header.identity.is_producers:
             return self.producers
@@ -354,7 +360,7 @@ class PartitionLog:
     def snapshot_frame(self) -> Frame:
         """The frame that every new journal file begins with for this partition.
 
-        It stands for all frames before it: what is durable by then is settled first.
+        It stands for all frames before it: appends that are durable by then are completed first.
         """
         now_ms = self.now_ms()
         self.producers.expire(now_ms)
@@ -365,7 +371,7 @@ class PartitionLog:
             log_end_offset=self.log_end_offset,
             producers=self.producers.pack(),
             idempotency_keys=self.idempotency_keys.pack(),
-            producers_forgotten_up_to=self.producers.forgotten_up_to,
+            producers_forgotten_up_to=self.producers.evicted_up_to,
         )
         header = FrameHeader(
             type=FrameType.SNAPSHOT,
@@ -395,9 +401,9 @@ class PartitionLog:
         # A frame that was copied forward stands behind later ones, and is in what they built on.
         if header.base_offset >= self.remembered_end:
             self.remembered_end = header.end_offset
-            if (memory := self._memory_of(header)) is not None:
-                memory.expire(header.append_time_ms)
-                memory.remember(_remembered(header))
+            if (recent := self._recent_batches_of(header)) is not None:
+                recent.expire(header.append_time_ms)
+                recent.remember(_remembered(header))
 
     def recover_snapshot(self, snapshot: PartitionSnapshot) -> None:
         """A snapshot frame that the journal scan found; the frames before it may tell all of it already."""
@@ -405,7 +411,7 @@ class PartitionLog:
             self.remembered_end = snapshot.log_end_offset
             self.producers.replace(unpack_batches(snapshot.producers))
             self.idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
-        self.producers.forgotten_up_to = max(self.producers.forgotten_up_to, snapshot.producers_forgotten_up_to)
+        self.producers.evicted_up_to = max(self.producers.evicted_up_to, snapshot.producers_forgotten_up_to)
 
     def recover_from_footers(
         self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
@@ -416,7 +422,7 @@ class PartitionLog:
         """
         self.remembered_end = end_offset
         self.producers.replace(producers)
-        self.producers.forgotten_up_to = first_producer_id(self.leader_epoch) - 1
+        self.producers.evicted_up_to = first_producer_id(self.leader_epoch) - 1
         self.idempotency_keys.replace(idempotency_keys)
 
     def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
@@ -432,7 +438,7 @@ class PartitionLog:
 
     def finish_recovery(self) -> None:
         """Ends follow from what was found. Raises CorruptionError if the journal has a hole or an overlap."""
-        self.index.settle_recovered(self.sealed_offset)
+        self.index.finish_recovery(self.sealed_offset)
         self._journal_bytes.num_bytes += self.index.num_bytes
         self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
         self.next_offset = self.high_watermark = self.log_end_offset

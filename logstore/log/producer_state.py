@@ -2,7 +2,7 @@
 
 The rules are those of Kafka's ``ProducerStateManager``: the last five batches are remembered, so that a retry is told
 the first offsets, and a batch must follow the one before it. Invariant: of a producer whose id is above
-``forgotten_up_to`` everything is known. If it is unknown here, it is new here; what is older than its remembered
+``evicted_up_to`` everything is known. If it is unknown here, it is new here; what is older than its remembered
 batches was stored. Of the others a part may be forgotten: any first sequence number is taken from them, as in Kafka.
 """
 
@@ -10,7 +10,7 @@ import structlog
 
 from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, OutOfOrderSequenceError
 from logstore.limits import PRODUCERS_PER_PARTITION_MAX
-from logstore.log.batch_memory import BatchMemory, KnownBatch
+from logstore.log.recent_batches import KnownBatch, RecentBatches
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch_identity import PACKED_BYTES, SEQUENCE_MAX, RememberedBatch, next_sequence, unpack_batches
 
@@ -20,12 +20,12 @@ log = structlog.stdlib.get_logger(__name__)
 BATCHES_REMEMBERED = 5
 
 
-class ProducerStates(BatchMemory):
+class ProducerStates(RecentBatches):
     def __init__(self, partition: str, *, expiration_ms: int) -> None:
         super().__init__(expiration_ms)
         self._partition = partition
         self._told = False
-        self.forgotten_up_to = -1
+        self.evicted_up_to = -1
         """The highest producer id of which something may have been forgotten."""
 
     def check(
@@ -39,7 +39,7 @@ class ProducerStates(BatchMemory):
         recent = self.known(producer_id)[-BATCHES_REMEMBERED:]
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
         if not recent:
-            if base_sequence and producer_id > self.forgotten_up_to:
+            if base_sequence and producer_id > self.evicted_up_to:
                 raise OutOfOrderSequenceError(
                     f"{who} has stored nothing yet and begins at sequence 0, not {base_sequence}: a batch is missing."
                 )
@@ -63,7 +63,7 @@ class ProducerStates(BatchMemory):
         oldest = recent[0].batch.sequence
         # What ends where the oldest remembered batch begins, or up to half of all sequence numbers before.
         behind = (oldest - next_sequence(base_sequence, record_count)) & SEQUENCE_MAX
-        if behind <= SEQUENCE_MAX // 2 and producer_id > self.forgotten_up_to:
+        if behind <= SEQUENCE_MAX // 2 and producer_id > self.evicted_up_to:
             raise DuplicateSequenceError(
                 f"{who} stored sequence {base_sequence} before, and its offsets are no longer known: "
                 f"the next sequence is {expected}."
@@ -96,5 +96,5 @@ class ProducerStates(BatchMemory):
 
     def _forget_oldest(self) -> int:
         producer_id = super()._forget_oldest()
-        self.forgotten_up_to = max(self.forgotten_up_to, producer_id)
+        self.evicted_up_to = max(self.evicted_up_to, producer_id)
         return producer_id

@@ -25,7 +25,7 @@ _ROW = struct.Struct("<Qhqiqq")
 
 
 class BatchIdentity(NamedTuple):
-    """Whose batch it is, as a frame's header has it. ``NOBODY`` is a batch that may be repeated.
+    """Whose batch it is, as a frame's header has it. ``NO_IDENTITY`` is a batch that may be repeated.
 
     A producer has an ``epoch`` from 0 on; then ``owner`` is its id and ``sequence`` the number of the first record.
     With an idempotency key they are that key's ``hash`` and ``epoch``, and the batch's ``fingerprint``.
@@ -44,7 +44,7 @@ class BatchIdentity(NamedTuple):
         return self.epoch < -1
 
 
-NOBODY = BatchIdentity()
+NO_IDENTITY = BatchIdentity()
 
 
 class RememberedBatch(NamedTuple):

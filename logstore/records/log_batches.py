@@ -1,7 +1,7 @@
 """From batches as their producers made them (WIRE_SCHEMA) to records of the log (LOG_SCHEMA): offsets and timestamps.
 
-Store and client share it. ``pa.array``, ``pa.scalar`` and ``to_numpy`` are left alone: the first of them imports
-pandas, if there is one, for which a client's first record would wait half a second.
+Store and client share it. It calls none of ``pa.array``, ``pa.scalar`` and ``to_numpy``: pyarrow imports pandas, if it
+is installed, with the first of these calls, and a client's first record would wait half a second.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

@@ -19,8 +19,6 @@ VECTOR_ROWS_MIN: Final = 64
 # With fewer bytes a loop is faster than a vector.
 _VECTOR_BYTES_MIN: Final = 1024
 
-DOUBLED: Final = "A field of the request, of a record or of a header is there twice: send each once"
-
 
 class Texts(NamedTuple):
     """The JSON texts of one field of all records; ``data`` is all of them. ``lengths`` (int32) only of many."""

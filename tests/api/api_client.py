@@ -11,7 +11,10 @@ import pytest
 from fastapi import FastAPI
 
 from ingest_api.app import create_app
+from ingest_api.state import ApiState
+from logstore.broker.access import Access
 from logstore.broker.broker import Broker
+from logstore.node import running_store
 from logstore.settings import Settings
 
 JSON_V2 = "application/vnd.kafka.json.v2+json"
@@ -85,13 +88,18 @@ def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
 
 @contextlib.asynccontextmanager
 async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
-    app = create_app(Settings(data=data, **settings))
+    wanted = Settings(data=data, **settings)
+    app = create_app(wanted, Access())
     transport = httpx.ASGITransport(app=app)
     async with (
-        app.router.lifespan_context(app),
+        running_store(wanted) as store,
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
     ):
-        yield ApiClient(app, http)
+        app.open(ApiState(wanted, store.broker, store.groups, app.guard.access))
+        try:
+            yield ApiClient(app, http)
+        finally:
+            app.close()
 
 
 def assert_error(answer: httpx.Response, status: int | range, error_code: int | None = None) -> str:

@@ -18,7 +18,7 @@ import httpx
 ROOT = Path(__file__).parents[2]
 _SERVE = """
 import json, sys
-from ingest_api import serve
+from logstore.node import serve
 from logstore.settings import load_settings
 sys.exit(serve(load_settings(**json.loads(sys.argv[1]))))
 """

@@ -8,8 +8,9 @@ import pytest
 
 from ingest_api.allowed_hosts import AllowedHosts, is_loopback
 from ingest_api.errors import ForeignOriginError, MisdirectedRequestError
-from ingest_api.server import _bind, _run
 from logstore.errors import InvalidConfigError
+from logstore.listening_sockets import listening_socket
+from logstore.node import run
 from logstore.settings import Settings, load_settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.listening import connected, listening
@@ -175,11 +176,11 @@ async def test_a_store_that_others_reach_says_in_one_line_that_it_asks_nobody_wh
     from logstore.observability import configure_logging
 
     configure_logging("info", "json")
-    monkeypatch.setattr("ingest_api.server.uvicorn.Config", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    with _bind("127.0.0.1", 0) as listener, pytest.raises((KeyboardInterrupt, RuntimeError)):
-        await _run(Settings(data=tmp_path / "data", host=host), listener)
+    (tmp_path / "data").write_text("no directory: the store cannot start")
+    with listening_socket("127.0.0.1", 0) as listener, pytest.raises(FileExistsError):
+        await run(Settings(data=tmp_path / "data", host=host), listener)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
-    assert [line["event"] for line in lines if line["level"] == "warning"] == ["server.open_to_others"] * warned
+    assert [line["event"] for line in lines if line["level"] == "warning"] == ["node.open_to_others"] * warned
 
 
 def test_loopback():

@@ -254,7 +254,7 @@ def test_at_the_bound_new_keys_are_429_and_known_ones_are_answered(store: Store)
         ({"Logstore_Base_Sequences": "0=0"}, "Logstore-Producer-Id, Logstore-Producer-Epoch is missing"),
         (of_producer({"producer_id": -1, "producer_epoch": 0}, "0=0"), "Logstore-Producer-Id cannot hold '-1'"),
         (of_producer({"producer_id": 2**63, "producer_epoch": 0}, "0=0"), "Logstore-Producer-Id cannot hold"),
-        (of_producer({"producer_id": 2**62, "producer_epoch": 0}, "0=0"), "was not handed out by this store"),
+        (of_producer({"producer_id": 2**62, "producer_epoch": 0}, "0=0"), "was not issued by this store"),
         (of_producer({"producer_id": 1, "producer_epoch": 32768}, "0=0"), "from 0 to 32767"),
         (of_producer({"producer_id": 1, "producer_epoch": 0}, "0"), "partition=sequence pairs"),
         (of_producer({"producer_id": 1, "producer_epoch": 0}, "0=0,"), "partition=sequence pairs"),

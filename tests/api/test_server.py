@@ -13,8 +13,9 @@ import httpx
 import psutil
 import pytest
 
-from ingest_api.server import _bind, _run, _url, serve
 from logstore.filesystem import FileSystem
+from logstore.listening_sockets import listening_socket, url_of
+from logstore.node import run, serve
 from logstore.settings import Settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.real_server import RealServer
@@ -53,9 +54,9 @@ class HeldRecovery(FileSystem):
 class StartingServer:
     def __init__(self, data: Path, disk: HeldRecovery) -> None:
         self.data, self.disk = data, disk
-        listener = _bind("127.0.0.1", 0)
-        self.http = httpx.AsyncClient(base_url=_url("127.0.0.1", listener.getsockname()[1]), timeout=60)
-        self.task = asyncio.create_task(_run(Settings(data=data), listener))
+        listener = listening_socket("127.0.0.1", 0)
+        self.http = httpx.AsyncClient(base_url=url_of(listener, "127.0.0.1"), timeout=60)
+        self.task = asyncio.create_task(run(Settings(data=data), listener))
 
 
 @pytest.fixture
@@ -193,4 +194,5 @@ def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys, own_logging
 
 
 def test_ipv6_addresses_are_bracketed():
-    assert _url("::1", 80) == "http://[::1]:80"
+    with listening_socket("::1", 0) as listener:
+        assert url_of(listener, "::1") == f"http://[::1]:{listener.getsockname()[1]}"

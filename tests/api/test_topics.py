@@ -4,7 +4,7 @@ from deltalake import DeltaTable
 from ingest_api.schemas import Partition, Refreshed, Rolled, Topic
 from logstore.delta.topic_table import TopicTable
 from tests.api.api_client import BINARY_V2, assert_error
-from tests.support.topics import write_segment
+from tests.support.topics import rewrite_files, write_segment
 
 pytestmark = pytest.mark.anyio
 
@@ -73,7 +73,7 @@ async def test_refresh_shows_what_another_process_committed(api):
     elsewhere = TopicTable.open(api.broker.topic("t").table.path)
     (file,) = elsewhere.snapshot().segments(0)
     written = write_segment(elsewhere, 0, 0, 6, epoch=1, step=2)
-    version = elsewhere.commit_rewrite(0, [file.path], [written], data_change=False, cleaned=6)
+    version = rewrite_files(elsewhere, 0, [file.path], [written], data_change=False, cleaned=6)
 
     async def count() -> int:
         return len((await api.fetch("t", accept=BINARY_V2, offset=0)).json())

@@ -3,7 +3,6 @@ import socket
 import subprocess
 import sys
 
-import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -160,9 +159,3 @@ def test_the_page_names_every_command_and_option():
         text = CliRunner().invoke(app, [*command, "--help"]).output
         options = set(re.findall(r"^  (?:-\w, )?(--[a-z-]+)", text, re.MULTILINE)) - {"--help", "--url", "--json"}
         assert not [option for option in options if option not in page]
-
-
-def test_the_server_has_no_pandas_in_memory(server, topic):
-    mapped = psutil.Process(server.process.pid).memory_maps()
-    assert [found.path for found in mapped if "pyarrow" in found.path]
-    assert not [found.path for found in mapped if "pandas" in found.path], "40 MB that it has no use for"

@@ -15,6 +15,7 @@ from tests.support.topics import (
     HookedFileSystem,
     create_topic,
     offsets_in_table,
+    rewrite_files,
     roll,
     roll_part,
     write_segment,
@@ -91,7 +92,7 @@ def test_roll_against_compaction(pair: Pair, phase: str) -> None:
     stepped, rival, hooks = pair
     (old,) = rival.snapshot().segments(0)
     compacted = write_segment(rival, 0, 0, 10, step=2)
-    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [compacted], data_change=False))
+    hooks.at(phase, lambda: rewrite_files(rival, 0, [old.path], [compacted], data_change=False))
     roll(stepped, 0, 10, 20)
     assert offsets_in_table(stepped) == [*range(0, 10, 2), *range(10, 20)]
     state = stepped.snapshot().partitions[0]
@@ -103,7 +104,7 @@ def test_compaction_against_roll_does_not_starve(pair: Pair, phase: str) -> None
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
     hooks.at(phase, *(lambda n=n: roll(rival, 1, n, n + 10) for n in range(10, 60, 10)))  # type: ignore[misc]
-    stepped.commit_rewrite(0, [old.path], [write_segment(stepped, 0, 0, 10, step=2)], data_change=False)
+    rewrite_files(stepped, 0, [old.path], [write_segment(stepped, 0, 0, 10, step=2)], data_change=False)
     assert offsets_in_table(stepped, 0) == list(range(0, 10, 2))
     assert offsets_in_table(stepped, 1) == list(range(60))
 
@@ -113,9 +114,9 @@ def test_compaction_against_retention_of_the_same_file(pair: Pair, phase: str) -
     """Delta-rs would let both in: what retention removed would come back."""
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
-    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [], data_change=True, log_start=10))
+    hooks.at(phase, lambda: rewrite_files(rival, 0, [old.path], [], data_change=True, log_start=10))
     with pytest.raises(CommitRefusedError, match="not active"):
-        stepped.commit_rewrite(0, [old.path], [write_segment(stepped, 0, 0, 10)], data_change=False)
+        rewrite_files(stepped, 0, [old.path], [write_segment(stepped, 0, 0, 10)], data_change=False)
     assert offsets_in_table(stepped) == []
 
 
@@ -124,9 +125,9 @@ def test_compaction_against_compaction(pair: Pair, phase: str) -> None:
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
     one, two = (write_segment(stepped, 0, 0, 10) for _ in range(2))
-    hooks.at(phase, lambda: rival.commit_rewrite(0, [old.path], [one], data_change=False))
+    hooks.at(phase, lambda: rewrite_files(rival, 0, [old.path], [one], data_change=False))
     with pytest.raises(CommitRefusedError, match="not active"):
-        stepped.commit_rewrite(0, [old.path], [two], data_change=False)
+        rewrite_files(stepped, 0, [old.path], [two], data_change=False)
     assert offsets_in_table(stepped) == list(range(10))
 
 

@@ -28,7 +28,15 @@ from logstore.log.topic import Topic
 from tests.support.captured_logs import captured_logs
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
-from tests.support.topics import create_topic, log_entry, offsets_in_table, roll, roll_part, write_segment
+from tests.support.topics import (
+    create_topic,
+    log_entry,
+    offsets_in_table,
+    rewrite_files,
+    roll,
+    roll_part,
+    write_segment,
+)
 from tests.support.torture import TORTURE
 
 NEVER = {"segment.ms": "100000000"}
@@ -90,7 +98,7 @@ async def delete_from_it(broker: Broker, topic: Topic) -> None:
 async def retain_it(broker: Broker, topic: Topic) -> None:
     """What a retention job commits."""
     first = topic.table.snapshot().segments(0)[0]
-    topic.table.commit_rewrite(0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
+    rewrite_files(topic.table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
 
 
 async def extend_it(broker: Broker, topic: Topic) -> None:
@@ -339,10 +347,10 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
     table.alter_config({"retention.ms": "5"})
     table.add_partitions(3)
     first, second = table.snapshot().segments(0)
-    table.commit_rewrite(0, [first.path], [], data_change=True, log_start=10, operation="retention")
+    rewrite_files(table, 0, [first.path], [], data_change=True, log_start=10, operation="retention")
     table.advance_log_start({0: 12}, {0: 1})
     joined = write_segment(table, 0, 12, 20, 1)
-    table.commit_rewrite(0, [second.path], [joined], data_change=False, cleaned=20, operation="key-compaction")
+    rewrite_files(table, 0, [second.path], [joined], data_change=False, cleaned=20, operation="key-compaction")
     table.recommit([write_segment(table, 0, 10, 12, 1)])
     assert read_entry(log_entry(table, 8)).added
     return table
@@ -380,7 +388,10 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
     finally:
         entry.write_bytes(whole)
     assert len(refusals) > len(whole) // 2
-    assert all(f"{entry.name} is damaged" in refusal for refusal in refusals)
+    torn = [refusal for refusal in refusals if f"{entry.name} is torn" in refusal]
+    assert all(f"{entry.name} is damaged" in refusal for refusal in refusals if refusal not in torn)
+    # A flip of a quote or a bracket of the last line looks like a cut.
+    assert len(torn) < len(refusals) // 10
     assert facts(table.path) == expected
 
 
@@ -409,6 +420,7 @@ TREACHEROUS = [
     (7, rb'cleaned","version":(2)0', "cleaned"),
     (7, rb'"userMetadata":.*added_records\D+(\d)', "numbers of a job"),
     (8, rb'commit_id":"(.)', "commit id"),
+    (2, rb'digest":"(\d)', "number of actions in the digest"),
 ]
 
 
@@ -419,7 +431,7 @@ def test_a_flip_that_would_be_believed_quarantines_the_topic(
     shutil.copytree(table.path, tmp_path / "topics" / "t")
     entry = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, version).name
     whole = entry.read_bytes()
-    in_info = what in {"commit id", "numbers of a job"}
+    in_info = what in {"commit id", "numbers of a job", "number of actions in the digest"}
     found = re.compile(place).search(whole, 0 if in_info else whole.index(b"\n"))
     assert found, whole
     entry.write_bytes(flipped(whole, found.start(1), 0))
@@ -532,7 +544,7 @@ def test_the_next_checkpoint_takes_the_place_of_one_set_aside(
 def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
     checkpointed: TopicTable, older: bool
 ) -> None:
-    """Spark's own, in another encoding; or of an earlier release. On top of a checkpoint or of the first entry."""
+    """Spark's own, in another encoding. On top of a checkpoint or of the first entry."""
     (part,) = list_log(checkpointed.path).checkpoints[20]
     pq.write_table(pq.read_table(part), part, compression="gzip")
     for version in (20,) if older else (10, 20):

@@ -15,7 +15,7 @@ from logstore.log.topic import Topic
 from logstore.segments.reader import read_row_group
 from logstore.segments.writer import SegmentWriter
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
-from tests.support.topics import HookedFileSystem
+from tests.support.topics import HookedFileSystem, rewrite_files
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -163,7 +163,7 @@ def cut_first_segment(topic_path: Path) -> None:
     """What a retention job commits."""
     table = TopicTable.open(topic_path)
     first = table.snapshot().segments(0)[0]
-    table.commit_rewrite(0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
+    rewrite_files(table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
 
 
 def join_all_segments(topic_path: Path) -> None:
@@ -175,8 +175,8 @@ def join_all_segments(topic_path: Path) -> None:
         for segment in segments:
             writer.write(read_row_group(topic_path / segment.path, 0))
         joined = writer.finish(end, leader_epochs=((1, 0),), operation="key-compaction")
-    table.commit_rewrite(
-        0, [s.path for s in segments], [joined], data_change=False, cleaned=end, operation="key-compaction"
+    rewrite_files(
+        table, 0, [s.path for s in segments], [joined], data_change=False, cleaned=end, operation="key-compaction"
     )
 
 

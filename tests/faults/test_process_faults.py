@@ -29,7 +29,7 @@ from tests.support.served_topic import (
 from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess, free_port
 from tests.support.torture import TORTURE
 
-# ingest_api.server.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
+# ingest_api.http_listener.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
 STOP_SECONDS = 10 + 20
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ingest_api.server import GRACEFUL_SHUTDOWN_SECONDS
+from ingest_api.http_listener import GRACEFUL_SHUTDOWN_SECONDS
 from logstore.broker.roll_schedule import ROLL_AT_STOP_S
 from logstore.open_files import open_files_shortage
 from logstore.settings import Settings, load_settings

@@ -14,7 +14,7 @@ from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKe
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
-from tests.support.topics import HookedFileSystem
+from tests.support.topics import HookedFileSystem, rewrite_files
 
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
@@ -126,7 +126,7 @@ def test_it_plans_again_when_another_job_was_faster(spark, tmp_path):
     def overtake() -> None:
         topic.roll({0: [Record(b"a", b"4", NOW_MS)]})
         first = topic.table.snapshot().segments(0)[0]
-        topic.table.commit_rewrite(0, [first.path], [], data_change=True, log_start=2)
+        rewrite_files(topic.table, 0, [first.path], [], data_change=True, log_start=2)
 
     filesystem.at("delta.opened", overtake, *[lambda: None] * 9)
     with job_context(NOW_MS) as context:

@@ -9,6 +9,7 @@ from compaction_jobs.jobs import run_job, topics_of
 from logstore.segments.writer import SegmentWriter
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record, batch
+from tests.support.topics import rewrite_files
 
 DAY_S = 86_400
 
@@ -27,7 +28,7 @@ def removed_file(topic: KeyedTopic) -> str:
         topic.roll({0: [Record(b"k", b"v", 0)] * 3})
     path = topic.table.snapshot().segments(0)[0].path
     end = topic.table.snapshot().segments(0)[0].max_offset + 1
-    topic.table.commit_rewrite(0, [path], [], data_change=True, log_start=end)
+    rewrite_files(topic.table, 0, [path], [], data_change=True, log_start=end)
     return path
 
 

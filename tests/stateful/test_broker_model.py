@@ -16,11 +16,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from logstore.broker.broker import Broker
 from logstore.errors import OffsetOutOfRangeError
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
-from tests.support.running_broker import produce, read_all
+from tests.support.running_broker import produce, read_all, start_broker, stop_broker
 
 PARTITIONS = 2
 partitions = st.integers(0, PARTITIONS - 1)
@@ -42,7 +41,7 @@ class BrokerModel(RuleBasedStateMachine):
         return self.loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def open(self) -> None:
-        self.broker = self.run(Broker.start(Settings(data=self.data)))
+        self.broker = self.run(start_broker(Settings(data=self.data)))
 
     @property
     def topic(self) -> Any:
@@ -109,7 +108,7 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
-        self.run(self.broker.stop())
+        self.run(stop_broker(self.broker))
         self.open()
 
     @precondition(lambda self: self.crashes < 4)
@@ -118,7 +117,7 @@ class BrokerModel(RuleBasedStateMachine):
         self.crashes += 1
         after = self.root / str(self.crashes)
         copy_of_one_moment(self.data, after)
-        self.run(self.broker.stop())
+        self.run(stop_broker(self.broker))
         shutil.rmtree(self.data)
         self.data = after
         self.open()
@@ -135,7 +134,7 @@ class BrokerModel(RuleBasedStateMachine):
             for partition in range(PARTITIONS):
                 found = self.run(read_all(self.broker, self.topic, partition, max_bytes=3_000))
                 assert found == list(enumerate(self.model[partition]))[self.start[partition] :]
-            self.run(self.broker.stop())
+            self.run(stop_broker(self.broker))
             self.check_plain_readers()
         self.loop.close()
         shutil.rmtree(self.root)

@@ -51,7 +51,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.journal: list[FrameHeader | PartitionSnapshot] = []
         self.model: dict[int, list[Appended]] = {}
         self.futures: list[tuple[asyncio.Future[Any], FrameHeader]] = []
-        self.forgotten_up_to = -1
+        self.evicted_up_to = -1
 
     def new_log(self) -> PartitionLog:
         return PartitionLog("t", TOPIC, 0, leader_epoch=1, clock=self.clock, producer_id_expiration_ms=10**9)
@@ -61,7 +61,7 @@ class ProducerModel(RuleBasedStateMachine):
     ) -> type[LogStoreError] | Appended | None:
         """What the rules of KIP-98 say, looking at all that ever was."""
         batches = self.model.get(producer_id, [])
-        whole = producer_id > self.forgotten_up_to
+        whole = producer_id > self.evicted_up_to
         if not batches:
             return OutOfOrderSequenceError if sequence and whole else None
         newest = batches[-1].epoch
@@ -207,7 +207,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.log.finish_recovery()
         self.journal = []
         self.begin_file([])
-        self.forgotten_up_to = (1 << 32) - 1
+        self.evicted_up_to = (1 << 32) - 1
 
     @invariant()
     def what_is_remembered_is_bounded(self) -> None:

@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 
 from logstore.broker.broker import Broker
+from logstore.broker.coordinator import EmbeddedCoordinator
 from logstore.clock import Clock
 from logstore.errors import QuarantinedError
-from logstore.filesystem import FileSystem
+from logstore.filesystem import FileSystem, local_filesystem
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.records.schema import WIRE_SCHEMA
@@ -26,12 +27,37 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 120))
 
 
+async def start_broker(
+    settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+) -> Broker:
+    """A broker and the coordinator under it; ``stop_broker`` ends both."""
+    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+    await coordinator.start()
+    try:
+        return await Broker.start(settings, coordinator, clock=clock, filesystem=filesystem)
+    except BaseException:
+        await coordinator.stop()
+        raise
+
+
+async def stop_broker(broker: Broker) -> None:
+    try:
+        await broker.stop()
+    finally:
+        await broker._coordinator.stop()
+
+
 @contextlib.asynccontextmanager
 async def running_broker(
     data: Path, *, clock: Clock | None = None, filesystem: FileSystem | None = None, **settings: Any
 ) -> AsyncIterator[Broker]:
-    async with Broker.running(Settings(data=data, **settings), clock=clock, filesystem=filesystem) as broker:
+    """A broker with nothing above it."""
+    wanted = Settings(data=data, **settings)
+    broker = await start_broker(wanted, clock=clock, filesystem=filesystem)
+    try:
         yield broker
+    finally:
+        await stop_broker(broker)
 
 
 async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, Transaction
 
-from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
 from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, TABLE_SCHEMA
 from logstore.segments.writer import Segment, SegmentWriter
@@ -113,3 +113,22 @@ def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
     """As a plain reader sees them."""
     rows = DeltaTable(str(table.path)).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
     return sorted(row["offset"] for row in rows if row["partition"] == partition)
+
+
+def rewrite_files(
+    table: TopicTable,
+    partition: int,
+    removes: Sequence[str],
+    adds: Sequence[Segment],
+    *,
+    data_change: bool,
+    log_start: int | None = None,
+    cleaned: int | None = None,
+    operation: str = "rewrite",
+) -> int:
+    """Replace files of one partition, as a job does; the version. Raises what refuses it."""
+    part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
+    done = table.commit_rewrites([part], data_change=data_change, operation=operation)
+    for error in done.refused.values():
+        raise error
+    return done.version

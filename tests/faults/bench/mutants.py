@@ -176,7 +176,7 @@ def reuse_offsets_after_restart() -> None:
     from logstore.log.partition_log import PartitionLog
 
     def forget_the_tail(self: PartitionLog) -> None:
-        self.index.settle_recovered(self.sealed_offset)
+        self.index.finish_recovery(self.sealed_offset)
         self.index.drop_below(max(self.sealed_offset, self.index.end_offset or 0))
         self.next_offset = self.high_watermark = self.log_end_offset = self.sealed_offset
 

@@ -30,6 +30,7 @@ from compaction_jobs.topics import JobTopic
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
 from ingest_api.app import create_app
 from ingest_api.state import ApiState
+from logstore.broker.access import Access
 from logstore.broker.broker import Broker
 from logstore.clock import SystemClock
 from logstore.delta.topic_table import TopicTable
@@ -45,7 +46,7 @@ from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.settings import Settings
 from tests.faults.fail_points.fault import FailPoints
-from tests.support.running_broker import records
+from tests.support.running_broker import records, start_broker, stop_broker
 
 _ATTEMPTS: Final = 300
 _BINARY: Final = "application/vnd.kafka.binary.v2+json"
@@ -88,7 +89,7 @@ class Script:
     async def store(self):
         """A running store; one that cannot start because of a fault is started again."""
         self._settings = settings = Settings(data=self.data, offsets_topic_num_partitions=2)
-        self.broker: Broker = await self._insist(lambda: Broker.start(settings, filesystem=self._filesystem))
+        self.broker: Broker = await self._insist(lambda: start_broker(settings, filesystem=self._filesystem))
         try:
             self.groups = await self._insist(lambda: GroupCoordinator.start(self.broker))
             yield self
@@ -100,7 +101,7 @@ class Script:
         before = self._struck
         self._filesystem.attempt(1)
         try:
-            await self.broker.stop()
+            await stop_broker(self.broker)
         except LogStoreError:
             if self._struck == before:
                 raise
@@ -183,8 +184,8 @@ class Script:
     @functools.cached_property
     def _app(self) -> FastAPI:
         """Of the store that runs when it is first needed."""
-        app = create_app(self._settings)
-        app.state.api = ApiState(self._settings, self.broker, self.groups, app.guard.access)
+        app = create_app(self._settings, Access())
+        app.open(ApiState(self._settings, self.broker, self.groups, app.guard.access))
         return app
 
     async def _post(self, path: str, body: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:

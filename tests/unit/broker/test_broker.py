@@ -45,7 +45,7 @@ from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.running_broker import produce, read_all, records, run, running_broker, start_broker
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -576,7 +576,7 @@ def test_a_second_broker_on_one_directory_is_refused(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path):
             with pytest.raises(DataDirectoryError, match="Another process is serving"):
-                await Broker.start(Settings(data=tmp_path))
+                await start_broker(Settings(data=tmp_path))
 
     run(scenario())
 
@@ -863,10 +863,10 @@ def test_a_data_directory_belongs_to_one_broker_at_a_time_and_for_ever(tmp_path:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             with pytest.raises(DataDirectoryError, match="Another process"):
-                await Broker.start(Settings(data=tmp_path, broker_id=1))
+                await start_broker(Settings(data=tmp_path, broker_id=1))
             await produce(broker, await new_topic(broker), [b"a"])
         with pytest.raises(DataDirectoryError, match="belongs to broker 0"):
-            await Broker.start(Settings(data=tmp_path, broker_id=1))
+            await start_broker(Settings(data=tmp_path, broker_id=1))
 
     run(scenario())
 

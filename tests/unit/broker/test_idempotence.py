@@ -91,8 +91,8 @@ def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
         seen = []
         for _ in range(3):
             async with running_broker(tmp_path) as broker:
-                seen += [broker.init_producer() for _ in range(3)]
-                bumped = broker.init_producer(*seen[0])
+                seen += [await broker.init_producer() for _ in range(3)]
+                bumped = await broker.init_producer(*seen[0])
                 assert bumped == (seen[0].producer_id, 1)
         assert len({producer_id for producer_id, _ in seen}) == 9
         assert all(epoch == 0 for _, epoch in seen)
@@ -106,7 +106,7 @@ def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             await send(broker, producer, 0, [b"a", b"b"])
             await put(broker, "k", [b"c"])
         lose_journal(tmp_path)
@@ -122,9 +122,9 @@ def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> N
 def test_epochs_end_at_32767_and_a_new_id_follows(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            producer_id, _ = broker.init_producer()
-            assert broker.init_producer(producer_id, 32766) == (producer_id, 32767)
-            after = broker.init_producer(producer_id, 32767)
+            producer_id, _ = await broker.init_producer()
+            assert await broker.init_producer(producer_id, 32766) == (producer_id, 32767)
+            after = await broker.init_producer(producer_id, 32767)
             assert after.producer_epoch == 0
             assert after.producer_id > producer_id
 
@@ -135,11 +135,11 @@ def test_ids_that_nobody_has_are_refused_before_somebody_gets_them(tmp_path: Pat
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer_id, _ = broker.init_producer()
-            with pytest.raises(InvalidProducerRequestError, match="not handed out"):
+            producer_id, _ = await broker.init_producer()
+            with pytest.raises(InvalidProducerRequestError, match="not issued"):
                 await send(broker, (producer_id + 1, 0), 0, [b"a"])
-            with pytest.raises(InvalidProducerRequestError, match="not handed out"):
-                broker.init_producer(producer_id + 1, 0)
+            with pytest.raises(InvalidProducerRequestError, match="not issued"):
+                await broker.init_producer(producer_id + 1, 0)
             assert await stored(broker) == [[]]
 
     run(scenario())
@@ -154,10 +154,10 @@ def test_what_a_producer_has_stored_is_known_after_a_start(tmp_path: Path, how: 
         data = tmp_path / "0"
         async with running_broker(data) as broker:
             await new_topic(broker)
-            fenced = broker.init_producer()
+            fenced = await broker.init_producer()
             for n in range(7):
                 assert await send(broker, fenced, 2 * n, [b"%d" % n, b"."]) == 2 * n
-            moved = broker.init_producer(*broker.init_producer())
+            moved = await broker.init_producer(*await broker.init_producer())
             assert await send(broker, moved, 0, [b"m"]) == 14
             if how == "crash":
                 copy_of_one_moment(data, tmp_path / "1")
@@ -189,7 +189,7 @@ def test_some_partitions_of_a_request_may_be_repetitions(tmp_path: Path) -> None
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=3)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             await send(broker, producer, 0, [b"0"], partition=1)
             identity = ProducerIdentity(*producer, {0: 0, 1: 0, 2: 0})
             named = DecodedRecords(records([b"2", b"0", b"1"]).batch, np.array([2, 1, 0], np.int32))
@@ -210,7 +210,7 @@ def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(t
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             first = ProducerIdentity(*producer, {0: 0, 1: 0})
             sent = in_partitions(0, 1, 0)
             result = await broker.produce(topic, sent, identity=first)
@@ -230,7 +230,7 @@ def test_one_partition_that_does_not_follow_refuses_the_whole_request(tmp_path: 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             await send(broker, producer, 0, [b"a"])
             identity = ProducerIdentity(*producer, {0: 1, 1: 5})
             with pytest.raises(OutOfOrderSequenceError, match="t-1 has stored nothing yet"):
@@ -250,7 +250,7 @@ def test_batches_on_their_way_count_until_they_fail(tmp_path: Path) -> None:
         disk = FaultyFileSystem()
         async with running_broker(tmp_path, filesystem=disk) as broker:
             await new_topic(broker)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             await send(broker, producer, 0, [b"a"])
             disk.fail("journal.write_at", errno.ENOSPC, times=100)
             tries = [send(broker, producer, sequence, [b"x", b"x"]) for sequence in (1, 1, 3)]
@@ -269,7 +269,7 @@ def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, producer_id_expiration_ms=1000) as broker:
             await new_topic(broker)
-            producer, other = broker.init_producer(), broker.init_producer()
+            producer, other = await broker.init_producer(), await broker.init_producer()
             await send(broker, producer, 0, [b"a"])
             clock.advance(999)
             assert await send(broker, producer, 0, [b"a"]) == 0
@@ -291,7 +291,7 @@ def test_past_the_bound_the_producer_goes_that_has_not_appended_for_longest(
         before = PRODUCERS_FORGOTTEN._value.get()
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            a, b, c = (broker.init_producer() for _ in range(3))
+            a, b, c = [await broker.init_producer() for _ in range(3)]
             for producer in (a, b):
                 await send(broker, producer, 0, [b"0"])
             await send(broker, a, 1, [b"1"])
@@ -525,7 +525,7 @@ def test_without_the_secret_new_keys_wait_until_the_old_ones_are_over(tmp_path: 
                 with pytest.raises(ThrottledError):  # elsewhere, too: where the first try went is not known
                     await broker.produce(topic, records([b"x"]), partition=other, identity=key("k"))
                 await broker.produce(topic, records([b"plain"]), partition=first[0])
-                assert await send(broker, broker.init_producer(), 0, [b"p"], partition=first[0]) > first[1]
+                assert await send(broker, await broker.init_producer(), 0, [b"p"], partition=first[0]) > first[1]
                 assert sum(map(len, await stored(broker))) == sum(map(len, before)) + 2
         clock.advance(1)
         async with running_broker(tmp_path, clock=clock) as broker:
@@ -541,7 +541,7 @@ def test_what_was_stored_is_not_asked_for_what_is_asked_of_new_records_by_now(tm
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, journal_max_bytes=32 << 20) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             both = ProducerIdentity(*producer, {0: 0, 1: 0})
             named = DecodedRecords(records([b"a" * 100, b"b"]).batch, np.array([0, 1], np.int32))
 
@@ -580,7 +580,7 @@ def test_acks_0_is_stored_once_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             identity = ProducerIdentity(*producer, {0: 0})
             for _ in range(3):
                 await put(broker, "k", [b"a"], acks=0)
@@ -597,7 +597,7 @@ def test_a_topic_of_the_same_name_knows_nothing_of_the_old_one(tmp_path: Path) -
             async with running_broker(tmp_path) as broker:
                 await new_topic(broker)
                 assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
-                assert await send(broker, broker.init_producer(), 0, [b"b"]) == 1
+                assert await send(broker, await broker.init_producer(), 0, [b"b"]) == 1
                 await broker.delete_topic("t")
 
     run(scenario())
@@ -611,7 +611,7 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
             await new_topic(broker, partitions=2)
             busy = await broker.create_topic("busy")
             assert busy
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             first = await put(broker, "slow", [b"a", b"b", b"-"])
             await send(broker, producer, 0, [b"x"], partition=1)
             journal = broker._journal
@@ -643,7 +643,7 @@ def test_segments_tell_of_their_own_keys_and_of_all_producers(tmp_path: Path) ->
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            producer = broker.init_producer()
+            producer = await broker.init_producer()
             for n in range(2):
                 await send(broker, producer, n, [b"p"])
                 await put(broker, f"k{n}", [b"a"])

@@ -16,7 +16,7 @@ from logstore.delta.topic_table import TopicTable
 from logstore.settings import Settings
 from tests.support.captured_logs import captured_logs
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.running_broker import produce, read_all, run, running_broker, start_broker, stop_broker
 from tests.support.topics import HookedFileSystem, overwrite_entry
 
 TOPICS = [f"topic-{number:02d}" for number in range(50)]
@@ -131,14 +131,14 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
     monkeypatch.setattr(roll_schedule, "ROLLS_AT_A_TIME", 1)
 
     async def scenario() -> None:
-        broker = await Broker.start(Settings(data=tmp_path), clock=clock, filesystem=filesystem)
+        broker = await start_broker(Settings(data=tmp_path), clock=clock, filesystem=filesystem)
         for name in TOPICS[:5]:
             topic = await broker.create_topic(name)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
         filesystem.at("delta.committed", lambda: clock.advance(4_000), lambda: clock.advance(4_000))
         with captured_logs() as lines:
-            await broker.stop()
+            await stop_broker(broker)
         (said,) = [line for line in lines if line["event"] == "broker.left_in_journal_at_stop"]
         assert (said["topics"], said["records"]) == (3, 6)
         async with running_broker(tmp_path, clock=clock) as broker:

@@ -24,7 +24,7 @@ from logstore.records.schema import TABLE_SCHEMA
 from tests.support.captured_logs import captured_logs
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all, records, run, running_broker
-from tests.support.topics import log_batch
+from tests.support.topics import log_batch, rewrite_files
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -466,7 +466,7 @@ def test_what_is_taken_away_below_the_clean_point_is_missing_and_what_compaction
             topic = await three_rolls(broker)
             first, second = topic.table.snapshot().segments(0)[:2]
             # As if compaction had kept nothing of the second segment, and all of the first.
-            topic.table.commit_rewrite(0, [second.path], [], data_change=False, cleaned=4, operation="key-compaction")
+            rewrite_files(topic.table, 0, [second.path], [], data_change=False, cleaned=4, operation="key-compaction")
             await broker._roller.refresh(topic)
             assert missing_in(topic) == []
             assert first.path in topic.table.snapshot().paths

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from compaction_jobs.planning import (
     CompactionPlan,
     base_offset,
-    first_cleaned_ms,
     group_files,
     join_cleanings,
     plan_compaction,
@@ -158,7 +157,8 @@ def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
         end += further
         first |= dict.fromkeys(range(first_dirty, end), now)
         joined = join_cleanings([*parts, ((), end)], first_dirty, end, now)
-        assert [first_cleaned_ms(joined, o) for o in range(end + 1)] == [*first.values(), None]
+        assert {o: next(time for cleaned_end, time in joined if o < cleaned_end) for o in range(end)} == first
+        assert all(cleaned_end <= end for cleaned_end, _ in joined)
         assert list(joined) == sorted(set(joined))
         assert len({time for _, time in joined}) == len(joined)
         # The next round finds one segment, or two, with their shares of the account.

@@ -18,7 +18,7 @@ from logstore.delta.topic_table import TopicTable
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.server_process import ROOT
-from tests.support.topics import HookedFileSystem
+from tests.support.topics import HookedFileSystem, rewrite_files
 
 NOW_MS = 1_700_000_000_000
 HOUR_MS = 3_600_000
@@ -118,7 +118,7 @@ def test_another_job_on_the_same_files_makes_it_plan_again(tmp_path):
 
     def remove_first() -> None:
         (file,) = topic.table.snapshot().segments(0)
-        topic.table.commit_rewrite(0, [file.path], [], data_change=True, log_start=10)
+        rewrite_files(topic.table, 0, [file.path], [], data_change=True, log_start=10)
 
     filesystem.at("delta.opened", remove_first, *[lambda: None] * 9)
     with job_context(NOW_MS) as context:
@@ -193,6 +193,6 @@ class _AlwaysOvertaken:
     def commit_rewrites(self, parts, **how):
         (file,) = self._seen.segments(0)
         log_start = self._seen.partitions[0].sealed
-        self._topic.table.commit_rewrite(0, [file.path], [], data_change=True, log_start=log_start)
+        rewrite_files(self._topic.table, 0, [file.path], [], data_change=True, log_start=log_start)
         self._topic.roll({0: aged(5)})
         return self._topic.table.commit_rewrites(parts, **how)

@@ -135,3 +135,4 @@ def test_what_has_no_date_is_told_in_milliseconds():
     waits = retention_waits(0, PartitionState(10, 0, 0, 0, 0), (segment(0, 1, 0, 0),), config, NOW)
     assert waits.due_ms is None
     assert instant(2**62) == f"{2**62} ms"
+    assert instant(253_402_300_799_999) == "9999-12-31T23:59:59Z"

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
-from logstore.broker.broker import Broker
 from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
-from tests.support.running_broker import produce
+from tests.support.running_broker import produce, start_broker, stop_broker
 
 PARTITIONS = 2
 Committed = dict[tuple[str, int], tuple[int, str]]
@@ -51,13 +50,13 @@ class GroupModel(RuleBasedStateMachine):
 
     def open(self, partitions: int = 3) -> None:
         self.broker = self.run(
-            Broker.start(Settings(data=self.data, offsets_topic_num_partitions=partitions, log_level="error"))
+            start_broker(Settings(data=self.data, offsets_topic_num_partitions=partitions, log_level="error"))
         )
         self.coordinator = self.run(GroupCoordinator.start(self.broker))
 
     def close(self) -> None:
         self.run(self.coordinator.close())
-        self.run(self.broker.stop())
+        self.run(stop_broker(self.broker))
 
     @initialize(partitions=st.sampled_from([1, 3]))
     def begin(self, partitions: int) -> None:

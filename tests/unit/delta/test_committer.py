@@ -26,6 +26,7 @@ from tests.support.topics import (
     log_entry,
     offsets_in_table,
     overwrite_entry,
+    rewrite_files,
     roll,
     roll_part,
     write_segment,
@@ -67,7 +68,7 @@ def test_an_added_file_must_be_new(tmp_path: Path) -> None:
 def test_a_file_that_was_removed_does_not_come_back(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     segment = roll(table, 0, 0, 10).segments[0]
-    table.commit_rewrite(0, [segment.path], [], data_change=True)
+    rewrite_files(table, 0, [segment.path], [], data_change=True)
     with pytest.raises(CommitRefusedError, match="was removed by a later commit"):
         commit(table, Plan("test", adds=(segment,)))
 
@@ -258,7 +259,7 @@ def recommit_first_file(table: TopicTable) -> Callable[[], object]:
 def rewrite_first_file(table: TopicTable) -> Callable[[], object]:
     (old,) = table.snapshot().paths
     new = write_segment(table, 0, 0, 20, step=2)
-    return lambda: table.commit_rewrite(0, [old], [new], data_change=False, cleaned=20)
+    return lambda: rewrite_files(table, 0, [old], [new], data_change=False, cleaned=20)
 
 
 #: Each way to a commit, prepared on a table with a roll of [0, 20).

@@ -7,7 +7,7 @@ from deltalake import DeltaTable
 from logstore.delta import log_entries
 from logstore.delta.log_entries import LogFiles, LogReplay, list_log, read_entry
 from logstore.errors import CorruptionError, StorageError
-from tests.support.topics import create_topic, log_entry, overwrite_entry, roll, write_segment
+from tests.support.topics import create_topic, log_entry, overwrite_entry, rewrite_files, roll, write_segment
 
 
 def test_a_replay_agrees_with_delta_rs_at_every_version(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_tombstones_end_when_the_path_is_added_again(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     first = roll(table, 0, 0, 10).segments[0]
     merged = write_segment(table, 0, 0, 10)
-    table.commit_rewrite(0, [first.path], [merged], data_change=False)
+    rewrite_files(table, 0, [first.path], [merged], data_change=False)
     replay = LogReplay(table.path)
     assert replay.state(1).tombstones == set()
     assert replay.state(2).tombstones == {first.path}

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta.topic_table import TopicTable
-from tests.support.topics import create_topic, expected_row, roll, write_segment
+from tests.support.topics import create_topic, expected_row, rewrite_files, roll, write_segment
 
 EXPECTED = [expected_row(offset, partition) for partition in (0, 1) for offset in range(40)]
 MIDDLE = dt.datetime(2023, 11, 14, 22, 13, 20, 25_000, dt.UTC)
@@ -74,5 +74,5 @@ def test_duckdb(table: TopicTable) -> None:
 
 def test_a_rewrite_is_seen_as_one(table: TopicTable) -> None:
     old = [file.path for file in table.snapshot().segments(0)]
-    table.commit_rewrite(0, old, [write_segment(table, 0, 0, 40)], data_change=False)
+    rewrite_files(table, 0, old, [write_segment(table, 0, 0, 40)], data_change=False)
     assert ordered(DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()) == EXPECTED

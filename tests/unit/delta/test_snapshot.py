@@ -17,6 +17,7 @@ from tests.support.topics import (
     foreign_commit,
     log_batch,
     overwrite_entry,
+    rewrite_files,
     roll,
     write_segment,
 )
@@ -144,5 +145,5 @@ def test_a_lost_file_is_told_from_a_rewritten_one(tmp_path: Path) -> None:
     before = table.snapshot()
     assert before.lost_since(before) == ()
     overwrite_entry(table, 2)
-    table.commit_rewrite(0, [first.path], [write_segment(table, 0, 0, 10)], data_change=False)
+    rewrite_files(table, 0, [first.path], [write_segment(table, 0, 0, 10)], data_change=False)
     assert table.snapshot().lost_since(before) == (lost.path,)

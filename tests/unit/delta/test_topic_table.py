@@ -17,6 +17,7 @@ from tests.support.topics import (
     create_topic,
     log_entry,
     offsets_in_table,
+    rewrite_files,
     roll,
     roll_part,
     write_segment,
@@ -168,7 +169,7 @@ def test_a_rewrite_replaces_files_and_counts(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     old = [roll(table, 0, base, base + 10).segments[0].path for base in (0, 10, 20)]
     merged = write_segment(table, 0, 0, 20, step=2)
-    version = table.commit_rewrite(0, old[:2], [merged], data_change=False, cleaned=20)
+    version = rewrite_files(table, 0, old[:2], [merged], data_change=False, cleaned=20)
     state = table.snapshot().partitions[0]
     assert (version, state.rewrite, state.cleaned, state.sealed) == (4, 1, 20, 30)
     assert offsets_in_table(table) == [*range(0, 20, 2), *range(20, 30)]
@@ -180,14 +181,14 @@ def test_a_rewrite_replaces_files_and_counts(tmp_path: Path) -> None:
 def test_retention_removes_files_and_moves_the_start(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     old = [roll(table, 0, base, base + 10).segments[0].path for base in (0, 10)]
-    table.commit_rewrite(0, old[:1], [], data_change=True, log_start=10, operation="retention")
+    rewrite_files(table, 0, old[:1], [], data_change=True, log_start=10, operation="retention")
     state = table.snapshot().partitions[0]
     assert (state.log_start, state.rewrite) == (10, 1)
     assert offsets_in_table(table) == list(range(10, 20))
     with pytest.raises(CommitRefusedError, match="not active"):
-        table.commit_rewrite(0, old[:1], [], data_change=True)
+        rewrite_files(table, 0, old[:1], [], data_change=True)
     with pytest.raises(CommitRefusedError, match="beyond sealed"):
-        table.commit_rewrite(0, old[1:], [], data_change=True, log_start=21)
+        rewrite_files(table, 0, old[1:], [], data_change=True, log_start=21)
 
 
 def test_a_rewrite_never_mixes_data_changing_removes_with_adds(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_rewrite_never_mixes_data_changing_removes_with_adds(tmp_path: Path) -
     table = create_topic(tmp_path)
     old = roll(table, 0, 0, 10).segments[0].path
     with pytest.raises(ValueError, match="never mixes"):
-        table.commit_rewrite(0, [old], [write_segment(table, 0, 0, 10)], data_change=True)
+        rewrite_files(table, 0, [old], [write_segment(table, 0, 0, 10)], data_change=True)
 
 
 def test_a_rewrite_invents_nothing(tmp_path: Path) -> None:
@@ -206,13 +207,13 @@ def test_a_rewrite_invents_nothing(tmp_path: Path) -> None:
         ([write_segment(table, 0, 0, 6), write_segment(table, 0, 5, 9)], "does not fit"),
     ):
         with pytest.raises(CommitRefusedError, match=message):
-            table.commit_rewrite(0, old[:1], adds, data_change=False)
+            rewrite_files(table, 0, old[:1], adds, data_change=False)
     with pytest.raises(CommitRefusedError, match="which stays"):
-        table.commit_rewrite(0, [old[0], old[2]], [write_segment(table, 0, 0, 15)], data_change=False)
+        rewrite_files(table, 0, [old[0], old[2]], [write_segment(table, 0, 0, 15)], data_change=False)
     sparse = write_segment(table, 0, 0, 10, step=2)
-    table.commit_rewrite(0, old[:1], [sparse], data_change=False)
+    rewrite_files(table, 0, old[:1], [sparse], data_change=False)
     with pytest.raises(CommitRefusedError, match="would add records"):
-        table.commit_rewrite(0, [sparse.path], [write_segment(table, 0, 0, 9)], data_change=False)
+        rewrite_files(table, 0, [sparse.path], [write_segment(table, 0, 0, 9)], data_change=False)
 
 
 def test_the_history_of_the_table_says_what_was_done(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from logstore.journal.frame import (
     encode_frame_header,
     encode_mark,
 )
-from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
 from tests.support.journals import data_frame
 
 int16 = st.integers(-(2**15), 2**15 - 1)
@@ -42,7 +42,7 @@ headers = st.builds(
     append_time_ms=int64,
     max_timestamp_ms=int64,
     inflated_bytes=uint64,
-    identity=st.just(NOBODY)
+    identity=st.just(NO_IDENTITY)
     | st.builds(BatchIdentity, owner=uint64, epoch=int16.filter(lambda epoch: epoch != -1), sequence=int64),
 )
 

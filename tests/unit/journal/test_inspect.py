@@ -5,7 +5,7 @@ import pytest
 from logstore.errors import CorruptionError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, PartitionSnapshot
 from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
-from logstore.records.batch_identity import NOBODY, BatchIdentity, RememberedBatch
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch
 from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
 
 
@@ -122,7 +122,7 @@ def test_dump_shows_who_sent_what_and_what_is_remembered(tmp_path):
         frame = frame._replace(payload=PartitionSnapshot(4, ((0, 0),), 15, *packed, 5).encode())
         async with running(tmp_path, snapshots=lambda: [frame]) as (journal, _):
             plain = data_frame(15)
-            frames = [plain._replace(header=plain.header._replace(identity=of)) for of in (sender, keyed, NOBODY)]
+            frames = [plain._replace(header=plain.header._replace(identity=of)) for of in (sender, keyed, NO_IDENTITY)]
             await journal.append(frames)
 
     asyncio.run(scenario())

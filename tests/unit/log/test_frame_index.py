@@ -82,7 +82,7 @@ def test_recovered_frames_come_into_order_and_the_later_copy_stays() -> None:
     index = FrameIndex()
     for base, position in ((10, 0), (20, 100), (0, 200), (10, 300)):
         index.add(header(base, 10), FrameLocation(position, 50))
-    index.settle_recovered(5)
+    index.finish_recovery(5)
     assert [(f.base_offset, f.location.position) for f in index.frames(0, 100)] == [(0, 200), (10, 300), (20, 100)]
     assert index.num_bytes == 150
 
@@ -93,14 +93,14 @@ def test_a_hole_or_an_overlap_is_corruption(bases: tuple[int, ...], start: int) 
     for at, base in enumerate(bases):
         index.add(header(base, 10), FrameLocation(at * 100, 50))
     with pytest.raises(CorruptionError, match="does not hold offsets"):
-        index.settle_recovered(start)
+        index.finish_recovery(start)
 
 
 def test_what_is_sealed_may_have_holes() -> None:
     index = FrameIndex()
     for at, base in enumerate((0, 20, 30)):
         index.add(header(base, 10), FrameLocation(at * 100, 50))
-    index.settle_recovered(20)
+    index.finish_recovery(20)
     assert index.base_offset == 20
 
 

@@ -21,7 +21,7 @@ class KnownBatch(NamedTuple):
     durable: asyncio.Future[list[FrameLocation]] | None
 
 
-class BatchMemory:
+class RecentBatches:
     def __init__(self, remembered_ms: int) -> None:
         self.remembered_ms = remembered_ms
         self._durable: OrderedDict[int, bytes] = OrderedDict()
@@ -45,7 +45,7 @@ class BatchMemory:
         self._pending.setdefault(batch.owner, deque()).append(KnownBatch(batch, durable))
         self.num_batches += 1
 
-    def settle(self, owner: int, *, stored: bool) -> None:
+    def complete(self, owner: int, *, stored: bool) -> None:
         """The oldest batch of ``owner`` that was begun is durable, or is not and will not be."""
         pending = self._pending[owner]
         batch = pending.popleft().batch

@@ -1,0 +1,106 @@
+"""The HTTP listener: one uvicorn server on a socket that it is given.
+
+It answers from ``serve`` on, while the store starts with no more than that the process lives; ``open`` gives it the
+store. It stops in this order: long polls answer with what there is, requests in flight finish, connections close.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Iterator
+
+import structlog
+import uvicorn
+
+from consumer_offsets.group_coordinator import GroupCoordinator
+from ingest_api.app import create_app
+from ingest_api.protocol import ConnectionLimits, http_protocol
+from ingest_api.state import ApiState
+from logstore.broker.access import Access
+from logstore.broker.broker import Broker
+from logstore.listening_sockets import BACKLOG
+from logstore.open_files import connections_within, open_files_limit, open_files_shortage
+from logstore.settings import Settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+# After this, requests in flight are cut: their outcome is unknown to the client, as after any lost connection.
+GRACEFUL_SHUTDOWN_SECONDS = 10
+
+
+class HttpListener:
+    def __init__(self, settings: Settings, access: Access) -> None:
+        files = open_files_limit()
+        if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
+            log.warning("listener.few_open_files", reason=shortage)
+        self._settings = settings
+        self._app = create_app(settings, access)
+        self._server = _Server(
+            uvicorn.Config(
+                self._app,
+                http=http_protocol(
+                    ConnectionLimits.of(settings, max_connections=connections_within(settings.max_connections, files)),
+                    self._app.short_requests,
+                ),
+                ws="none",
+                # The application has no life of its own: the node starts and stops the store.
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=GRACEFUL_SHUTDOWN_SECONDS,
+            ),
+            self._begin_to_stop,
+        )
+        self._stopping = asyncio.Event()
+
+    async def serve(self, listener: socket.socket) -> None:
+        """Answer on ``listener`` until ``stop``; returns after the last answer."""
+        try:
+            await self._server.serve([listener])
+        finally:
+            self._stopping.set()
+
+    async def until_stopping(self) -> None:
+        """Wait until no connection is accepted any more."""
+        await self._stopping.wait()
+
+    def open(self, broker: Broker, groups: GroupCoordinator) -> None:
+        """Answer everything from now on."""
+        self._app.open(ApiState(self._settings, broker, groups, self._app.guard.access))
+
+    def close(self) -> None:
+        """After ``serve`` has returned."""
+        self._app.close()
+
+    def _begin_to_stop(self) -> None:
+        self._stopping.set()
+        self._app.stop_waiting()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._server.should_exit
+
+    def stop(self) -> None:
+        """End ``serve``. The second time: do not wait for requests in flight either."""
+        self._server.force_exit = self._server.should_exit
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server. It tells the application when it begins to stop, and leaves signals to the node."""
+
+    def __init__(self, config: uvicorn.Config, begin_to_stop: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._begin_to_stop = begin_to_stop
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._begin_to_stop()
+        await super().shutdown(sockets)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        # uvicorn would raise the signal again at the end, and the process would die of it instead of exiting with 0.
+        yield

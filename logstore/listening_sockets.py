@@ -1,0 +1,71 @@
+"""The sockets that a node listens on: made here, or taken over from the service manager that holds them.
+
+A socket that a service manager holds (systemd's socket activation, sd_listen_fds(3)) outlives the process: connections
+wait in its queue while one store stops and the next one starts on it, and none is refused.
+"""
+
+import os
+import socket
+from collections.abc import MutableMapping
+from typing import Final
+
+from logstore.errors import InvalidConfigError
+
+#: Connections that wait to be accepted.
+BACKLOG: Final = 2048
+# By sd_listen_fds(3): file descriptors from this one on.
+_FIRST_INHERITED: Final = 3
+
+
+def listening_socket(host: str, port: int, environment: MutableMapping[str, str] | None = None) -> socket.socket:
+    """The inherited socket if the service manager gave one, else a new one on ``host`` and ``port`` (0: a free one).
+
+    Listening and non-blocking. Raises OSError if the port is taken, InvalidConfigError for more than one inherited
+    socket or one that listens to no TCP port.
+    """
+    inherited = _inherited(os.environ if environment is None else environment)
+    return _bound(host, port) if inherited is None else inherited
+
+
+def url_of(listener: socket.socket, host: str) -> str:
+    """The URL of what listens there; ``host`` as it was configured."""
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Now, not when the server starts: else a second server could bind the port as well and fail only later.
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
+    """Takes the variables away: what this process starts inherits no sockets."""
+    count, pid = environment.pop("LISTEN_FDS", ""), environment.pop("LISTEN_PID", "")
+    environment.pop("LISTEN_FDNAMES", None)
+    if not count or pid != str(os.getpid()):
+        return None
+    if count != "1":
+        raise InvalidConfigError(f"the service manager handed over {count} sockets: give one ListenStream.")
+    os.set_inheritable(_FIRST_INHERITED, False)
+    try:
+        listener = socket.socket(fileno=_FIRST_INHERITED)
+    except OSError as error:
+        raise InvalidConfigError(f"file descriptor {_FIRST_INHERITED} is no socket: {error.strerror}.") from error
+    is_tcp = listener.family in {socket.AF_INET, socket.AF_INET6} and listener.type == socket.SOCK_STREAM
+    if not is_tcp or not listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        listener.detach()
+        raise InvalidConfigError("the service manager's socket listens to no TCP port: give it a ListenStream=port.")
+    listener.setblocking(False)
+    return listener

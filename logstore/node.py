@@ -1,0 +1,160 @@
+"""The node: where a store is put together and its life is told, from the sockets to the last answer.
+
+From the bottom up: settings, coordinator, broker, consumer groups, listeners. A socket is there before anything is
+opened (a busy port touches no data) and answers from then on; ``listening on`` is printed when the store is ready.
+SIGTERM and SIGINT end it from the top down: requests in flight finish, the broker seals what it holds, and the process
+ends with 0.
+"""
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+import uvloop
+
+from consumer_offsets.group_coordinator import GroupCoordinator
+from ingest_api.allowed_hosts import is_loopback
+from ingest_api.http_listener import HttpListener
+from logstore.broker.access import Access
+from logstore.broker.broker import Broker
+from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.clock import Clock
+from logstore.errors import LogStoreError
+from logstore.filesystem import FileSystem, local_filesystem
+from logstore.listening_sockets import listening_socket, url_of
+from logstore.observability import configure_logging
+from logstore.settings import Settings
+
+log = structlog.stdlib.get_logger(__name__)
+
+_HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """All that listeners stand on."""
+
+    coordinator: Coordinator
+    broker: Broker
+    groups: GroupCoordinator
+
+
+@contextlib.asynccontextmanager
+async def running_store(
+    settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+) -> AsyncIterator[Store]:
+    """A store without listeners, for as long as the block lasts.
+
+    Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
+    """
+    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+    await coordinator.start()
+    try:
+        async with (
+            Broker.running(settings, coordinator, clock=clock, filesystem=filesystem) as broker,
+            GroupCoordinator.running(broker) as groups,
+        ):
+            yield Store(coordinator, broker, groups)
+    finally:
+        await coordinator.stop()
+
+
+def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code of the process.
+
+    1 with one line on stderr if the port is taken or the data directory cannot be used.
+    """
+    configure_logging(settings.log_level, settings.log_format)
+    if settings.log_level != "debug":
+        logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    try:
+        listening = listening_socket(settings.host, settings.port)
+    except LogStoreError as error:
+        return _fail(f"cannot listen: {error.message}")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        return _fail(
+            f"cannot listen on {settings.host}:{settings.port}: {reason}; choose another port (make run PORT=8083, or "
+            "logstore serve --port 8083; 0 takes a free one)"
+        )
+    try:
+        with listening, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(settings, listening))
+    except LogStoreError as error:
+        return _fail(f"cannot start: {error.message}")
+    except OSError as error:
+        return _fail(f"cannot use {settings.data}: {error.strerror or error}")
+    return 0
+
+
+def _fail(line: str) -> int:
+    sys.stderr.write(f"{line}\n")
+    return 1
+
+
+async def run(settings: Settings, listening: socket.socket) -> None:
+    """Serve on ``listening`` until a signal."""
+    if not is_loopback(settings.host):
+        log.warning(
+            "node.open_to_others",
+            reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
+        )
+    url = url_of(listening, settings.host)
+    listener = HttpListener(settings, Access())
+    with _signals(listener.stop):
+        serving = asyncio.create_task(listener.serve(listening))
+        # The start makes what stays: the collector need not look at it while it grows, nor under every request.
+        gc.disable()
+        try:
+            async with running_store(settings) as store:
+                gc.collect()
+                gc.freeze()
+                gc.enable()
+                listener.open(store.broker, store.groups)
+                try:
+                    if not listener.is_stopping:  # nobody is told of one that was told to stop while it started
+                        with _announced(settings, url):
+                            await listener.until_stopping()
+                    await serving
+                finally:
+                    listener.close()
+        finally:  # the store could not start
+            if not listener.is_stopping:
+                listener.stop()
+            await serving
+
+
+@contextlib.contextmanager
+def _announced(settings: Settings, url: str) -> Iterator[None]:
+    """The store is ready: say so on stdout, and leave word where local tools look for it."""
+    endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
+    local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
+    log.info("node.listening", url=url)
+    sys.stdout.write(f"listening on {url}\n")
+    sys.stdout.flush()
+    try:
+        yield
+    finally:
+        endpoint.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Stop on SIGTERM or SIGINT, from the moment that recovery begins."""
+    loop = asyncio.get_running_loop()
+    for number in _HANDLED_SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        for number in _HANDLED_SIGNALS:
+            loop.remove_signal_handler(number)
