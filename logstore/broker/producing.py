@@ -36,7 +36,7 @@ from logstore.records.batch import (
     Records,
     SplitRecords,
     check_record_sizes,
-    split_by_partition,
+    partition_batches,
 )
 from logstore.records.batch_identity import (
     NO_IDENTITY,
@@ -325,7 +325,7 @@ def _split(topic: Topic, records: Records, partition: int | None, sticky: int) -
         return list(records.parts)
     if partition is None:
         chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
-        return split_by_partition(records, chosen)
+        return partition_batches(records, chosen)
     topic.partition(partition)
     if records.partitions is not None:
         others = np.flatnonzero((records.partitions != partition) & (records.partitions != -1))

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.unit.client.test_record_accumulator import options, parts_of
+from tests.unit.client.producer.test_record_accumulator import options, parts_of
 
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Delivery
