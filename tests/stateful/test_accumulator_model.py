@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.unit.client.producer.test_record_accumulator import options, parts_of
 
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Delivery
@@ -12,6 +11,7 @@ from logstore.client.producer.record_accumulator import RecordAccumulator
 from logstore.client.producer.record_columns import RecordList, check_extras
 from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.errors import RequestTimedOutError, ThrottledError
+from tests.unit.client.producer.test_record_accumulator import options, parts_of
 
 _RECORD = 100
 _BATCH = 3 * _RECORD
