@@ -7,7 +7,7 @@ RUN := $(BIN)/python -m
 export PYTHON
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-airflow demo test test-airflow test-wheel torture run lint format bench docs lock clean
+.PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run lint format bench docs lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,16 @@ help: ## List the targets
 demo: setup ## From nothing to the result: 336,776 real flights over HTTP into Delta, back through Spark, compacted and cut
 	@$(RUN) docs.demo
 
-test: lint ## Lint, types and tests
+test: lint ## Lint, types and tests: quick ones, those of real processes and those on Spark; six minutes
 	@$(RUN) pytest --numprocesses 3
+
+test-quick: setup ## The tests that start no process and no JVM; two minutes
+	@$(RUN) pytest --numprocesses 2 -m "not system and not spark and not long and not airflow and not wheel"
+
+test-all: lint setup-airflow ## What continuous integration runs: all tests, with documentation, notebook, demo, wheel and Airflow
+	@$(RUN) pytest --numprocesses 3 --hypothesis-profile many -m "not airflow and not wheel"
+	@$(RUN) pytest -m wheel tests/install
+	@$(RUN) pytest -m airflow tests/airflow
 
 test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real store
 	@$(RUN) pytest -m airflow tests/airflow
@@ -40,9 +48,9 @@ format: setup ## Format the code and repair what lint can repair
 	@$(RUN) ruff check --fix
 	@$(RUN) ruff format
 
-bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all
+bench: setup ## Beside a real Kafka: make bench CASES=produce-json-100,fetch-* PAIRS=3 SECONDS=4; LIST=1 names the cases, FULL=1 takes all; BEFORE=../other takes that checkout's store instead
 	@$(if $(LIST),,conf/bootstrap.sh bench || true)
-	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(FULL),--full) $(if $(LIST),--list)
+	@$(RUN) benchmarks --pairs $(or $(PAIRS),3) --seconds $(or $(SECONDS),4) --cases '$(CASES)' $(if $(BEFORE),--before '$(BEFORE)') $(if $(FULL),--full) $(if $(LIST),--list)
 
 docs: setup ## Write the pages that are made from the code
 	@$(RUN) conf.configuration_page docs/configuration.md

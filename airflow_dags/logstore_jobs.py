@@ -1,9 +1,9 @@
 """Runs `logstore job retention|compact|vacuum` on a schedule: one DAG per job, one mapped task per glob of topic names.
 
-Invariants: nothing of logstore is imported, the jobs run as commands of the store's own environment, so that the two
-environments may differ in everything; Airflow's variables are looked at only when a task runs, never when this file is
-parsed; what they say reaches the shell as environment variables, never as text of the command. What may be set, and
-what holds when jobs meet, is in docs/airflow.md.
+Invariants: this file imports nothing of logstore. The jobs run as commands of the store's own environment, so the two
+environments need nothing in common. Airflow's variables are read only when a task runs, never when this file is parsed.
+Their values reach the shell as environment variables, never as text of the command. docs/airflow.md has the variables,
+and the rules for jobs that meet.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -25,7 +25,7 @@ COMMAND = 'exec "$JOB_COMMAND" job {job} --data "$JOB_DATA" --topic "$JOB_TOPIC"
 
 @task
 def environments(params: dict[str, Any]) -> list[dict[str, str]]:
-    """What the command of each glob finds in its environment."""
+    """The environment of each glob's command."""
     data = Variable.get("logstore_data", default=None)
     if not data:
         raise AirflowFailException("no data directory: set the Airflow variable logstore_data")
@@ -42,8 +42,8 @@ for job, (schedule, timeout, description) in JOBS.items():
         description=description,
         schedule=schedule,
         start_date=datetime(2026, 1, 1, tzinfo=UTC),
-        # A run looks at what is there: one that was missed has nothing to make up for, and two at a time only get into
-        # each other's way.
+        # A run works on the present state. A missed run needs no catching up, and two at a time would only overtake
+        # each other.
         catchup=False,
         max_active_runs=1,
         # Each is a Spark application of its own.

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import report
+from benchmarks.before import beside
 from benchmarks.cases import choose
 from benchmarks.kafka import Kafka, find_kafka
 from benchmarks.machine import describe
@@ -29,6 +30,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--full", action="store_true", help="the whole matrix too")
     parser.add_argument("--list", action="store_true", help="name the cases and end")
     parser.add_argument("--alone", action="store_true", help="ours without Kafka")
+    parser.add_argument("--before", type=Path, help="ours beside that of another checkout, without Kafka")
     parser.add_argument(
         "--directory", type=Path, default=ROOT / ".cache/bench", help="data go below here: on the disk to be measured"
     )
@@ -57,6 +59,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console = Console(highlight=False, soft_wrap=True)
     try:
         cases = choose(given.cases.replace(",", " ").split(), full=given.full)
+        if given.before is not None:
+            cases = [
+                beside(case, given.before.resolve()) for case in cases if not set(case.contenders[0].needs) - {"wrk"}
+            ]
     except BenchmarkError as error:
         console.print(f"benchmarks: {error}")
         return 2
@@ -64,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for case in cases:
             console.print(f"{case.name:24} {case.title}")
         return 0
-    peers = find_peers(console, alone=given.alone)
+    peers = find_peers(console, alone=given.alone or given.before is not None)
     given.directory.mkdir(parents=True, exist_ok=True)
     environment = describe(given.directory, peers)
     began = time.monotonic()

@@ -197,7 +197,7 @@ class ManyTopics:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
-        store = Store(stage.directory / self.name, port=port)
+        store = Store(stage.directory / self.name, port=port, checkout=stage.checkout)
         stage.stack.enter_context(store)
         with Admin(store.url, request_timeout_ms=120_000) as admin:
             for number in range(self.topics):

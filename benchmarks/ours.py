@@ -4,10 +4,21 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Result, Store, Turn, result_of, run_command, run_load, turn_of
+from benchmarks.server import (
+    BenchmarkError,
+    Result,
+    Store,
+    Turn,
+    python_of,
+    result_of,
+    run_command,
+    run_load,
+    turn_of,
+)
 from benchmarks.workload import CONTENT_TYPES, Form, Workload, write_bodies
 
 TOPIC = "bench"
@@ -142,8 +153,13 @@ class ClientConsume:
         return turn_of(
             store,
             self.workload.record_bytes,
-            lambda seconds: run_load("logstore_client", {**specification, "seconds": seconds}),
+            lambda seconds: run_client({**specification, "seconds": seconds}, stage.checkout),
         )
+
+
+def run_client(specification: Mapping[str, Any], checkout: Path) -> Result:
+    """The Python client of ``checkout``."""
+    return run_load("logstore_client", specification, python=python_of(checkout), checkout=checkout)
 
 
 def http_specification(
@@ -199,7 +215,8 @@ def _checked_load(program: str, specification: Mapping[str, Any], store: Store) 
 
     def load(seconds: float) -> Result:
         nonlocal acknowledged
-        result = run_load(program, {**specification, "seconds": seconds})
+        given = {**specification, "seconds": seconds}
+        result = run_client(given, store.checkout) if program == "logstore_client" else run_load(program, given)
         acknowledged += result.records
         check_stored(store, acknowledged)
         return result

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from benchmarks.kafka import Broker, Kafka
 from benchmarks.measure import Finding, Sample, Target, find
-from benchmarks.server import BenchmarkError, Store, Turn
+from benchmarks.server import ROOT, BenchmarkError, Store, Turn
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,13 @@ class Stage:
     directory: Path
     peers: Peers
     stack: ExitStack
+    #: Whose stores and clients these are.
+    checkout: Path = ROOT
     _broker: Broker | None = None
 
     def store(self, name: str, settings: Mapping[str, str] | None = None) -> Store:
         """A store of its own; it ends with the case."""
-        store = Store(self.directory / name.replace(" ", "-").replace(",", ""), settings)
+        store = Store(self.directory / name.replace(" ", "-").replace(",", ""), settings, checkout=self.checkout)
         self.stack.enter_context(store)
         return store
 

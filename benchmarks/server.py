@@ -96,8 +96,11 @@ class Store(Server):
 
     live_s: float | None = None
 
-    def __init__(self, data: Path, settings: Mapping[str, str] | None = None, *, port: int = 0) -> None:
+    def __init__(
+        self, data: Path, settings: Mapping[str, str] | None = None, *, port: int = 0, checkout: Path = ROOT
+    ) -> None:
         self.data = data
+        self.checkout = checkout
         self._port = port
         self._settings = {f"LOGSTORE_{name}": value for name, value in (settings or {}).items()}
         self._log = data.parent / f"{data.name}.log"
@@ -106,7 +109,7 @@ class Store(Server):
     def start(self) -> None:
         """Until it is ready; ``ready_s`` is how long that took, ``live_s`` until it first answered."""
         command = [
-            sys.executable,
+            python_of(self.checkout),
             "-m",
             "logstore.cli",
             "serve",
@@ -128,7 +131,7 @@ class Store(Server):
                 stderr=log,
                 text=True,
                 cwd=self.data.parent,
-                env={**environment, "PYTHONPATH": str(ROOT), **self._settings},
+                env={**environment, "PYTHONPATH": str(self.checkout), **self._settings},
             )
         assert self.process.stdout is not None
         if self._port and self._answers(f"http://127.0.0.1:{self._port}/health/live"):
@@ -191,11 +194,21 @@ class Result:
     throttled: float | None = None
 
 
-def run_load(module: str, specification: Mapping[str, Any], *, python: str = sys.executable) -> Result:
-    """Run ``benchmarks.load.<module>`` to its end."""
+def python_of(checkout: Path) -> str:
+    """The interpreter of a checkout's environment; of this one's it is the one that runs."""
+    return sys.executable if checkout == ROOT else str(checkout / ".venv/bin/python")
+
+
+def run_load(
+    module: str, specification: Mapping[str, Any], *, python: str = sys.executable, checkout: Path = ROOT
+) -> Result:
+    """Run ``benchmarks.load.<module>`` of ``checkout`` to its end."""
     timeout = 3 * float(specification.get("seconds", 60)) + 120
     output = run_command(
-        [python, "-m", f"benchmarks.load.{module}"], timeout=timeout, input_text=json.dumps(specification)
+        [python, "-m", f"benchmarks.load.{module}"],
+        timeout=timeout,
+        input_text=json.dumps(specification),
+        directory=checkout,
     )
     return result_of(json.loads(output))
 
@@ -204,11 +217,11 @@ def result_of(found: Mapping[str, Any]) -> Result:
     return Result(**{name: value for name, value in found.items() if name in Result.__dataclass_fields__})
 
 
-def run_command(command: list[str], *, timeout: float, input_text: str = "") -> str:
+def run_command(command: list[str], *, timeout: float, input_text: str = "", directory: Path = ROOT) -> str:
     """stdout of a program that ended well in time."""
     try:
         done = subprocess.run(
-            command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=ROOT, check=False
+            command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=directory, check=False
         )
     except subprocess.TimeoutExpired:
         raise BenchmarkError(f"{' '.join(command[:6])} ... did not end within {timeout:.0f} s") from None

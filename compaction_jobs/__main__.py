@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 if not __package__:
-    # Run as a file: what lies beside it are modules of a package, not of their own.
+    # Run as a file: the modules beside it belong to a package and must not be importable by themselves.
     sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from logstore.cli.job import app

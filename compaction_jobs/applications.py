@@ -1,7 +1,6 @@
-"""The Spark session of a job, started when it is first needed, and what becomes of an error in it.
-
-Under ``spark-submit`` the session is the submitted application's, with the settings given there; else one of
-``logstore.spark.session``; one that runs in this process already is used, and not stopped.
+"""The Spark session of a job, started when it is first needed, and the errors of a session. Under ``spark-submit`` the
+session is the submitted application's, with its settings. Elsewhere ``logstore.spark.session`` makes one. A session
+that runs in this process already is used, and not stopped.
 """
 
 import logging
@@ -46,7 +45,7 @@ class SparkApplication:
     ) -> None:
         if self._session is not None and self._owned:
             if isinstance(error, KeyboardInterrupt):
-                # What tasks say that are stopped in the middle is no news.
+                # Messages of tasks that are stopped halfway are no news.
                 self._session.sparkContext.setLogLevel("OFF")
             self._session.stop()
 
@@ -93,7 +92,7 @@ def _leave_interrupts_to_python() -> None:
     """PySpark's handler of Ctrl-C calls the JVM in the middle of a call to it: pages of tracebacks, and no end."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Nor does py4j need to say what the KeyboardInterrupt says.
+    # py4j need not repeat the KeyboardInterrupt.
     logging.getLogger().addHandler(logging.NullHandler())
 
 

@@ -1,4 +1,4 @@
-"""What a job works with."""
+"""The context of a job: its session, clock, progress and options."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from logstore.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """``full`` is vacuum's: orphans, too."""
+    """``full``: vacuum also deletes files that no commit ever named."""
 
     spark: SparkApplication
     progress: Progress

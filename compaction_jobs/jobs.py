@@ -1,7 +1,7 @@
-"""The jobs by name, and a run of one: topic after topic, each on its own, to a report.
+"""The jobs by name, and the run of a job: topic after topic, with a report.
 
-Invariants: what is asked for is checked before anything is done; a topic that fails does not keep the others from being
-worked on; one that is deleted meanwhile is passed over.
+Invariants: arguments are checked before anything is done; a topic that fails does not stop the work on others; a topic
+that is deleted meanwhile is passed over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,14 +24,15 @@ JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "vacuum": vacuum.run,
 }
 
-# It only tells and is told: a job does its work without it.
+# A job does its work without the store, and only exchanges news with it.
 _STORE_TIMEOUT_MS = 10_000
-#: Where more rolled records may make a job due.
+#: Jobs that more rolled records may make due.
 _ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young"})
 
 
 def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
-    """What ``job`` is to work on: names and globs, all topics without one. ``defaults`` are the store's topic keys.
+    """The topics that ``job`` works on, by names and globs; all topics without any. ``defaults`` are the store's topic
+    keys.
 
     Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a topic that is named and not compacted.
     """
@@ -51,9 +52,8 @@ def _may_be_compacted(topic: JobTopic) -> bool:
 
 
 def run_job(job: str, topics: Sequence[JobTopic], context: JobContext, url: str | None = None) -> JobReport:
-    """Raises nothing that happens to a topic: it is in the report.
-
-    ``url`` is the store's that runs on the data directory: when a topic is done, all its readers see what was done.
+    """Errors of a topic are in the report and not raised. ``url`` names the store that runs on the data directory; it
+    reads a topic's table anew when the job is done with it, so that all readers see the result.
     """
     began = context.clock.monotonic()
     with ExitStack() as stack:
@@ -81,7 +81,7 @@ def _run(job: str, topic: JobTopic, context: JobContext, store: Admin | None) ->
 
 
 def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: TopicReport) -> TopicReport:
-    """Have the store read its table if there is something new in it; ask it what is not rolled if that is missing."""
+    """Have the store read the table if the job changed it, and ask it for the number of un-rolled records."""
     try:
         if report.versions:
             store.refresh(topic.name)
@@ -94,5 +94,5 @@ def _with_store(store: Admin, topic: JobTopic, context: JobContext, report: Topi
             return replace(report, waiting=tuple(waiting))
     except LogStoreError as error:
         if report.versions:
-            context.progress.note(f"{topic.name}: the store was not told, it will see by itself: {error.message}")
+            context.progress.note(f"{topic.name}: the store was not told and will notice by itself: {error.message}")
     return report

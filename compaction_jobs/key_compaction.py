@@ -1,9 +1,8 @@
-"""Key compaction: of each key the latest record below the clean point stays, at its offset and in its order.
-
+"""Key compaction: the latest record of each key below the clean point stays, at its offset and in its order. It is
 Kafka's log cleaner on segments. Two passes of Spark over a topic's planned partitions: the first reads offsets and keys
-only and finds each key's last record; the second reads the segments that hold one and writes them anew, neighbours that
-have become small joined. One commit a topic (``dataChange=false``: a stream notices nothing) replaces the files and
-moves ``cleaned``. What lies at or above the clean point is not opened.
+only and finds each key's last record; the second reads the segments that hold one and writes them anew; small
+neighbours are joined. One commit a topic (``dataChange=false``: a stream notices nothing) replaces the files and moves
+``cleaned``. Files at or above the clean point are not opened.
 """
 
 from collections.abc import Collection, Sequence
@@ -64,7 +63,7 @@ def _attempt(
     planned = frozenset(plan.partition for plan in plans)
     files = [file for plan in plans for file in plan.files]
     if context.dry_run:
-        # What stays, only reading the keys tells.
+        # Only reading the keys tells which records stay.
         return AttemptResult(planned, totals(files), None)
     try:
         tasks, written = _compact(context, topic, plans, config, now_ms)
@@ -86,7 +85,7 @@ def _attempt(
 def _compact(
     context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
 ) -> tuple[list[WriteTask], list[Written]]:
-    """Write what stays. CorruptionError if it is not what the keys said; StorageError."""
+    """Write the records that stay. CorruptionError if they do not agree with the keys that were read; StorageError."""
     sources, log_start = sources_of(plans), {plan.partition: plan.log_start for plan in plans}
     spark = context.spark.session
     with spark_errors("compaction"):
@@ -137,7 +136,7 @@ def write_tasks(
     config: TopicConfig,
     now_ms: int,
 ) -> list[WriteTask]:
-    """One for each segment to be, by rising row."""
+    """One task for each segment to write, by rising row."""
     tasks = []
     by_path = {source.path: (source, count) for source, count in zip(sources, kept, strict=True)}
     for plan in plans:

@@ -1,4 +1,4 @@
-"""What a job would do to a partition, decided from its facts, its active files, its configuration and the time.
+"""Plans of jobs for a partition, made from its facts, its active files, its configuration and the time.
 
 Pure functions; no Spark, no disk. Semantics are Kafka's (``UnifiedLog.deleteOldSegments``, ``LogCleanerManager``), on
 segments as the unit. Invariants:
@@ -35,7 +35,7 @@ class RetentionPlan:
 def plan_retention(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> RetentionPlan | None:
-    """What retention does to a partition whose active ``files`` (by rising offset) are given; None = nothing.
+    """Retention's plan for a partition with these active ``files`` (by rising offset); None if there is nothing to do.
 
     By time and by size if ``cleanup.policy`` has ``delete``; by the log start (delete-records) always.
     """
@@ -44,7 +44,7 @@ def plan_retention(
         live = [file for file in files if file.max_offset >= log_start]
         count = _expired_by_size(live, config.retention_bytes)
         count = max(count, _expired_by_time(live, config.retention_ms, now_ms))
-        # What was behind a younger segment that its size took away.
+        # Segments behind a younger one that was removed by size.
         count += _expired_by_time(live[count:], config.retention_ms, now_ms)
         if count:
             # The first record that is left, so that the log start is an offset that exists wherever one does.
@@ -81,7 +81,7 @@ def _count_leading(items: Sequence[T], holds: Callable[[T], bool]) -> int:
 class CompactionPlan:
     """Keep the latest record of each key in [log_start, clean_point), all of which ``files`` hold.
 
-    Below ``first_dirty`` an earlier compaction has been. ``files`` are by rising offset; sizes in bytes.
+    An earlier compaction has been below ``first_dirty``. ``files`` are by rising offset; sizes in bytes.
     """
 
     partition: int
@@ -102,11 +102,11 @@ class CompactionPlan:
 def plan_compaction(
     partition: int, state: PartitionState, files: Sequence[SegmentFile], config: TopicConfig, now_ms: int
 ) -> CompactionPlan | None:
-    """What key compaction does to a partition whose active ``files`` (by rising offset) are given; None = not due.
+    """Key compaction's plan for a partition with these active ``files`` (by rising offset); None if it is not due.
 
     The clean point is the end of history, or the first dirty segment with a record younger than
     ``min.compaction.lag.ms``. It is due when the share of dirty bytes is above ``min.cleanable.dirty.ratio``, or a
-    dirty record is older than ``max.compaction.lag.ms``. The policy is the caller's business.
+    dirty record is older than ``max.compaction.lag.ms``. The caller checks the cleanup policy.
     """
     first_dirty = max(state.cleaned, state.log_start)
     live = [file for file in files if file.max_offset >= state.log_start]
@@ -146,15 +146,15 @@ def base_offset(file: SegmentFile) -> int:
 
 # ---- when tombstones were first compacted ---------------------------------------------------------------------------
 
-#: Rising (end offset, time in ms): what lies below the end, and not below the end before it, was first compacted then.
+#: Rising (end offset, time in ms): offsets from the previous end up to this one were first compacted at that time.
 Cleanings = tuple[tuple[int, int], ...]
 
 
 def join_cleanings(parts: Iterable[tuple[Cleanings, int]], first_dirty: int, end_offset: int, now_ms: int) -> Cleanings:
     """The cleanings of a segment made of several, each with its end offset, in order; it ends at ``end_offset``.
 
-    From ``first_dirty`` on now is the first time. So it counts for what has no entry, as after a rewrite that kept no
-    account: a tombstone then stays longer, never shorter.
+    From ``first_dirty`` on, the first time is now. The same holds for offsets without an entry (after a rewrite that
+    kept no account): a tombstone then stays longer, never shorter.
     """
     entries: list[tuple[int, int]] = []
     for cleanings, part_end in parts:

@@ -1,4 +1,4 @@
-"""What a job says: progress on stderr while it works, and at its end a summary as a table or as JSON."""
+"""Output of a job: progress on stderr while it works, and at its end a summary as a table or as JSON."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -17,7 +17,7 @@ from logstore.segments.writer import Segment
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What active files hold; bytes as Parquet."""
+    """Sums over active files; bytes as Parquet."""
 
     segments: int = 0
     records: int = 0
@@ -32,18 +32,17 @@ class Totals:
 
 NOTHING = Totals()
 
-#: Of the lines that say why nothing was done, and of the names on each.
+#: Bounds of the lines that say why nothing was done, and of the names on each.
 _REASONS_MAX = 20
 _NAMES_MAX = 3
 
 
 @dataclass(frozen=True, slots=True)
 class TopicReport:
-    """What was done to one topic, or with ``--dry-run`` would be: ``partitions`` are those that were touched.
-
-    ``before`` counts what the job found, ``after`` what it left of that; None where only running it tells. ``versions``
-    of the Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
-    ``waiting`` says of each partition that was not touched why; of vacuum, what it left on disk.
+    """The result for one topic, or with ``--dry-run`` the expected one. ``partitions`` were touched. ``before`` counts
+    the records that the job found, ``after`` those that it left; None if only a real run can tell. ``versions`` of the
+    Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
+    ``waiting`` has the reason for each partition that was not touched; for vacuum, the files left on disk.
     """
 
     topic: str
@@ -121,7 +120,7 @@ def _why_nothing(topics: Iterable[TopicReport]) -> Iterator[str]:
 
 
 def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
-    """Of the partitions of a topic those that say the same in one; else the one that falls due first."""
+    """Partitions of a topic with the same reason in one line; otherwise the one that falls due first."""
     if topic.waiting and topic.waiting[0].partition is None:
         yield from ((topic.topic, waiting.message) for waiting in topic.waiting)
     elif topic.waiting:

@@ -2,8 +2,9 @@
 
 Two commits a topic at most. First the files that lie wholly below the new log start are removed, together with the new
 log start (``dataChange=true``, no adds); then files that hold the log start inside are replaced by ones that begin at
-it (``dataChange=false``), so that plain Delta readers agree with the log start. Killed anywhere, the next run goes on
-from what is committed. Only prefixes go; nothing at or above ``sealed`` is touched. Only the second commit needs Spark.
+it (``dataChange=false``), so that plain Delta readers agree with the log start. A killed job is continued by the next
+run from the last commit. Only prefixes are removed; nothing at or above ``sealed`` is touched. Only the second commit
+needs Spark.
 """
 
 from collections.abc import Collection, Mapping

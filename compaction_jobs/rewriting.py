@@ -1,6 +1,6 @@
 """Jobs that replace a topic's files: plan on a snapshot, work, commit on a fresh one, and plan again if overtaken.
 
-Invariant: nothing is planned twice but what a commit left out, so that a job ends however fast others commit.
+Invariant: only partitions that a commit left out are planned again, so that a job ends however fast others commit.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,9 +23,8 @@ PLANS_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """Of one attempt: what its commits took out of the table and put in, and the partitions that they left out.
-
-    ``added`` is None where a dry run cannot know it.
+    """The result of one attempt: files that its commits removed and added, and the partitions that they left out.
+    ``added`` is None if a dry run cannot know it.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -48,7 +47,7 @@ Attempt = Callable[[JobContext, JobTopic, TopicSnapshot, Collection[int]], Attem
 
 
 class PlanOvertakenError(CommitRefusedError):
-    """Other commits took away the files that a job had planned with, again and again; nothing is wrong with them."""
+    """Other commits removed the files that a job had planned with, again and again. The files are not damaged."""
 
     retriable = True
 
@@ -58,8 +57,8 @@ Waits = Callable[[int, PartitionState, Sequence[SegmentFile], TopicConfig, int],
 
 
 def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits) -> TopicReport:
-    """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` says why it touched some of them
-    not. PlanOvertakenError, and what it raises.
+    """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` gives the reasons for untouched
+    partitions. Raises PlanOvertakenError, and as ``attempt``.
     """
     snapshot = topic.table.snapshot()
     before = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
@@ -107,7 +106,7 @@ def commit(
 def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, int]) -> None:
     """Raise MissingRecordsError if somebody took records out of a partition below its end in ``ends``.
 
-    Readers pass over what lies below a log start or a clean point: the job would hide the loss.
+    Readers pass over gaps below a log start or a clean point, so the job would hide the loss.
     """
     gaps = {
         partition: found
@@ -130,7 +129,9 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
 def refused_as_overtaken(
     topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError
 ) -> AttemptResult:
-    """What reading ``planned`` files failed with, as a refusal if they left the table meanwhile; else raises it."""
+    """The error of reading ``planned`` files as a refusal, if the files left the table meanwhile; otherwise the error
+    is raised.
+    """
     if set(planned) <= topic.table.snapshot().paths:
         raise error
     return AttemptResult(refused=dict.fromkeys(partitions, CommitRefusedError(error.message)))

@@ -1,8 +1,7 @@
-"""What the executors do: read segments, and write segments with the writer of the roll.
-
-Travels to the executors by value; beside it they need ``logstore`` alone. Invariants: a task reads the files that the
-driver planned, whole, or fails; a record keeps its offset, timestamp, key, value and headers; an attempt that fails or
-is given up leaves at worst a file that no commit names.
+"""The work of the executors: read segments, and write segments with the writer of the roll. This module is sent to the
+executors by value; besides, they need only ``logstore``. Invariants: a task reads the files that the driver planned,
+whole, or fails; a record keeps its offset, timestamp, key, value and headers; an attempt that fails or is given up
+leaves at worst a file that no commit names.
 """
 
 import json
@@ -271,7 +270,7 @@ def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFoot
 
 
 def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[RememberedBatch]:
-    """A file tells of the keys of its own range: those of all sources, while their window is open at the end."""
+    """A file has the idempotency keys of its own range: those of all sources whose window is open at its end."""
     over_ms = footers[-1].append_time_ms - task.idempotency_window_ms
     return [batch for footer in footers for batch in footer.idempotency_keys if batch.append_time_ms > over_ms]
 

@@ -1,7 +1,7 @@
-"""The time that a job goes by when it deletes: never ahead of the storage's.
+"""The clock of a job for deletions: never ahead of the storage's clock.
 
-A job may run on another machine than the store and its storage, with a clock of its own that is wrong. What both clocks
-have reached has surely passed: at worst something is deleted later, never earlier.
+A job may run on another machine than the store and its storage, with a clock of its own that is wrong. A time that both
+clocks have reached has passed: at worst something is deleted later, never earlier.
 """
 
 import os
@@ -15,7 +15,7 @@ from logstore.errors import storage_error
 
 @dataclass(frozen=True, slots=True)
 class StorageClock(SystemClock):
-    """Of the file system that holds ``directory``, which stamps what is made in it. Blocking; StorageError."""
+    """The time of the file system that holds ``directory``, from a file made in it. Blocking; StorageError."""
 
     directory: Path
 

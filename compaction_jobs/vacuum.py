@@ -1,9 +1,9 @@
 """Vacuum: files that left the table ``file.delete.delay.ms`` ago are deleted from storage, by Delta's own VACUUM.
 
-``VACUUM LITE`` deletes what the Delta log says was removed, never a file that no commit has named yet: a roll is open
-between its file and its commit, and would lose it. A full VACUUM goes by a file's age alone; so 7 days are its least.
-It runs when it is asked for, and where LITE refuses because the log entries with the removals are no longer there.
-Spark starts only if a file is on disk that could be deleted.
+``VACUUM LITE`` deletes files that the Delta log says were removed, never a file that no commit has named yet (a roll
+between its file and its commit would lose it). A full VACUUM goes by a file's age alone, so it takes at least 7 days.
+It runs when it is asked for, and when LITE refuses because the log entries with the removals are gone. Spark starts
+only if a file is on disk that could be deleted.
 """
 
 import os
@@ -41,7 +41,7 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
     inactive = {name: file for name, file in before.items() if name not in snapshot.paths}
 
     def due(delay_ms: int) -> set[str]:
-        """What could go: a file was written before it was removed."""
+        """The files that could be deleted. A file is written before it is removed, so its age bounds its removal."""
         oldest = context.clock.now_ms() - delay_ms
         return {name for name, (_, modified_ms) in inactive.items() if modified_ms <= oldest}
 
@@ -97,7 +97,7 @@ def _files(table_path: Path) -> dict[str, tuple[int, int]]:
 
 
 def _vacuum(spark: "SparkSession", path: Path, delay_ms: int, *, full: bool, dry_run: bool) -> set[str] | None:
-    """Runs it; with ``dry_run`` the files (in the table, 1,000 at most) that it would delete. None if LITE refuses."""
+    """Run the VACUUM; with ``dry_run`` return the files (1,000 at most) that it would delete. None if LITE refuses."""
     table = str(path).replace("`", "``")
     statement = f"VACUUM delta.`{table}` {'FULL' if full else 'LITE'} RETAIN {delay_ms / 3_600_000:.6f} HOURS"
     try:
@@ -114,7 +114,7 @@ def _vacuum(spark: "SparkSession", path: Path, delay_ms: int, *, full: bool, dry
 def _configured(spark: "SparkSession") -> Iterator[None]:
     """A session that is not ours alone gets its settings back."""
     settings = {
-        # Else a vacuum makes two commits of its own, which rolls would lose races against.
+        # Otherwise a vacuum makes two commits of its own, and rolls would lose races against them.
         "spark.databricks.delta.vacuum.logging.enabled": "false",
         # The delay is the topic's configuration; the check is for one that was typed.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",

@@ -1,4 +1,4 @@
-"""Why a job leaves a partition alone, and when that ends: what the plans of ``planning`` come to when there is none.
+"""Why a job leaves a partition alone, and until when: the reasons behind an empty plan of ``planning``.
 
 Pure functions, as the plans. Invariant: where ``due_ms`` is given, the plan of that millisecond is the first that is
 not None, if nothing is written until then.
@@ -19,14 +19,15 @@ from logstore.topic_config import LONG_MAX, TopicConfig
 #: ``unnamed``: files that only a full vacuum deletes.
 Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "unnamed"]
 
-#: Year 9999: what lies beyond has no date.
+#: Year 9999; later times have no date.
 _LAST_MS = 253_402_300_799_999
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """``partition`` None: the whole topic. ``segment`` is the file that is in the way; ``due_ms`` (since 1970) is None
-    where time alone changes nothing. ``unrolled_records`` are not in the table yet; None: no store was there to ask.
+    """``partition`` None stands for the whole topic. ``segment`` is the file that is in the way. ``due_ms`` (since
+    1970) is None if time alone changes nothing. ``unrolled_records`` are not in the table yet; None if no store could
+    be asked.
     """
 
     partition: int | None
@@ -136,7 +137,7 @@ def vacuum_waits(
 
 
 def instant(ms: int) -> str:
-    """As ``2026-11-21T08:00:00Z``; the text of the number for what has no date."""
+    """As ``2026-11-21T08:00:00Z``; the number's text for a time without a date."""
     if not 0 <= ms <= _LAST_MS:
         return f"{ms} ms"
     # Up to the second that begins next: at that time it has come. The last second of all has no next one.

@@ -58,7 +58,7 @@ def render() -> str:
 
 
 def _choices(annotation: object) -> str:
-    """What a setting takes that takes one of a few words."""
+    """The words that a setting of a few words takes."""
     return (
         f" One of {', '.join(f'`{word}`' for word in get_args(annotation))}."
         if get_origin(annotation) is Literal

@@ -14,7 +14,9 @@ from typing import Self
 import structlog
 
 from consumer_offsets.offset_log import OffsetLog, TopicPartition
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.topic_identity import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
@@ -81,6 +83,7 @@ class GroupCoordinator:
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
+        self._access = broker.access
         self._clock = clock
         self._offsets = OffsetLog(broker)
 
@@ -110,49 +113,70 @@ class GroupCoordinator:
 
     # ---- what a group does ------------------------------------------------------------------------------------------
 
-    async def commit(self, group: str, offsets: Sequence[OffsetToCommit], *, timeout_ms: int = _TIMEOUT_MS) -> None:
+    async def commit(
+        self, context: RequestContext, group: str, offsets: Sequence[OffsetToCommit], *, timeout_ms: int = _TIMEOUT_MS
+    ) -> None:
         """Commit offsets, lower ones than before too; returns when that is durable.
 
-        Raises InvalidGroupError, InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError,
-        UnknownTopicError, UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it
-        may or may not be committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
+        Raises GroupAuthorizationError, TopicAuthorizationError (of one of the topics), InvalidGroupError,
+        InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError, UnknownTopicError,
+        UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
+        committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
+        self._access.require(context, Operation.READ, ResourceType.GROUP, group)
         _check_group_name(group)
         _check_request(offsets)
+        for name in dict.fromkeys(asked.topic for asked in offsets):
+            self._access.require(context, Operation.READ, ResourceType.TOPIC, name)
         self._check_offsets(offsets)
         topic = await self._offsets.open_topic()
         # Again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing waits.
         commits = self._check_offsets(offsets)
         await self._offsets.append(topic, group, commits, timeout_ms=timeout_ms)
 
-    def groups(self) -> list[str]:
-        """Groups that have committed something, sorted."""
-        return sorted(group for group in self._offsets.groups() if self._has_current(group))
+    def groups(self, context: RequestContext) -> list[str]:
+        """Groups that have committed something, of those that whoever asks may see; sorted."""
+        names = sorted(group for group in self._offsets.groups() if self._has_current(group))
+        return self._access.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
 
-    def committed(self, group: str, topic: str | None = None) -> list[CommittedOffset]:
-        """By topic and partition; of one ``topic`` if named. Raises UnknownGroupError, UnknownTopicError."""
+    def committed(self, context: RequestContext, group: str, topic: str | None = None) -> list[CommittedOffset]:
+        """By topic and partition; of one ``topic`` if named, else of those that whoever asks may see.
+
+        Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError.
+        """
+        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         if topic is not None:
-            self._broker.topic(topic)
+            self._broker.topic(context, topic)
+        known = self._known(group)
+        shown = self._access.described(context, [key.topic for key, _ in known])
         return [
             CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
-            for key, commit in self._known(group)
-            if topic in (None, key.topic)
+            for key, commit in known
+            if key.topic in shown and topic in (None, key.topic)
         ]
 
-    def lag(self, group: str) -> list[PartitionLag]:
-        """All partitions of the topics that the group has committed to, in order. Raises UnknownGroupError."""
+    def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
+        """All partitions of the topics that the group has committed to, of those that whoever asks may see, in order.
+
+        Raises GroupAuthorizationError, UnknownGroupError.
+        """
+        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = {key: commit.offset for key, commit in self._known(group)}
         lags = []
-        for name in sorted({key.topic for key in committed}):
-            for log in self._broker.topic(name).partitions:
+        for name in sorted(self._access.described(context, [key.topic for key in committed])):
+            for log in self._broker.topic(INTERNAL, name).partitions:
                 offset = committed.get(TopicPartition(name, log.partition))
                 begin = log.log_start_offset if offset is None else offset
                 lag = max(0, log.high_watermark - begin)
                 lags.append(PartitionLag(name, log.partition, offset, log.log_start_offset, log.high_watermark, lag))
         return lags
 
-    async def delete(self, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
-        """Take back all that the group has committed. Raises UnknownGroupError, and as ``commit`` when it cannot."""
+    async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
+        """Take back all that the group has committed.
+
+        Raises GroupAuthorizationError, UnknownGroupError, and as ``commit`` when it cannot.
+        """
+        self._access.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
         topic = await self._offsets.open_topic()
         await self._offsets.append(topic, group, dict.fromkeys(self._offsets.keys(group)), timeout_ms=timeout_ms)
@@ -175,7 +199,7 @@ class GroupCoordinator:
 
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
         try:
-            return self._broker.topic(key.topic).topic_id == commit.topic_id
+            return self._broker.topic(INTERNAL, key.topic).topic_id == commit.topic_id
         except (UnknownTopicError, QuarantinedError):
             return False
 
@@ -184,7 +208,7 @@ class GroupCoordinator:
         now = self._clock.now_ms()
         commits: dict[TopicPartition, OffsetCommit | None] = {}
         for asked in offsets:
-            topic = self._broker.topic(asked.topic)
+            topic = self._broker.topic(INTERNAL, asked.topic)
             require_topic_id(topic, asked.topic_id)
             partition_log = topic.partition(asked.partition)
             partition_log.require_served()
@@ -211,11 +235,11 @@ class GroupCoordinator:
 
     async def _take_back_orphans(self) -> None:
         """Offsets of topics whose deletion a crash cut short; those of one that is missing wait for it to come back."""
-        existing = {topic.name: topic.topic_id for topic in self._broker.topics(include_internal=True)}
+        existing = {topic.name: topic.topic_id for topic in self._broker.topics(INTERNAL, include_internal=True)}
 
         def is_orphan(key: TopicPartition, commit: OffsetCommit) -> bool:
             made_again = existing.get(key.topic, commit.topic_id) != commit.topic_id
-            return made_again or self._broker.was_deleted(commit.topic_id)
+            return made_again or self._broker.was_deleted(INTERNAL, commit.topic_id)
 
         await self._take_back(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
 

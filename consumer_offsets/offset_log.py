@@ -16,6 +16,7 @@ from typing import NamedTuple
 import structlog
 
 from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.context import INTERNAL
 from logstore.errors import (
     CorruptionError,
     LogStoreError,
@@ -74,7 +75,7 @@ class OffsetLog:
         Groups whose offsets cannot be read are refused until a restart finds the topic mended; others are served.
         """
         try:
-            topic = self._broker.topic(OFFSETS_TOPIC)
+            topic = self._broker.topic(INTERNAL, OFFSETS_TOPIC)
         except UnknownTopicError:
             return
         except QuarantinedError as error:
@@ -94,7 +95,9 @@ class OffsetLog:
         partition, at = partition_log.partition, partition_log.log_start_offset
         latest: dict[bytes, tuple[int, bytes | None]] = {}
         while at < partition_log.high_watermark:
-            fetched = await self._broker.fetch(topic, partition, at, max_bytes=_LOAD_BYTES, min_bytes=1, max_wait_ms=0)
+            fetched = await self._broker.fetch(
+                INTERNAL, topic, partition, at, max_bytes=_LOAD_BYTES, min_bytes=1, max_wait_ms=0
+            )
             offsets, keys, values = (fetched.records.column(name).to_pylist() for name in ("offset", "key", "value"))
             latest.update(zip(keys, zip(offsets, values, strict=True), strict=True))
             at = fetched.next_offset
@@ -142,6 +145,7 @@ class OffsetLog:
     async def open_topic(self) -> Topic:
         """The internal topic, made when it is first needed."""
         return await self._broker.internal_topic(
+            INTERNAL,
             OFFSETS_TOPIC,
             partitions=self._broker.settings.offsets_topic_num_partitions,
             configs=OFFSETS_TOPIC_CONFIGS,
@@ -180,11 +184,11 @@ class OffsetLog:
         try:
             records = [(OffsetKey(group, *key), commit) for key, commit in commits.items()]
             produced = await self._broker.produce(
+                INTERNAL,
                 topic,
                 DecodedRecords(encode_offset_records(records), None),
                 partition=_partition_of(group, len(topic.partitions)),
                 timeout_ms=_UNTIL_KNOWN_MS,
-                internal=True,
             )
             base = produced.ranges[0].base_offset
             for log_offset, (key, commit) in enumerate(commits.items(), start=base):

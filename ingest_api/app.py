@@ -53,7 +53,6 @@ def create_app(settings: Settings, access: Access) -> "Application":
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        default_response_class=Response,
     )
     add_error_handlers(app)
     _describe_once(app)
@@ -77,8 +76,8 @@ class Application(FastAPI):
         self.router.route_class = DeclaredRoute
         for router in ROUTERS:
             self.include_router(router)
-        self._routes = RouteTable(ROUTERS)
-        self.short_requests = ShortRequests(lambda: self.state.api, self._routes.find, guard)
+        self.declared_routes = RouteTable(ROUTERS)
+        self.short_requests = ShortRequests(lambda: self.state.api, self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
 
     def open(self, state: ApiState) -> None:
@@ -109,7 +108,7 @@ class Application(FastAPI):
         return stack.app
 
     async def _admit(self, arrival: Arrival, scope: Scope, receive: Receive, send: Send) -> None:
-        found = self._routes.find(arrival.method, scope["path"])
+        found = self.declared_routes.find(arrival.method, scope["path"])
         if found is None:
             self.guard.admit(arrival, None)
             await self._answer_without_route(scope)(scope, receive, send)
@@ -119,25 +118,25 @@ class Application(FastAPI):
         if arrival.method == "HEAD":
             # The server leaves the body out.
             scope = {**scope, "method": "GET"}
-        if "records" in found.route.tags:
-            await self._answer_records(scope, receive, send)
+        if found.route.by_hand:
+            await self._answer_by_hand(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
     def _answer_without_route(self, scope: Scope) -> Response:
         method, path = scope["method"], scope["path"]
-        if not (methods := ", ".join(self._routes.allowed_methods(path))):
+        if not (methods := ", ".join(self.declared_routes.allowed_methods(path))):
             return log_store_error_response(
                 NoSuchResourceError(f"No resource at {path!r}; GET /openapi.json lists what there is.")
             )
         if method == "OPTIONS":
             return Response(status_code=204, headers={"Allow": methods})
-        scope["route"] = self._routes.first(path)
+        scope["route"] = self.declared_routes.first(path)
         return log_store_error_response(
             MethodNotAllowedError(f"{method} is not allowed here: use one of {methods}.", allow=methods)
         )
 
-    async def _answer_records(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer_by_hand(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             response = await scope["route"].endpoint(Request(scope, receive, send))
         except LogStoreError as error:
@@ -145,10 +144,10 @@ class Application(FastAPI):
         await response(scope, receive, send)
 
 
-def _describe_once(app: FastAPI) -> None:
+def _describe_once(app: Application) -> None:
     def describe() -> dict[str, Any]:
         if app.openapi_schema is None:
-            app.openapi_schema = openapi.describe(app)
+            app.openapi_schema = openapi.describe(app, app.declared_routes)
         return app.openapi_schema
 
     app.openapi = describe  # type: ignore[method-assign]  # FastAPI's documented way to extend the document

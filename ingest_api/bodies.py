@@ -7,8 +7,8 @@ send nothing would keep all others out); a client that sends too slowly is given
 
 import asyncio
 import json
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
@@ -120,16 +120,18 @@ async def receive_model_or_none(request: Request, model: type[Model]) -> Model |
     try:
         found = model.model_validate_json(body)
     except ValidationError as error:
-        problems = [
-            f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}"
-            for found in error.errors(include_url=False, include_context=False, include_input=False)
-        ]
-        more = len(problems) - _PROBLEMS_SHOWN_MAX
-        text = "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
-        raise InvalidRequestError(f"The request body is not acceptable. {text}.") from None
+        problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False))
+        raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
     # Of two, pydantic keeps the last; and nobody looks at the number that the first may be.
     json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
     return found
+
+
+def problems_in(errors: Sequence[Mapping[str, Any]]) -> str:
+    """The first few things that pydantic found wrong, each after the field where it is."""
+    problems = [f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}" for found in errors]
+    more = len(problems) - _PROBLEMS_SHOWN_MAX
+    return "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
 
 
 def _require_each_field_once(fields: list[tuple[str, object]]) -> None:

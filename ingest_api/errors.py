@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import msgspec
 from fastapi import FastAPI
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -141,11 +140,5 @@ def add_error_handlers(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         return error_response(HttpError(error.status_code, error.status_code), str(error.detail), error.headers)
 
-    async def validation(_: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        problems = "; ".join(f"{'.'.join(map(str, found['loc']))}: {found['msg']}" for found in error.errors())
-        return log_store_error_response(ParameterError(problems))
-
     app.add_exception_handler(LogStoreError, ours)
     app.add_exception_handler(HTTPException, starlettes)
-    app.add_exception_handler(RequestValidationError, validation)

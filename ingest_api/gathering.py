@@ -12,8 +12,11 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.producing import not_acknowledged
+from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
 
@@ -98,11 +101,20 @@ class GatheredProduce:
         return decode_plain(body) or None
 
     def begin(
-        self, topic: Topic, records: Sequence[PlainRecord], *, string_keys: bool, timeout_ms: int, told: Told
+        self,
+        context: RequestContext,
+        topic: Topic,
+        records: Sequence[PlainRecord],
+        *,
+        string_keys: bool,
+        timeout_ms: int,
+        told: Told,
     ) -> None:
         """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
-        the append has begun is not stored.
+        the append has begun is not stored. Raises TopicAuthorizationError, InvalidTopicError.
         """
+        self._broker.access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        require_users_topic(topic)
         gathering = self._gathering.get((topic, string_keys))
         if gathering is None:
             gathering = self._gathering[topic, string_keys] = _Gathering(topic, string_keys=string_keys)
@@ -110,7 +122,13 @@ class GatheredProduce:
         self._begin_if_due(gathering)
 
     async def produce(
-        self, topic: Topic, records: Sequence[PlainRecord], *, string_keys: bool, timeout_ms: int
+        self,
+        context: RequestContext,
+        topic: Topic,
+        records: Sequence[PlainRecord],
+        *,
+        string_keys: bool,
+        timeout_ms: int,
     ) -> Places:
         """``begin``, and what was told."""
         result: asyncio.Future[Places] = asyncio.get_running_loop().create_future()
@@ -124,7 +142,7 @@ class GatheredProduce:
             else:
                 result.set_result(places)
 
-        self.begin(topic, records, string_keys=string_keys, timeout_ms=timeout_ms, told=told)
+        self.begin(context, topic, records, string_keys=string_keys, timeout_ms=timeout_ms, told=told)
         return await result
 
     def _begin_if_due(self, gathering: _Gathering) -> None:
@@ -155,7 +173,7 @@ class GatheredProduce:
             plain = list(itertools.chain.from_iterable(waiting.records for waiting in gathered))
             records = plain_columns(plain, string_keys=gathering.string_keys)
             # Each request waits as long as it wants to: this waits for the journal's word.
-            result = await self._broker.produce(gathering.topic, records, timeout_ms=None)
+            result = await self._broker.produce(INTERNAL, gathering.topic, records, timeout_ms=None)
             partitions, offsets = (places.tolist() for places in result.places())
         except InvalidRecordError as error:
             # The topic was altered since they were looked at, and nothing is stored: now each for itself.

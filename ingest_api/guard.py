@@ -3,7 +3,7 @@
 Ways: the application's routes, HEAD, OPTIONS, paths that are not there, and short requests, which meet no application.
 The guard looks by which name the store was called and from where (``allowed_hosts``), says who asks (a
 ``RequestContext``), whether who asks may do what the route declares, and how much of it.
-Names that stand in bodies are asked for by the routes, of the same ``Access``.
+The broker asks the same ``Access`` for every name, also for those in bodies.
 """
 
 import math

@@ -69,7 +69,7 @@ class HttpListener:
 
     def open(self, broker: Broker, groups: GroupCoordinator) -> None:
         """Answer everything from now on."""
-        self._app.open(ApiState(self._settings, broker, groups, self._app.guard.access))
+        self._app.open(ApiState(self._settings, broker, groups))
 
     def close(self) -> None:
         """After ``serve`` has returned."""

@@ -83,42 +83,7 @@ class ChoiceParameter:
         return {**schema, "default": next(iter(self.choices))} if self.has_default else schema
 
 
-@dataclass(frozen=True, slots=True)
-class TextParameter:
-    """Any text but the empty one; absent by default."""
-
-    name: str
-    description: str
-
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        return {"type": "string", "minLength": 1}
-
-
-@dataclass(frozen=True, slots=True)
-class TimeParameter:
-    """Absent by default. Relative times count from the store's clock."""
-
-    name: str
-    description: str
-
-    def read(self, text: str, now_ms: int) -> int:
-        if _NUMBER.fullmatch(text):
-            return IntegerParameter(self.name, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "").read(text)
-        try:
-            # A query's "+" is a space: 08:00:00+01:00 that nobody has escaped still says what it means.
-            return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
-        except ValueError:
-            raise ParameterError(f"Query parameter {self.name} cannot be {shown(text)}: send {TIME_FORMS}.") from None
-
-    @property
-    def json_schema(self) -> dict[str, Any]:
-        number = IntegerParameter(self.name, TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "").json_schema
-        return {"anyOf": [number, {"type": "string", "examples": ["2026-11-21T08:00:00Z", "-1h"]}]}
-
-
-NumberParameter = IntegerParameter | ChoiceParameter
-Parameter = NumberParameter | TextParameter | TimeParameter
+Parameter = IntegerParameter | ChoiceParameter
 
 ACKS = ChoiceParameter(
     "acks",
@@ -157,51 +122,35 @@ MIN_BYTES = IntegerParameter(
 MAX_WAIT_MS = IntegerParameter(
     "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
 )
-TIMESTAMP = TimeParameter(
-    "timestamp",
-    "A time, as ISO 8601 (UTC unless it says its offset), a date, `now`, `today`, `yesterday`, `-1h`, `-7d`, or "
-    "milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not below it.",
-)
-TOPIC = TextParameter("topic", "Answer for this topic alone.")
+# A time may be a number, too.
+_TIMESTAMP = IntegerParameter("timestamp", TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "")
 
 
-def read_query(request: Request, known: Sequence[NumberParameter] = ()) -> dict[str, int | None]:
+def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, int | None]:
     """The value of every ``known`` parameter, its default where absent."""
     return parse_query(request.scope["query_string"], known)
 
 
-def parse_query(query: bytes, known: Sequence[NumberParameter]) -> dict[str, int | None]:
+def parse_query(query: bytes, known: Sequence[Parameter]) -> dict[str, int | None]:
     """As ``read_query``, of a query as it was sent."""
-    texts = _read_texts(query, known)
+    texts = query_texts(query, [parameter.name for parameter in known])
     return {
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
         for parameter in known
     }
 
 
-def read_time_query(request: Request, known: TimeParameter, now_ms: int) -> int | None:
-    """The one parameter there is in ms since 1970, UTC; None where absent."""
-    text = _read_texts(request.scope["query_string"], (known,)).get(known.name)
-    return None if text is None else known.read(text, now_ms)
-
-
-def read_text_query(request: Request, known: TextParameter) -> str | None:
-    """The value of the one parameter there is; None where absent."""
-    return _read_texts(request.scope["query_string"], (known,)).get(known.name)
-
-
-def _read_texts(query: bytes, known: Sequence[Parameter]) -> dict[str, str]:
-    """The parameters that are there, each of them known, once, and not empty."""
+def query_texts(query: bytes, known: Sequence[str]) -> dict[str, str]:
+    """The parameters that are there by name: each of them ``known``, once, and not empty."""
     if not query:
         return {}
     try:
         pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, max_num_fields=_FIELDS_MAX)
     except ValueError:
         raise ParameterError(f"The query has more than {_FIELDS_MAX} parameters; {_advice(known)}") from None
-    names = {parameter.name for parameter in known}
     texts: dict[str, str] = {}
     for name, text in pairs:
-        if name not in names:
+        if name not in known:
             raise ParameterError(f"There is no query parameter {shown(name)} here; {_advice(known, name)}")
         if name in texts:
             raise ParameterError(f"Query parameter {name} is given twice: send it once.")
@@ -209,6 +158,17 @@ def _read_texts(query: bytes, known: Sequence[Parameter]) -> dict[str, str]:
             raise ParameterError(f"Query parameter {name} has no value: leave it out or give one.")
         texts[name] = text
     return texts
+
+
+def read_timestamp(text: str, now_ms: int) -> int:
+    """The query parameter ``timestamp`` in ms since 1970, UTC. Relative times count from ``now_ms``."""
+    if _NUMBER.fullmatch(text):
+        return _TIMESTAMP.read(text)
+    try:
+        # A query's "+" is a space: 08:00:00+01:00 that nobody has escaped still says what it means.
+        return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
+    except ValueError:
+        raise ParameterError(f"Query parameter timestamp cannot be {shown(text)}: send {TIME_FORMS}.") from None
 
 
 def required(value: int | None) -> int:
@@ -219,7 +179,11 @@ def required(value: int | None) -> int:
 
 def partition_in_path(request: Request) -> int:
     """The partition that the path names; UnknownPartitionError (404) unless it is decimal digits in their only form."""
-    text = request.path_params["partition"]
+    return partition_number(request.path_params["partition"])
+
+
+def partition_number(text: str) -> int:
+    """As ``partition_in_path``, of a part of the path."""
     if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
         raise UnknownPartitionError(
             f"Partition {shown(text)} not found: a partition is a whole number from 0, written in decimal digits."
@@ -232,9 +196,8 @@ def shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 
-def _advice(known: Sequence[Parameter], name: str = "") -> str:
-    names = [parameter.name for parameter in known]
-    if not names:
+def _advice(known: Sequence[str], name: str = "") -> str:
+    if not known:
         return "this resource takes none."
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else f"what it takes is {', '.join(names)}."
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else f"what it takes is {', '.join(known)}."

@@ -187,8 +187,9 @@ class HttpProtocol(HttpToolsProtocol):
     def _watch_answer(self) -> None:
         """Cut the connection once the client takes too little of what waits for it."""
         self._stop_answer_timer()
-        if self.transport.get_write_buffer_size():
-            self._check_answer_later(None, self._bytes_not_taken())
+        # A TLS transport does not count the bytes in the transport below it; some of them are in the kernel, then.
+        if not_taken := self._bytes_not_taken():
+            self._check_answer_later(None, not_taken)
 
     def _check_answer_later(self, before: int | None, now: int) -> None:
         self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, before, now)

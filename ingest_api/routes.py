@@ -4,12 +4,13 @@ Invariant: a route without such a declaration cannot be made.
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
@@ -26,7 +27,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 class Requirement:
     """The operation, and the type of what it is done to; None: anybody may.
 
-    ``names_in`` the path: the guard asks. In the body or the answer: the route asks, name by name.
+    ``names_in`` the path: the guard asks before the body is read. The broker asks for every name, wherever it stands.
     """
 
     operation: Operation | None
@@ -64,7 +65,12 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 
 
 class DeclaredRoute(APIRoute):
-    """A route whose endpoint says what it does (else TypeError), and that runs only when the guard was asked for it."""
+    """A route whose endpoint says what it does (else TypeError), and that runs only when the guard was asked for it.
+
+    ``by_hand``: its endpoint takes the Request and gives the Response, without FastAPI between them.
+    """
+
+    by_hand: ClassVar[bool] = True
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         declared = _declared.get(endpoint)
@@ -84,7 +90,7 @@ class DeclaredRoute(APIRoute):
 
 
 def declared_router(**options: Any) -> APIRouter:
-    """An APIRouter whose routes are DeclaredRoutes."""
+    """An APIRouter whose routes are DeclaredRoutes, done by hand; ``model_routes`` has the others."""
     return APIRouter(route_class=DeclaredRoute, **options)
 
 
@@ -101,6 +107,13 @@ class FoundRoute(NamedTuple):
         scope["path_params"] = self.path_parameters
 
 
+def operation_of(request: Request) -> Operation:
+    """What the route that the request is for says that it does."""
+    operation = request.scope[_FOUND].requirement.operation
+    assert isinstance(operation, Operation)
+    return operation
+
+
 class RouteTable:
     """Every route there is, tried in the order of ``routers``. TypeError for one that says not what it does."""
 
@@ -111,6 +124,9 @@ class RouteTable:
                 raise TypeError(f"{route} does not say which operation it is: make its router with declared_router.")
             self._routes.append(route)
         self.find = functools.lru_cache(_PATHS_CACHED)(self._find)
+
+    def __iter__(self) -> Iterator[DeclaredRoute]:
+        return iter(self._routes)
 
     def _find(self, method: str, path: str) -> FoundRoute | None:
         """HEAD is GET."""

@@ -28,6 +28,7 @@ from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
 from logstore.broker.admission import Reservation
+from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError
 from logstore.observability import LOG_FIELDS
 from logstore.topic_config import TopicConfig
@@ -117,7 +118,8 @@ class ShortRequests:
         if state is None:
             return False
         try:
-            topic = state.broker.topic(head.found.path_parameters["topic"])
+            # Nobody is told of it: who asks is asked for below.
+            topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
             records = state.gathered.open(topic, body)
             if not records:
                 return False
@@ -128,12 +130,13 @@ class ShortRequests:
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
             # Last of all that may go wrong: what is left to the application is asked there, and counts once.
-            self._guard.admit(arrival, head.found)
+            context = self._guard.admit(arrival, head.found)
+            string_keys = head.string_keys(topic.config)
+            state.gathered.begin(
+                context, topic, records, string_keys=string_keys, timeout_ms=head.timeout_ms, told=request.told
+            )
         except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
             asyncio.get_running_loop().call_soon(request.told, None, error)
-            return True
-        string_keys = head.string_keys(topic.config)
-        state.gathered.begin(topic, records, string_keys=string_keys, timeout_ms=head.timeout_ms, told=request.told)
         return True
 
 

@@ -10,7 +10,6 @@ from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.gathering import GatheredProduce
-from logstore.broker.access import Access
 from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
@@ -29,9 +28,8 @@ class ApiState:
     ``answers`` are bounded apart, so that slow readers never stop producers.
     """
 
-    def __init__(self, settings: Settings, broker: Broker, groups: GroupCoordinator, access: Access) -> None:
+    def __init__(self, settings: Settings, broker: Broker, groups: GroupCoordinator) -> None:
         self.settings = settings
-        self.access = access
         self.broker = broker
         self.groups = groups
         self.gathered = GatheredProduce(broker)

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from consumer_offsets.group_coordinator import GroupCoordinator
 from logstore import __version__
 from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.context import RequestContext
 from logstore.errors import UnknownGroupError
 
 SERIES_MAX: Final = 1_000
@@ -61,10 +62,10 @@ class Observed(NamedTuple):
     problems: Sequence[_Row]
 
 
-async def observe(broker: Broker, groups: GroupCoordinator) -> Observed:
+async def observe(context: RequestContext, broker: Broker, groups: GroupCoordinator) -> Observed:
     topics: list[tuple[str, list[_Row]]] = []
     looked_at = 0
-    for topic in broker.topics(include_internal=True):
+    for topic in broker.topics(context, include_internal=True):
         rows = [(_labels(topic=topic.name, partition=log.partition), _numbers(log)) for log in topic.partitions]
         topics.append((topic.name, rows))
         looked_at += len(rows)
@@ -72,19 +73,19 @@ async def observe(broker: Broker, groups: GroupCoordinator) -> Observed:
             looked_at = 0
             await asyncio.sleep(0)
     lags: list[tuple[str, list[_Row]]] = []
-    for group in groups.groups():
+    for group in groups.groups(context):
         with contextlib.suppress(UnknownGroupError):  # taken back meanwhile
-            found = groups.lag(group)
+            found = groups.lag(context, group)
             rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
             lags.append((group, rows))
             looked_at += len(rows)
         if looked_at >= _STEP:
             looked_at = 0
             await asyncio.sleep(0)
-    problems = broker.problems()
+    problems = broker.problems(context)
     single = (
         ("logstore_build_info", "Which release this is; always 1.", _labels(version=__version__), 1),
-        ("logstore_ready", "1 if appends are taken, else 0.", "", broker.ready),
+        ("logstore_ready", "1 if appends are taken, else 0.", "", broker.not_ready_reason is None),
         ("logstore_journal_max_bytes", "The setting journal.max.bytes.", "", broker.settings.journal_max_bytes),
         (
             "logstore_journal_needed_bytes",

@@ -5,7 +5,9 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import Scope
 
+from logstore.broker.access import Operation
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import RequestContext
 from logstore.broker.topic_identity import require_topic_id, topic_id_text
 
 TOPIC_ID: Final = "Logstore-Topic-Id"
@@ -32,9 +34,12 @@ def topic_ids_of(request: Request) -> list[str]:
     return [value.decode("latin-1") for name, value in request.scope["headers"] if name == TOPIC_ID_HEADER]
 
 
-def topic_to_read(request: Request, broker: Broker) -> Topic:
-    """The topic that the path names; from here on the answer has its id. UnknownTopicError, UnknownTopicIdError."""
-    topic = broker.topic(request.path_params["topic"])
+def topic_to_read(context: RequestContext, request: Request, broker: Broker, operation: Operation) -> Topic:
+    """The topic that the path names, for ``operation``; from here on the answer has its id.
+
+    Raises TopicAuthorizationError, UnknownTopicError, UnknownTopicIdError.
+    """
+    topic = broker.topic(context, request.path_params["topic"], operation)
     request.scope[_IN_SCOPE] = topic_id_text(topic.topic_id)
     for topic_id in topic_ids_of(request):
         require_topic_id(topic, topic_id)

@@ -67,7 +67,7 @@ class FileSystem:
         os.fdatasync(fd)
 
     def fsync(self, fd: int) -> None:
-        """As fdatasync, and all metadata: after a cut or before a file's name is relied on."""
+        """As fdatasync, with all metadata: for use after a cut, or before a file's name is relied on."""
         os.fsync(fd)
 
     def close(self, fd: int) -> None:

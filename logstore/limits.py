@@ -1,4 +1,4 @@
-"""Every fixed bound in one place. What a user may change is in ``topic_config.py`` and ``settings.py`` instead."""
+"""All fixed bounds in one place. Bounds that a user may change are in ``topic_config.py`` and ``settings.py``."""
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -30,7 +30,7 @@ ROW_GROUP_ROWS_MAX = 128 * 1024
 ROW_GROUP_BYTES_MAX = 16 * MIB
 
 JOURNAL_FILE_BYTES = 64 * MIB
-# What one group commit writes at most before it fsyncs.
+# The most bytes that one group commit writes before it fsyncs.
 JOURNAL_GROUP_BYTES_MAX = 32 * MIB
 
 DELTA_CHECKPOINT_INTERVAL = 100
@@ -39,9 +39,9 @@ COMMIT_ATTEMPTS_MAX = 20
 FETCH_BYTES_DEFAULT = 1 * MIB
 FETCH_BYTES_MAX = 64 * MIB
 FETCH_WAIT_MS_MAX = 60_000
-# Of one request for many partitions.
+# The most partitions of one fetch request.
 FETCH_PARTITIONS_MAX = 10_000
-# What readers of history and of large frames hold between two slices.
+# Bytes that readers of history and of large frames hold between two slices.
 READINGS_BYTES_MAX = 128 * MIB
 
 # Timestamps that fit both ms and the table's µs in 64 bits, within what Spark, Python and JSON readers accept:

@@ -1,8 +1,8 @@
 """An exclusive lock of a directory: a file in it that one process holds with ``flock(2)``.
 
-The lock is on the file, not on its name: whoever removes the name or puts another file there lets a second process in.
-``held`` therefore compares the name's inode with the one that is locked. Between such a look and a later one nobody
-else can have held the lock unseen, because the inode of an open file is not given to another file.
+The lock is on the file, not on its name: if the name is removed or leads to another file, a second process can get a
+lock. ``held`` therefore compares the name's inode with the one that is locked. Two such looks that agree prove that no
+other process held the lock between them: the inode of an open file is not reused.
 """
 
 import fcntl
@@ -75,7 +75,7 @@ class LockFile:
         self.release()
 
     def _sign(self) -> None:
-        """Who holds it, for people; nothing reads it but the message to the next one who tries."""
+        """The holder, for people. Only the error message to the next process reads it."""
         assert self._fd is not None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)

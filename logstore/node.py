@@ -50,9 +50,9 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def running_store(
-    settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    settings: Settings, access: Access, *, clock: Clock | None = None, filesystem: FileSystem | None = None
 ) -> AsyncIterator[Store]:
-    """A store without listeners, for as long as the block lasts.
+    """A store without listeners, for as long as the block lasts; ``access`` says who may do what in it.
 
     Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
     """
@@ -60,7 +60,7 @@ async def running_store(
     await coordinator.start()
     try:
         async with (
-            Broker.running(settings, coordinator, clock=clock, filesystem=filesystem) as broker,
+            Broker.running(settings, coordinator, access, clock=clock, filesystem=filesystem) as broker,
             GroupCoordinator.running(broker) as groups,
         ):
             yield Store(coordinator, broker, groups)
@@ -109,13 +109,14 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
         )
     url = url_of(listening, settings.host)
-    listener = HttpListener(settings, Access())
+    access = Access()
+    listener = HttpListener(settings, access)
     with _signals(listener.stop):
         serving = asyncio.create_task(listener.serve(listening))
         # The start makes what stays: the collector need not look at it while it grows, nor under every request.
         gc.disable()
         try:
-            async with running_store(settings) as store:
+            async with running_store(settings, access) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()

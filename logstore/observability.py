@@ -1,10 +1,8 @@
-"""Logs and metrics: what the store says about itself.
-
-Owns the set-up of structlog and every Prometheus metric that is counted as things happen; what is read off when
-somebody looks is ``ingest_api.store_metrics``. Invariants: metrics live in a registry of their own, with a bounded
-number of label values: the first ``CLIENT_LABELS_MAX`` names that clients give themselves and the first
-``TOPIC_LABELS_MAX`` topics count on their own, the rest as ``other`` and ``(other)``; topics are forgotten when they
-are deleted. Log lines go to stderr, stdout is for answers.
+"""Logs and metrics of the store. Owns the set-up of structlog and every Prometheus metric that is counted as events
+happen; metrics that are computed at a scrape are in ``ingest_api.store_metrics``. Invariants: metrics live in a
+registry of their own, with a bounded number of label values: the first ``CLIENT_LABELS_MAX`` names that clients give
+themselves and the first ``TOPIC_LABELS_MAX`` topics count on their own, the rest as ``other`` and ``(other)``; topics
+are forgotten when they are deleted. Log lines go to stderr, stdout is for answers.
 """
 
 import logging
@@ -49,7 +47,7 @@ _labels_lock = threading.Lock()
 
 
 class CountedTopic(Protocol):
-    """What happens to it is counted until it is ``deleted``."""
+    """A topic whose events are counted until it is ``deleted``."""
 
     name: str
     deleted: bool
@@ -59,7 +57,9 @@ class _TopicCounter(Counter):
     """A counter whose first label is a topic."""
 
     def count(self, topic: CountedTopic, amount: float, *labels: str) -> None:
-        """Nothing for a topic that was deleted before its last request ended: its series would come back for good."""
+        """Count ``amount``, unless the topic was deleted before its last request ended: its series would come back for
+        good.
+        """
         if not topic.deleted:
             self.labels(topic.name, *labels).inc(amount)
 
@@ -145,7 +145,7 @@ ROLL_SECONDS: Final = Histogram(
 
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
-# Without local variables: they hold records.
+# Without local variables, because they hold records.
 _PLAIN_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
@@ -159,7 +159,7 @@ _TOPIC_METRICS: Final = (
     ROLLS,
 )
 
-#: Fields of every line that is logged meanwhile: of the request that is being answered.
+#: Fields of the request that is being answered, for every line logged meanwhile.
 LOG_FIELDS: Final[ContextVar[Mapping[str, str]]] = ContextVar("log_fields", default={})  # noqa: B039 - never changed
 
 
@@ -176,17 +176,17 @@ def forget_topic(topic: str) -> None:
 
 
 def render_metrics() -> bytes:
-    """What was counted, in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
+    """All counted metrics in Prometheus' text format, of type ``METRICS_CONTENT_TYPE``."""
     return generate_latest(REGISTRY)
 
 
 def _with_log_fields(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    # One variable where structlog's own has one for each field: setting them takes longer than many a request.
+    # One variable for all fields: structlog has one for each, and setting those takes longer than many a request.
     return {**LOG_FIELDS.get(), **event}
 
 
 def _without_colours(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
-    """Libraries put them into the text of errors (delta-rs does), whoever reads them."""
+    """Remove colours: some libraries (delta-rs) put them into the text of errors."""
     return {name: _plain(value) for name, value in event.items()}
 
 

@@ -1,6 +1,5 @@
-"""How many files the process may have open, and what a store needs of them.
-
-Sockets get three quarters at most: a journal that cannot open a file stops the store.
+"""The limit of open files, and a store's need of them. Sockets get at most three quarters: a journal that cannot open a
+file stops the store.
 """
 
 import resource
@@ -11,7 +10,7 @@ _OTHERS = 256
 
 
 def open_files_limit() -> int | None:
-    """The soft limit of this process (``ulimit -n``); None: there is none."""
+    """The soft limit of this process (``ulimit -n``); None if there is no limit."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if files == resource.RLIM_INFINITY else files
 
@@ -22,7 +21,7 @@ def connections_within(max_connections: int, limit: int | None) -> int:
 
 
 def open_files_shortage(limit: int | None, max_connections: int) -> str | None:
-    """Why ``limit`` is low for a store, and what to do; None if it is not."""
+    """Why ``limit`` is too low for a store, and a remedy; None if it is high enough."""
     if limit is None:
         return None
     needed = max(-(-max_connections * 4 // 3), max_connections + _OTHERS)

@@ -2,7 +2,7 @@
 
 Owns the notation that the command line, HTTP, settings, topic configuration and ``read_offsets`` share. Every time is
 UTC unless it says its own offset: a client and a store in different zones read the same text as the same time. The
-current time is passed in. What cannot be read is ValueError with a sentence for the user.
+current time is passed in. Text that cannot be read raises ValueError with a sentence for the user.
 """
 
 import re

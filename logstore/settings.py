@@ -24,7 +24,7 @@ from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
 ENV_PREFIX = "LOGSTORE_"
 CONFIG_FILE = Path("conf/logstore.toml")
 _TOPIC_PREFIX = "topic."
-#: What a setting takes, by pydantic's name of the error.
+#: The values that a setting takes in words, by pydantic's name of the error.
 _TAKES = {
     "bool_parsing": "it takes true or false",
     "bool_type": "it takes true or false",
@@ -41,12 +41,12 @@ _TAKES = {
 _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
-#: By the last word of a setting's name.
+#: Units, by the last word of a setting's name.
 _UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {"ms": _DURATION, "bytes": _SIZE, "size": _SIZE}
 
 
 class Settings(BaseSettings):
-    """What one broker process runs with; immutable. Sizes in bytes.
+    """The settings of one broker process; immutable. Sizes in bytes.
 
     Raises pydantic.ValidationError for a value that does not fit, InvalidConfigError for a file or variable that cannot
     be read or is misspelt. ``load_settings`` turns both into InvalidConfigError.
@@ -67,24 +67,24 @@ class Settings(BaseSettings):
     journal_max_bytes: int = Field(
         4 * GIB,
         ge=1,
-        description="Bytes that the journal may hold; beyond, produce answers 429 until a roll is done.",
+        description="Bytes that the journal may hold. Beyond that, produce is answered 429 until a roll is done.",
     )
     journal_topic_max_bytes: int | None = Field(
         None,
         ge=1,
-        description="Bytes that the journal may hold of one topic; beyond, produce to that topic answers 429. "
+        description="Bytes that the journal may hold of one topic. Beyond that, produce to it is answered 429. "
         "Default: a quarter of `journal.max.bytes`.",
     )
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of requests in flight; beyond, produce answers 429.",
+        description="Bytes of requests in flight. Beyond that, produce is answered 429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     max_connections: int = Field(
         10_000,
         ge=1,
-        description="Connections at once; one more is answered 503. At most three quarters of the files that the "
+        description="Connections at once; a further one is answered 503. At most three quarters of the files that the "
         "process may have open (`ulimit -n`): the others are for the log.",
     )
     connections_max_idle_ms: int = Field(
@@ -100,14 +100,14 @@ class Settings(BaseSettings):
     request_body_timeout_ms: int = Field(
         30_000,
         ge=1,
-        description="In every interval of this length a body must bring 1 KiB for each second, or its end; else the "
+        description="In every interval of this length a body must bring 1 KiB for each second, or end; otherwise the "
         "answer is 408.",
     )
     response_timeout_ms: int = Field(
         60_000,
         ge=1,
-        description="In two intervals of this length a client must take what 1 KiB a second makes in one of them, or "
-        "all that is left of its answer; else the connection is cut.",
+        description="Within twice this time a client must take 1 KiB of its answer for each second of this time, or "
+        "the rest of it; otherwise the connection is cut.",
     )
     auto_create_topics_enable: bool = Field(
         default=False,
@@ -120,7 +120,7 @@ class Settings(BaseSettings):
         8,
         ge=1,
         le=PARTITIONS_PER_TOPIC_MAX,
-        description="Partitions of the topic of group offsets; counts when the first offset is committed.",
+        description="Partitions of the topic of group offsets. Read when the first offset is committed.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,
@@ -190,7 +190,7 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
-        # As Kafka requires of queued.max.request.bytes: otherwise the largest request never fits.
+        # Kafka requires the same of queued.max.request.bytes: otherwise the largest request never fits.
         if self.queued_max_request_bytes < self.max_request_size:
             raise ValueError(
                 f"queued.max.request.bytes ({self.queued_max_request_bytes}) is below "
@@ -213,8 +213,8 @@ class Settings(BaseSettings):
         cls,
         settings_cls: type[BaseSettings],
         init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 (pydantic's signature)
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003  # noqa: ARG003 (pydantic's signature)
+        env_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (
@@ -241,8 +241,8 @@ def setting_name(field: str) -> str:
     return field if field == "data_location" else field.replace("_", ".")
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
-    names = {setting_name(field) for field in Settings.model_fields}
+def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterator[str]:
+    names = {setting_name(field) for field in model.model_fields}
     for problem in error.errors():
         text = problem["msg"].removeprefix("Value error, ")
         if not problem["loc"]:
@@ -253,11 +253,18 @@ def _explain(error: ValidationError) -> Iterator[str]:
         else:
             limits = problem.get("ctx", {})
             takes = _TAKES.get(problem["type"], text).format_map(limits)
-            yield f"{setting_name(str(problem['loc'][0]))} cannot be '{problem['input']}': {takes}"
+            # A secret is shown nowhere, not even a wrong one.
+            given = "what was given" if problem["loc"][0] in secret_settings(model) else f"'{problem['input']}'"
+            yield f"{setting_name(str(problem['loc'][0]))} cannot be {given}: {takes}"
+
+
+def secret_settings(model: type[Settings] = Settings) -> set[str]:
+    """Fields that hold a secret: those whose type is SecretStr."""
+    return {name for name, field in model.model_fields.items() if "SecretStr" in str(field.annotation)}
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """``LOGSTORE_*`` variables. One that is nearly a setting's is refused; any other belongs to somebody else."""
+    """The ``LOGSTORE_*`` variables. A name close to a setting's is refused as misspelt; other names are ignored."""
     fields = {f"{ENV_PREFIX}{field.upper()}": field for field in Settings.model_fields if field != "topic_defaults"}
     topic_keys = {f"{ENV_PREFIX}TOPIC_{key.field.upper()}": key.name for key in CONFIG_KEYS}
     values: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """The configuration of a topic: one table of keys drives parsing, defaults, the command line, HTTP and the docs.
 
-Owns the names (Kafka's, where Kafka has the key), the defaults and what each value may be. Invariants: a
-``TopicConfig`` holds only checked values; ``TopicConfig.parse(config.as_strings()) == config``; a value's text has one
-normal form, so that what is stored in a table's properties compares equal when it means the same.
+Owns the names (Kafka's, where Kafka has the key), the defaults and the checks of values. Invariants: a ``TopicConfig``
+holds only checked values; ``TopicConfig.parse(config.as_strings()) == config``; a value's text has one normal form, so
+that equal values are stored as equal texts in a table's properties.
 """
 
 import difflib
@@ -181,7 +181,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
     _choice(
         "key.format",
         ("json", "string"),
-        'How keys of JSON requests are stored that name no `key_format`. With `json` a key is its JSON text (`"ada"` '
+        'How keys of JSON requests without `key_format` are stored. With `json` a key is its JSON text (`"ada"` '
         "with its quotes, as in REST Proxy); with `string` a text is its UTF-8 bytes (`ada`, as Kafka clients and "
         "`logstore produce` send it), and JSON readers get keys as texts. Not a key of Kafka's.",
     ),
@@ -190,14 +190,15 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         600_000,
         0,
         LONG_MAX,
-        "How long a request with an `Idempotency-Key` is remembered: sent again, it is answered the same, stored once.",
+        "How long a request with an `Idempotency-Key` is remembered. Sent again meanwhile, it gets the same answer and "
+        "is stored once.",
     ),
     _integer(
         "idempotency.keys.max",
         100_000,
         0,
         INT_MAX,
-        "How many idempotency keys a partition remembers; past it requests with a new key are answered 429.",
+        "How many idempotency keys a partition remembers. Beyond that, requests with a new key are answered 429.",
     ),
 )
 
@@ -247,7 +248,9 @@ class TopicConfig:
 
     @staticmethod
     def usable(overrides: Mapping[str, str], defaults: Mapping[str, str] | None = None) -> dict[str, str]:
-        """``overrides`` without those that ``parse`` would not take: set past the store, with ALTER TABLE."""
+        """``overrides`` without the values that ``parse`` refuses. Such values were set with ALTER TABLE, not through
+        the store.
+        """
         kept: dict[str, str] = {}
         for name in sorted(overrides):
             try:

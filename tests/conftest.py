@@ -1,15 +1,30 @@
-"""What every test starts from: none of this machine's own settings."""
+"""What every test starts from: none of this machine's own settings, and no process but in a lane that may have some.
+
+A test without a mark is quick. Marks (``pyproject.toml`` lists them) put it into a slower lane: ``system`` and
+``spark`` run in ``make test``, ``long``, ``airflow`` and ``wheel`` only in ``make test-all``.
+"""
 
 import logging
 import os
+import resource
+import sys
+from collections.abc import Iterator
 
 import pytest
 import structlog
+from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from tests.support import examples
+
 # What the store logs is only of interest where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+# `--hypothesis-profile many` overrides it.
+for name, number in examples.PROFILES.items():
+    settings.register_profile(name, max_examples=number, deadline=None)
+settings.load_profile(examples.DEFAULT)
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +33,49 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         if variable.startswith("LOGSTORE_"):
             monkeypatch.delenv(variable)
 
+
+# ---- lanes -----------------------------------------------------------------------------------------------------------
+
+_SLOW_LANES = frozenset({"system", "spark", "long", "airflow", "wheel"})
+_STARTS_A_PROCESS = frozenset({"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"})
+_REFUSAL = (
+    "A quick test starts a process. Do without, or mark it: pytest.mark.system, or pytest.mark.spark for a JVM "
+    "(docs/CONTRIBUTING.md, Lanes)."
+)
+#: The quick test that runs, if one does.
+_quick: list[str] = []
+
+
+def _refuse_processes(event: str, _given: object) -> None:
+    if _quick and event in _STARTS_A_PROCESS:
+        raise AssertionError(f"{_REFUSAL} It is {_quick[0]}.")
+
+
+# It stays for as long as Python runs: there is no way to take it back.
+sys.addaudithook(_refuse_processes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """From the first fixture on to the last."""
+    if not any(mark.name in _SLOW_LANES for mark in item.iter_markers()):
+        _quick.append(item.nodeid)
+    try:
+        return (yield)
+    finally:
+        _quick.clear()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Also a process that was started past the audit (``multiprocessing``), or whose refusal was swallowed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt
+    result = yield
+    assert not _quick or resource.getrusage(resource.RUSAGE_CHILDREN).ru_minflt == before, _REFUSAL
+    return result
+
+
+# ---- order and processes of xdist ------------------------------------------------------------------------------------
 
 # What takes longest begins first; the many short ones fill what is left of the processes' time.
 _FIRST = ("tests/spark/", "tests/faults/", "tests/concurrency/", "tests/stateful/")

@@ -10,6 +10,7 @@ from ingest_api.routers import (
     groups,
     health,
     metrics,
+    offsets,
     produce,
     producers,
     records,
@@ -20,6 +21,7 @@ from ingest_api.routers import (
 ROUTERS: tuple[APIRouter, ...] = (
     produce.router,
     records.router,
+    offsets.router,
     fetch.router,
     producers.router,
     groups.router,

@@ -10,16 +10,16 @@ import functools
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
 from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted, receive_model
 from ingest_api.content_types import answer_media_type
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas import FetchRequest
+from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
-from logstore.broker.access import Operation, ResourceType, refusal
+from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
@@ -29,22 +29,18 @@ from logstore.protocol.record_batch import RecordBatch, encode_batches
 router = declared_router(tags=["records"])
 
 
-@router.post("/fetch", **openapi.FETCH_MANY)
+@router.post("/fetch", **operations.FETCH_MANY)
 @requires(Operation.READ, ResourceType.TOPIC, names_in="body")
 async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
     read_query(request)
-    state, context = api_state(request), context_of(request)
+    state = api_state(request)
     media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
     asked = await receive_model(request, FetchRequest)
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms)
-
-    def refused(topic: str) -> LogStoreError | None:
-        allowed = state.access.authorize(context, Operation.READ, ResourceType.TOPIC, (topic,))
-        return None if allowed else refusal(context, Operation.READ, ResourceType.TOPIC, topic)
-
-    fetched = await state.broker.fetch_stored(wanted, limits, functools.partial(answer_wanted, request), refused)
+    gone = functools.partial(answer_wanted, request)
+    fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
     try:
         responses = [_response(index, answer) for index, answer in fetched.answers.items()]
         body = encode_fetch_response(responses)

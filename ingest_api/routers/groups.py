@@ -1,105 +1,86 @@
 """Consumer groups: what they have committed, and how far behind they are."""
 
-from collections.abc import Iterable
+from typing import Annotated
 
-from starlette.requests import Request
-from starlette.responses import Response
+from fastapi import Query
 
 from consumer_offsets.group_coordinator import OffsetToCommit
-from ingest_api import openapi
-from ingest_api.answers import json_response
-from ingest_api.bodies import receive_model
-from ingest_api.content_types import METADATA_TYPES, answer_media_type
-from ingest_api.guard import context_of
-from ingest_api.parameters import TOPIC, read_query, read_text_query
-from ingest_api.routes import declared_router, requires
-from ingest_api.schemas import CommitOffsetsRequest
-from ingest_api.state import api_state
+from ingest_api.dependencies import Context, GroupName, State
+from ingest_api.model_routes import MetadataRoute, model_router
+from ingest_api.operations import refusals
+from ingest_api.routes import requires
+from ingest_api.schemas.groups import (
+    CommitOffsetsRequest,
+    CommittedOffset,
+    CommittedOffsets,
+    GroupLag,
+    GroupOffset,
+    GroupOffsets,
+    GroupOffsetsQuery,
+    PartitionLag,
+)
 from logstore.broker.access import Operation, ResourceType
 
-router = declared_router(tags=["groups"])
+router = model_router(MetadataRoute, tags=["groups"])
 
 
-@router.get("/groups", **openapi.LIST_GROUPS)
+@router.get("/groups", operation_id="listGroups", response_description="Names of groups, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
-async def list_groups(request: Request) -> Response:
+async def list_groups(state: State, context: Context) -> list[str]:
     """Names of all groups that have committed something, sorted."""
-    read_query(request)
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    state = api_state(request)
-    names = state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.GROUP, state.groups.groups())
-    return json_response(names, media_type=media_type)
+    return [*state.groups.groups(context)]
 
 
-@router.post("/groups/{group}/offsets", **openapi.COMMIT_OFFSETS)
+@router.post(
+    "/groups/{group}/offsets",
+    operation_id="commitOffsets",
+    response_description="Committed, durably.",
+    responses=refusals(416, 503, 504),
+)
 @requires(Operation.READ, ResourceType.GROUP)
-async def commit_offsets(request: Request) -> Response:
+async def commit_offsets(
+    state: State, context: Context, group: GroupName, asked: CommitOffsetsRequest
+) -> CommittedOffsets:
     """Commit offsets, all of them or none, also lower ones than before; answers when that is durable."""
-    read_query(request)
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    state, asked = api_state(request), await receive_model(request, CommitOffsetsRequest)
-    for entry in asked.offsets:
-        state.access.require(context_of(request), Operation.READ, ResourceType.TOPIC, entry.topic)
     offsets = [
         OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in asked.offsets
     ]
-    await state.groups.commit(request.path_params["group"], offsets)
-    return json_response({"offsets": [_committed(offset) for offset in offsets]}, media_type=media_type)
+    await state.groups.commit(context, group, offsets)
+    return CommittedOffsets(offsets=[CommittedOffset.model_validate(offset) for offset in offsets])
 
 
-@router.get("/groups/{group}/offsets", **openapi.GET_GROUP_OFFSETS)
+@router.get("/groups/{group}/offsets", operation_id="getGroupOffsets", response_description="The committed offsets.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def get_offsets(request: Request) -> Response:
+async def get_offsets(
+    state: State, context: Context, group: GroupName, query: Annotated[GroupOffsetsQuery, Query()]
+) -> GroupOffsets:
     """What the group has committed, by topic and partition."""
-    topic = read_text_query(request, TOPIC)
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    state = api_state(request)
-    if topic is not None:
-        state.access.require(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, topic)
-    committed = state.groups.committed(request.path_params["group"], topic)
-    shown = _described(request, {entry.topic for entry in committed})
-    return json_response({"offsets": [entry for entry in committed if entry.topic in shown]}, media_type=media_type)
+    committed = state.groups.committed(context, group, query.topic)
+    return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed])
 
 
-@router.get("/groups/{group}/lag", **openapi.GET_GROUP_LAG)
+@router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def get_lag(request: Request) -> Response:
+async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     """How many offsets there are between what the group has committed and the end, by topic and partition."""
-    read_query(request)
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    group = request.path_params["group"]
-    lags = api_state(request).groups.lag(group)
-    shown = _described(request, {found.topic for found in lags})
-    lags = [found for found in lags if found.topic in shown]
-    answer = {
-        "group": group,
-        "total_lag": sum(found.lag for found in lags),
-        "max_lag": max((found.lag for found in lags), default=0),
-        "partitions": lags,
-    }
-    return json_response(answer, media_type=media_type)
+    lags = state.groups.lag(context, group)
+    return GroupLag(
+        group=group,
+        total_lag=sum(found.lag for found in lags),
+        max_lag=max((found.lag for found in lags), default=0),
+        partitions=[PartitionLag.model_validate(found) for found in lags],
+    )
 
 
-@router.delete("/groups/{group}", status_code=204, **openapi.DELETE_GROUP)
+@router.delete(
+    "/groups/{group}",
+    operation_id="deleteGroup",
+    status_code=204,
+    response_description="Done.",
+    responses=refusals(503, 504),
+)
 @requires(Operation.DELETE, ResourceType.GROUP)
-async def delete_group(request: Request) -> Response:
+async def delete_group(state: State, context: Context, group: GroupName) -> None:
     """Take back all that the group has committed."""
-    read_query(request)
-    await api_state(request).groups.delete(request.path_params["group"])
-    return Response(status_code=204)
-
-
-def _described(request: Request, topics: Iterable[str]) -> frozenset[str]:
-    """Those topics that whoever asks may see."""
-    access = api_state(request).access
-    return frozenset(access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, [*topics]))
-
-
-def _committed(offset: OffsetToCommit) -> dict[str, str | int]:
-    return {
-        "topic": offset.topic,
-        "partition": offset.partition,
-        "offset": offset.offset,
-        "metadata": offset.metadata,
-    }
+    await state.groups.delete(context, group)

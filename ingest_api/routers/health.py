@@ -1,40 +1,35 @@
 """Whether the process lives, and whether it takes records: for load balancers and supervisors."""
 
-from starlette.requests import Request
-from starlette.responses import Response
-
-from ingest_api import openapi
-from ingest_api.answers import json_response
-from ingest_api.guard import context_of
-from ingest_api.parameters import read_query
-from ingest_api.routes import declared_router, open_to_all
-from ingest_api.state import api_state
-from logstore.broker.access import Operation, ResourceType
+from ingest_api.dependencies import Context, State
+from ingest_api.model_routes import model_router
+from ingest_api.operations import refusals
+from ingest_api.routes import open_to_all
+from ingest_api.schemas.status import Health, Readiness, TopicProblem
 from logstore.errors import BrokerNotReadyError
 
-router = declared_router(prefix="/health", tags=["health"])
+router = model_router(tags=["health"])
 
 
-@router.get("/live", **openapi.LIVE)
+@router.get("/health/live", operation_id="getLiveness", response_description="The process lives.")
 @open_to_all
-async def live(request: Request) -> Response:
+async def live() -> Health:
     """The process answers, also while the store starts. Restart it when this does not come."""
-    read_query(request)
-    return json_response({"status": "live"})
+    return Health(status="live")
 
 
-@router.get("/ready", **openapi.READY)
+@router.get(
+    "/health/ready",
+    operation_id="getReadiness",
+    response_description="The store takes appends.",
+    responses=refusals(503),
+)
 @open_to_all
-async def ready(request: Request) -> Response:
+async def ready(state: State, context: Context) -> Readiness:
     """The store takes appends; else 503 with the reason, the first of which is that it is starting.
 
     Ready, too, when some topics are not served: `problems` names them.
     """
-    read_query(request)
-    state = api_state(request)
     if state.not_ready_reason is not None:
         raise BrokerNotReadyError(f"Not ready: {state.not_ready_reason}.")
-    problems = state.broker.problems()
-    names = [problem.topic for problem in problems]
-    shown = set(state.access.authorize(context_of(request), Operation.DESCRIBE, ResourceType.TOPIC, names))
-    return json_response({"status": "ready", "problems": [found for found in problems if found.topic in shown]})
+    problems = [TopicProblem.model_validate(found) for found in state.broker.problems(context)]
+    return Readiness(status="ready", problems=problems)

@@ -5,7 +5,8 @@ import asyncio
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
+from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
@@ -16,7 +17,7 @@ from logstore.observability import IN_FLIGHT_BYTES, METRICS_CONTENT_TYPE, render
 router = declared_router(tags=["health"])
 
 
-@router.get("/metrics", **openapi.METRICS)
+@router.get("/metrics", **operations.METRICS)
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def metrics(request: Request) -> Response:
     """All metrics in Prometheus' text format; only those of the process while the store starts."""
@@ -25,7 +26,7 @@ async def metrics(request: Request) -> Response:
         return Response(render_metrics(), media_type=METRICS_CONTENT_TYPE)
     state = api_state(request)
     IN_FLIGHT_BYTES.set(state.requests.reserved)
-    observed = await observe(state.broker, state.groups)
+    observed = await observe(context_of(request), state.broker, state.groups)
     # With thousands of series it takes tens of milliseconds, in which others are to be served.
     body = await asyncio.to_thread(lambda: render_metrics() + render(observed))
     return Response(body, media_type=METRICS_CONTENT_TYPE)

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
+from ingest_api import operations
 from ingest_api.answers import BytesResponse, offsets_of, produced_offsets, produced_ranges
 from ingest_api.bodies import inflate, receive_body
 from ingest_api.content_types import (
@@ -37,7 +37,7 @@ from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
-from logstore.errors import IdempotencyKeyReusedError, UnknownTopicError
+from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
@@ -142,14 +142,14 @@ def _head_of(request: Request) -> ProduceHead:
     return (_read_head_again if size <= _HEAD_CACHED_BYTES_MAX else read_head)(query_string, headers)
 
 
-@router.post("/topics/{topic}", **openapi.PRODUCE)
+@router.post("/topics/{topic}", **operations.PRODUCE)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce(request: Request) -> Response:
     """Append records, each to the partition that it names, or its key hashes to, or else one for the whole request."""
     return await _produce(request, None)
 
 
-@router.post("/topics/{topic}/partitions/{partition}", **openapi.PRODUCE_TO_PARTITION)
+@router.post("/topics/{topic}/partitions/{partition}", **operations.PRODUCE_TO_PARTITION)
 @requires(Operation.WRITE, ResourceType.TOPIC)
 async def produce_to_partition(request: Request) -> Response:
     """Append records to one partition."""
@@ -157,7 +157,7 @@ async def produce_to_partition(request: Request) -> Response:
 
 
 async def _produce(request: Request, partition: int | None) -> Response:
-    state = api_state(request)
+    state, context = api_state(request), context_of(request)
     head = _head_of(request)
     form, coding, acks, timeout_ms = head.form, head.coding, head.acks, head.timeout_ms
     # All that can be refused without the body is, so that nothing is sent or held in vain.
@@ -171,7 +171,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         may_join = head.may_join and partition is None and identify is None
         string_keys = head.string_keys(config)
         if may_join and topic is not None and (plain := state.gathered.open(topic, body)):
-            places = await state.gathered.produce(topic, plain, string_keys=string_keys, timeout_ms=timeout_ms)
+            places = await state.gathered.produce(context, topic, plain, string_keys=string_keys, timeout_ms=timeout_ms)
             return BytesResponse(offsets_of(*places), head.answer_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
@@ -186,9 +186,9 @@ async def _produce(request: Request, partition: int | None) -> Response:
         del decode
         if topic is None:
             # Only now, so that a request that is refused leaves no topic behind.
-            topic = await state.broker.topic_for_produce(request.path_params["topic"])
+            topic = await state.broker.topic_for_produce(context, request.path_params["topic"])
         produced = state.broker.produce(
-            topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
+            context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
         )
         del records  # the broker lets go of them as soon as it can
         try:
@@ -200,7 +200,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
             other = _JSON_KEYS if form is _STRING_KEYS else _STRING_KEYS
             records, identity = await decode_again(other, max_message_bytes, identify)
             result = await state.broker.produce(
-                topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
+                context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
             )
     headers = REPLAYED if result.replayed else None
     if acks == 0:
@@ -232,15 +232,12 @@ async def _decode(
 
 def _existing_topic(request: Request) -> Topic | None:
     """The topic; None if there is none and it is to be created. UnknownTopicError, UnknownTopicIdError."""
-    state, topic_ids = api_state(request), topic_ids_of(request)
-    try:
-        topic = state.broker.topic(request.path_params["topic"])
-    except UnknownTopicError:
-        # Who means a certain one does not want another.
-        if topic_ids or not state.settings.auto_create_topics_enable:
-            raise
-        state.access.require(context_of(request), Operation.CREATE, ResourceType.TOPIC, request.path_params["topic"])
-        return None
+    broker, context, name = api_state(request).broker, context_of(request), request.path_params["topic"]
+    topic_ids = topic_ids_of(request)
+    if not topic_ids:
+        return broker.find_topic_for_produce(context, name)
+    # Who means a certain one does not want another.
+    topic = broker.topic(context, name, Operation.WRITE)
     for topic_id in topic_ids:
         require_topic_id(topic, topic_id)
     return topic

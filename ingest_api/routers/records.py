@@ -1,4 +1,4 @@
-"""Read one partition: records from an offset, offsets by time, and deletion of a prefix."""
+"""Read the records of one partition from an offset on."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -7,35 +7,23 @@ import pyarrow as pa
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api import openapi
-from ingest_api.answers import RecordsResponse, json_response
-from ingest_api.bodies import answer_wanted, receive_model
+from ingest_api import operations
+from ingest_api.answers import RecordsResponse
+from ingest_api.bodies import answer_wanted
 from ingest_api.content_types import (
     ARROW_STREAM,
     JSON,
     KAFKA_BINARY_V2,
     KAFKA_JSON_V2,
-    METADATA_TYPES,
     answer_media_type,
     asks_for,
 )
-from ingest_api.parameters import (
-    MAX_BYTES,
-    MAX_WAIT_MS,
-    MIN_BYTES,
-    OFFSET,
-    TIMESTAMP,
-    partition_in_path,
-    read_query,
-    read_time_query,
-    required,
-)
+from ingest_api.guard import context_of
+from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, partition_in_path, read_query, required
 from ingest_api.routes import declared_router, requires
-from ingest_api.schemas import DeleteRecordsRequest
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
 from logstore.broker.access import Operation, ResourceType
-from logstore.broker.admission import Reservation
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
@@ -65,15 +53,18 @@ _ENCODERS: dict[str, _Encoder] = {
 _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 
 
-@router.get("/topics/{topic}/partitions/{partition}/records", **openapi.FETCH)
+@router.get("/topics/{topic}/partitions/{partition}/records", **operations.FETCH)
 @requires(Operation.READ, ResourceType.TOPIC)
 async def fetch(request: Request) -> Response:
     """Read records from an offset on, waiting for some at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
-    topic = topic_to_read(request, state.broker)
+    topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, tuple(_ENCODERS))
+    # Who leaves the choice, as curl and browsers do, is to see every record.
+    is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
+    encode = _encode_readable if is_readable else _ENCODERS[media_type]
     offset = query[OFFSET.name]
     if offset is None:
         offset = partition_log.log_start_offset
@@ -82,15 +73,23 @@ async def fetch(request: Request) -> Response:
     limits = FetchLimits(
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
-    fetched = await state.broker.fetch_records(wanted, limits, functools.partial(answer_wanted, request))
+    fetched = await state.broker.fetch_records(
+        context_of(request), wanted, limits, functools.partial(answer_wanted, request)
+    )
     result = fetched.answers.get(0) or _nothing(partition_log, offset)
-    # Who leaves the choice, as curl and browsers do, is to see every record.
-    is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
-    encode = _encode_readable if is_readable else _ENCODERS[media_type]
     try:
         if isinstance(result, LogStoreError):
             raise result
-        return await _answer(request, topic, partition_log.partition, result, fetched.reservation, media_type, encode)
+        records = result.records
+        body = await state.work(records.nbytes, functools.partial(encode, records, topic, partition_log.partition))
+        fetched.reservation.resize(sum(map(len, body)))
+        headers = {
+            "Logstore-Log-Start-Offset": str(result.log_start_offset),
+            "Logstore-High-Watermark": str(result.high_watermark),
+            "Logstore-Next-Offset": str(result.next_offset),
+            **topic_id_headers(request.scope),
+        }
+        return RecordsResponse(body, fetched.reservation, media_type=media_type, headers=headers)
     except BaseException:
         fetched.reservation.release()
         raise
@@ -98,55 +97,3 @@ async def fetch(request: Request) -> Response:
 
 def _nothing(log: PartitionLog, offset: int) -> FetchResult[pa.Table]:
     return FetchResult(LOG_SCHEMA.empty_table(), 0, 0, offset, log.log_start_offset, log.high_watermark)
-
-
-async def _answer(
-    request: Request,
-    topic: Topic,
-    partition: int,
-    result: FetchResult[pa.Table],
-    reservation: Reservation,
-    media_type: str,
-    encode: _Encoder,
-) -> Response:
-    records = result.records
-    body = await api_state(request).work(records.nbytes, functools.partial(encode, records, topic, partition))
-    reservation.resize(sum(map(len, body)))
-    headers = {
-        "Logstore-Log-Start-Offset": str(result.log_start_offset),
-        "Logstore-High-Watermark": str(result.high_watermark),
-        "Logstore-Next-Offset": str(result.next_offset),
-        **topic_id_headers(request.scope),
-    }
-    return RecordsResponse(body, reservation, media_type=media_type, headers=headers)
-
-
-@router.get("/topics/{topic}/partitions/{partition}/offsets", **openapi.OFFSETS)
-@requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def offsets(request: Request) -> Response:
-    """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
-    state = api_state(request)
-    timestamp = read_time_query(request, TIMESTAMP, state.broker.clock.now_ms())
-    topic = topic_to_read(request, state.broker)
-    partition_log = topic.partition(partition_in_path(request))
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    answer: dict[str, int | None] = {}
-    if timestamp is not None:
-        found = await state.broker.offset_for_timestamp(topic, partition_log.partition, timestamp)
-        answer = {"offset": found[0] if found else None, "timestamp": found[1] if found else None}
-    ends = {"beginning_offset": partition_log.log_start_offset, "end_offset": partition_log.high_watermark}
-    return json_response({**ends, **answer}, media_type=media_type, headers=topic_id_headers(request.scope))
-
-
-@router.post("/topics/{topic}/partitions/{partition}/delete-records", **openapi.DELETE_RECORDS)
-@requires(Operation.DELETE, ResourceType.TOPIC)
-async def delete_records(request: Request) -> Response:
-    """Move the log start offset forward: readers no longer see what is before it."""
-    state = api_state(request)
-    read_query(request)
-    topic = topic_to_read(request, state.broker)
-    partition = topic.partition(partition_in_path(request)).partition
-    media_type = answer_media_type(request.headers, METADATA_TYPES)
-    asked = await receive_model(request, DeleteRecordsRequest)
-    start = await state.broker.delete_records(topic, partition, asked.before_offset)
-    return json_response({"log_start_offset": start}, media_type=media_type, headers=topic_id_headers(request.scope))

@@ -1,15 +1,17 @@
 """Who may do what, and how much of it: two plain calls, ``authorize`` and ``charge``.
 
-Names of topics stand in bodies too, so each name is asked for by itself. Today everybody may do everything, without
-quotas. Invariant: a decision is remembered for as long as the view that made it is the current one, and no longer.
+The broker's rooms and the groups ask, so that no listener can forget to. Names of topics stand in bodies too, so each
+name is asked for by itself. Today everybody may do everything, without quotas. Invariants: a decision is remembered for
+as long as the view that made it is the current one, and no longer; whoever waits hears of a new view at once.
 """
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-from logstore.broker.context import Principal, RequestContext
+from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.errors import (
     AuthorizationError,
     ClusterAuthorizationError,
@@ -21,6 +23,8 @@ from logstore.limits import GROUP_NAME_LENGTH_MAX
 
 class Operation(StrEnum):
     """Kafka's (``AclOperation``)."""
+
+    __hash__ = str.__hash__  # Enum's own is no C function: it would be half of a decision's time
 
     READ = "READ"
     WRITE = "WRITE"
@@ -36,6 +40,8 @@ class Operation(StrEnum):
 
 class ResourceType(StrEnum):
     """Kafka's (``ResourceType``)."""
+
+    __hash__ = str.__hash__
 
     TOPIC = "TOPIC"
     GROUP = "GROUP"
@@ -65,7 +71,10 @@ _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
 
 
 class AccessView(Protocol):
-    """All rules as of one ``version``; a change of a rule is another view. Its answers never change."""
+    """All rules as of one ``version``; a change of a rule is another view. Its answers never change.
+
+    As Kafka's Authorizer it decides which operation implies another one (READ, WRITE, DELETE, ALTER: DESCRIBE).
+    """
 
     @property
     def version(self) -> int: ...
@@ -93,6 +102,7 @@ class Access:
         # By principal and its groups, host, operation and type; then by name.
         self._decisions: dict[tuple[Principal, str, Operation, ResourceType], dict[str, bool]] = {}
         self._count = 0
+        self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def view(self) -> AccessView:
@@ -103,11 +113,23 @@ class Access:
         if view.version > self._view.version:
             self._view = view
             self._forget()
+            for waiting in list(self._waiting):
+                if not waiting.done():
+                    waiting.set_result(None)
+
+    def changed(self) -> "asyncio.Future[None]":
+        """Done when the view is replaced; whoever stops to wait for it cancels it."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return waiting
 
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]
     ) -> list[str]:
-        """Those of ``names`` with which the operation is allowed, in their order."""
+        """Those of ``names`` with which the operation is allowed, in their order; all of them to INTERNAL."""
+        if context is INTERNAL:
+            return list(names)
         key = (context.principal, context.peer, operation, resource_type)
         known = self._decisions.get(key)
         if known is None:
@@ -128,8 +150,26 @@ class Access:
 
     def require(self, context: RequestContext, operation: Operation, resource_type: ResourceType, name: str) -> None:
         """Raise the AuthorizationError of the type unless the operation is allowed with ``name``."""
+        if context is INTERNAL:
+            return
+        known = self._decisions.get((context.principal, context.peer, operation, resource_type))
+        if known is not None and known.get(name):
+            return
         if not self.authorize(context, operation, resource_type, (name,)):
             raise refusal(context, operation, resource_type, name)
+
+    def require_create(self, context: RequestContext, topic: str) -> None:
+        """Raise TopicAuthorizationError unless CREATE is allowed with the cluster, or with the topic of that name."""
+        if not self.authorize(context, Operation.CREATE, ResourceType.CLUSTER, (CLUSTER_NAME,)):
+            self.require(context, Operation.CREATE, ResourceType.TOPIC, topic)
+
+    def require_cluster(self, context: RequestContext, operation: Operation) -> None:
+        """Raise ClusterAuthorizationError unless the operation is allowed with the cluster."""
+        self.require(context, operation, ResourceType.CLUSTER, CLUSTER_NAME)
+
+    def described(self, context: RequestContext, names: Sequence[str]) -> frozenset[str]:
+        """The topics of these names that whoever asks may see."""
+        return frozenset(self.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
 
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:  # noqa: ARG002 - no quotas yet
         """Count ``amount`` (requests, bytes) for who asks; how many seconds to wait before more, 0 within the quota."""

@@ -1,7 +1,8 @@
 """The broker: the facade that listeners and consumer groups call. It starts and stops the rooms of a store.
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
-``producing``, ``fetching``, ``admission`` (readiness, journal pressure, bytes in flight) and ``roll_schedule``.
+``topic_tables`` (roll, refresh, delete records), ``producing``, ``fetching``, ``admission`` (readiness, journal
+pressure, bytes in flight) and ``roll_schedule``. They ask ``access`` themselves who may do what.
 """
 
 import contextlib
@@ -11,13 +12,15 @@ from typing import Self
 
 import structlog
 
+from logstore.broker.access import Access
 from logstore.broker.admission import Admission
-from logstore.broker.coordinator import Coordinator, PartitionState
+from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.producing import ProducedRange, ProduceResult, Producing
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
+from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.clock import Clock, SystemClock
 from logstore.errors import BrokerNotReadyError
@@ -44,6 +47,7 @@ class Broker:
         catalog: TopicCatalog,
         journal: Journal,
         journal_lock: LockFile,
+        access: Access,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -55,38 +59,45 @@ class Broker:
         self._coordinator = coordinator
         #: To look at.
         self.journal = self._journal = journal
+        #: What every room asks; a listener asks it before it reads a body.
+        self.access = access
         self._journal_lock = journal_lock
         locks = [*coordinator.locks, journal_lock]
         self.clock = clock
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
-        self._schedule = RollSchedule(self._roller, journal, clock, settings, by_name)
+        self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
+        self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press)
         self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, self._roller, self._schedule, self.admission, clock
+            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
         )
-        self._producing = Producing(journal, self.admission, coordinator, filesystem, self._schedule.touch)
-        self._fetching = Fetching(journal, self._roller.refresh, self._topics.get, self.admission.answers)
+        self._tables = TopicTables(roller, self.admission, access)
+        self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
+        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
         self._delegate()
 
     def _delegate(self) -> None:
         """The rooms' methods under the names that callers know."""
-        topics, producing, fetching = self._topics, self._producing, self._fetching
+        topics, tables, producing, fetching = self._topics, self._tables, self._producing, self._fetching
         self.topics = topics.all
-        self.topic = topics.get
+        self.topic = topics.topic
+        self.partition_state = topics.partition_state
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
+        self.find_topic_for_produce = topics.find_for_produce
         self.topic_for_produce = topics.for_produce
         self.delete_topic = topics.delete
         self.alter_configs = topics.alter_configs
         self.add_partitions = topics.add_partitions
-        self.delete_records = topics.delete_records
-        self.drop_foreign_files = topics.drop_foreign_files
+        self.roll = tables.roll
+        self.refresh = tables.refresh
+        self.delete_records = tables.delete_records
+        self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
         self.init_producer = producing.init_producer
         self.fetch = fetching.fetch
@@ -100,12 +111,13 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
+        access: Access,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, coordinator, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, coordinator, access, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -116,6 +128,7 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
+        access: Access,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
@@ -142,7 +155,7 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, access, clock, filesystem)
             await broker._recover()
         except BaseException:
             journal_lock.release()
@@ -179,28 +192,6 @@ class Broker:
     def not_ready_reason(self) -> str | None:
         """Why appends are refused; None while they are taken."""
         return self.admission.not_ready_reason
-
-    @property
-    def ready(self) -> bool:
-        return self.not_ready_reason is None
-
-    def partition_state(self, topic: Topic, partition: int) -> PartitionState:
-        """Who leads and who holds a partition."""
-        return self._coordinator.partition_state(topic.topic_id, partition)
-
-    async def roll(self, topic: Topic) -> RollResult:
-        """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
-        self.admission.require_ready()
-        return await self._roller.roll(topic)
-
-    async def refresh(self, topic: Topic) -> int:
-        """Read what others committed to the topic's table; the version that every read from here on sees.
-
-        Raises as ``Roller.refresh``.
-        """
-        self.admission.require_ready()
-        await self._roller.refresh(topic)
-        return topic.version
 
 
 __all__ = ["Broker", "FetchResult", "PartitionLog", "ProduceResult", "ProducedRange", "RollResult", "Topic"]

@@ -7,14 +7,16 @@ among the bytes in flight of all answers.
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from logstore.broker.admission import InFlightBytes, Reservation
+from logstore.broker.access import Access, Operation, ResourceType, refusal
+from logstore.broker.admission import Admission, Reservation
+from logstore.broker.context import RequestContext
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
@@ -29,8 +31,6 @@ T = TypeVar("T")
 
 #: Called when a fetch has to wait. It returns when an answer is wanted at once, and raises when nobody takes one.
 Gone = Callable[[], Coroutine[object, object, None]]
-#: Why who asks may not read the topic of that name. Asked each time that the fetch looks for records.
-Refused = Callable[[str], LogStoreError | None]
 
 
 class FetchPartition(NamedTuple):
@@ -136,6 +136,36 @@ class _Wanted:
         return max(first.inflated_bytes, min(max_bytes, found))
 
 
+class _Reader:
+    """Who asks, each time that a fetch looks for records: what was allowed may not be any more."""
+
+    def __init__(self, access: Access, context: RequestContext) -> None:
+        self._access = access
+        self._context = context
+        self._changed: asyncio.Future[None] | None = None
+
+    def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
+        """Of the topics that may not be read, why."""
+        names = list(dict.fromkeys(topics))
+        allowed = self._access.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
+        if len(allowed) == len(names):
+            return {}
+        refused = dict.fromkeys(names)
+        for name in allowed:
+            del refused[name]
+        return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
+
+    def changed(self) -> "asyncio.Future[None]":
+        """Done when something else may be allowed than when ``refusals`` was called last."""
+        if self._changed is None or self._changed.done():
+            self._changed = self._access.changed()
+        return self._changed
+
+    def end(self) -> None:
+        if self._changed is not None:
+            self._changed.cancel()
+
+
 class _Patience:
     """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
 
@@ -175,83 +205,109 @@ class Fetching:
         journal: Journal,
         refresh: Callable[[Topic], Awaitable[None]],
         find_topic: Callable[[str], Topic],
-        answers: InFlightBytes,
+        admission: Admission,
+        access: Access,
     ) -> None:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
         self._stored = _Form(self._reader.read_stored, _stored_bytes, 1)
         self._decoded = _Form(self._reader.read, lambda result: result.num_bytes, 2)
-        self._answers = answers
+        self._admission = admission
+        self._answers = admission.answers
+        self._access = access
 
     def close(self) -> None:
         self._threads.shutdown()
 
     async def fetch_stored(
         self,
+        context: RequestContext,
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
-        refused: Refused | None = None,
     ) -> Fetched[list[RecordBatch]]:
         """Records as they are stored: at least one if there is any, else up to the limits.
 
-        Waits for ``min_bytes`` over all partitions, or for one that cannot be read. Raises ThrottledError if there is
-        no room among the answers within the wait, and what ``gone`` raises.
+        Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
+        if there is no room among the answers within the wait, and what ``gone`` raises.
         """
-        return await self._fetch(partitions, limits, gone, refused, self._stored)
+        return await self._fetch(context, partitions, limits, gone, self._stored)
 
     async def fetch_records(
         self,
+        context: RequestContext,
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
-        refused: Refused | None = None,
     ) -> Fetched[pa.Table]:
         """As ``fetch_stored``; tables of LOG_SCHEMA, and room for as many bytes that they are encoded to."""
-        return await self._fetch(partitions, limits, gone, refused, self._decoded)
+        return await self._fetch(context, partitions, limits, gone, self._decoded)
 
     async def fetch(
-        self, topic: Topic, partition: int, offset: int, *, max_bytes: int, min_bytes: int, max_wait_ms: int
+        self,
+        context: RequestContext,
+        topic: Topic,
+        partition: int,
+        offset: int,
+        *,
+        max_bytes: int,
+        min_bytes: int,
+        max_wait_ms: int,
     ) -> FetchResult[pa.Table]:
         """Records of one partition for the store itself: nothing is reserved.
 
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
-        the topic is deleted.
+        the topic is deleted, TopicAuthorizationError.
         """
+        self._access.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = _Wanted(topic, topic.partition(partition), offset)
         limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
-        await _wait([wanted], limits, _Patience(max_wait_ms, None))
+        reader = _Reader(self._access, context)
+        try:
+            await _wait([wanted], limits, _Patience(max_wait_ms, None), reader)
+        finally:
+            reader.end()
         if wanted.error is not None:
             raise wanted.error
         return _counted(
             topic, await self._reader.read(topic, wanted.log, offset, max_bytes=max_bytes, min_bytes=min_bytes)
         )
 
-    async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
-        """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one."""
+    async def offset_for_timestamp(
+        self, context: RequestContext, topic: Topic, partition: int, timestamp_ms: int
+    ) -> tuple[int, int] | None:
+        """The smallest offset with a timestamp of at least ``timestamp_ms``, and its timestamp; None without one.
+
+        Raises TopicAuthorizationError.
+        """
+        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(
         self,
+        context: RequestContext,
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None,
-        refused: Refused | None,
         form: _Form[T],
     ) -> Fetched[T]:
-        found = self._find(partitions, refused)
+        reader = _Reader(self._access, context)
+        found = self._find(partitions, reader)
         wanted = [one for one in found if isinstance(one, _Wanted)]
         patience = _Patience(limits.max_wait_ms, gone)
         try:
             if len(wanted) == len(found):  # else there is an error to tell
-                await _wait(wanted, limits, patience, refused)
+                await _wait(wanted, limits, patience, reader)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             size = _held_bytes_max(todo, limits)
             reservation = await self._reserve(size * form.copies, patience)
         finally:
+            reader.end()
             await patience.end()
         try:
+            # Room may have come long after the records.
+            _refuse(wanted, reader)
             answers = await _read(todo, limits, size, form)
             held = sum(form.held_bytes(answer) for answer in answers.values() if isinstance(answer, FetchResult))
             reservation.resize(held * form.copies)
@@ -260,13 +316,14 @@ class Fetching:
             raise
         return Fetched(answers, reservation)
 
-    def _find(self, partitions: Sequence[FetchPartition], refused: Refused | None) -> list[_Wanted | LogStoreError]:
+    def _find(self, partitions: Sequence[FetchPartition], reader: _Reader) -> list[_Wanted | LogStoreError]:
         topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}
+        refusals = reader.refusals(one.topic for one in partitions)
         found: list[_Wanted | LogStoreError] = []
         for name, partition, offset, topic_id in partitions:
             topic = topics.get((name, topic_id))
             if topic is None:
-                topic = topics[name, topic_id] = self._topic(name, topic_id, refused)
+                topic = topics[name, topic_id] = refusals.get(name) or self._topic(name, topic_id)
             if isinstance(topic, LogStoreError):
                 found.append(topic)
                 continue
@@ -276,9 +333,7 @@ class Fetching:
                 found.append(error)
         return found
 
-    def _topic(self, name: str, topic_id: str | None, refused: Refused | None) -> Topic | LogStoreError:
-        if refused is not None and (why := refused(name)) is not None:
-            return why
+    def _topic(self, name: str, topic_id: str | None) -> Topic | LogStoreError:
         try:
             topic = self._find_topic(name)
             require_topic_id(topic, topic_id)
@@ -297,24 +352,22 @@ class Fetching:
         return self._answers.reserve(size)
 
 
-async def _wait(
-    wanted: Sequence[_Wanted], limits: FetchLimits, patience: _Patience, refused: Refused | None = None
-) -> None:
-    while not _is_enough(wanted, limits, _reasons(refused, (one.topic.name for one in wanted))):
-        if not await patience.until_any([one.log.advanced() for one in wanted if one.may_grow]):
+async def _wait(wanted: Sequence[_Wanted], limits: FetchLimits, patience: _Patience, reader: _Reader) -> None:
+    while not _refuse(wanted, reader) and not _is_enough(wanted, limits):
+        news = [one.log.advanced() for one in wanted if one.may_grow]
+        if not await patience.until_any([*news, reader.changed()]):
             return
 
 
-def _reasons(refused: Refused | None, topics: Iterable[str]) -> dict[str, LogStoreError]:
-    """Of the topics that may not be read, why."""
-    return {} if refused is None else {name: why for name in set(topics) if (why := refused(name)) is not None}
+def _refuse(wanted: Sequence[_Wanted], reader: _Reader) -> bool:
+    """Whether some of ``wanted`` may not be read; then ``error`` of these is set."""
+    refusals = reader.refusals(one.topic.name for one in wanted)
+    for one in wanted if refusals else ():
+        one.error = refusals.get(one.topic.name) or one.error
+    return bool(refusals)
 
 
-def _is_enough(wanted: Sequence[_Wanted], limits: FetchLimits, reasons: Mapping[str, LogStoreError]) -> bool:
-    if reasons:
-        for one in wanted:
-            one.error = reasons.get(one.topic.name)
-        return True
+def _is_enough(wanted: Sequence[_Wanted], limits: FetchLimits) -> bool:
     enough = min(max(1, limits.min_bytes), limits.max_bytes)
     total = 0
     failed = may_grow = False

@@ -14,7 +14,9 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.idempotence import claim, require_partitions_named
 from logstore.broker.topics import require_users_topic
@@ -96,12 +98,14 @@ class Producing:
         self,
         journal: Journal,
         admission: Admission,
+        access: Access,
         coordinator: Coordinator,
         filesystem: FileSystem,
         appended: Callable[[Topic], None],
     ) -> None:
         self._journal = journal
         self._admission = admission
+        self._access = access
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
@@ -114,29 +118,30 @@ class Producing:
 
     async def produce(
         self,
+        context: RequestContext,
         topic: Topic,
         records: Records,
         *,
         partition: int | None = None,
         acks: int = -1,
         timeout_ms: int | None = 30_000,
-        internal: bool = False,
         identity: ProducerIdentity | IdempotencyKey | None = None,
     ) -> ProduceResult:
         """Append a request's records; per partition all of them with consecutive offsets, or none.
 
         ``acks``: 0 returns once they are queued, 1 when they are durable here, -1 (all) on all in-sync replicas.
-        ``internal``: the store itself writes, to a topic of its own. Requests of up to 1 MiB are appended in the order
-        of the calls. With an ``identity`` what is stored already is not stored again, and told of as at first, whatever
+        Only INTERNAL writes to a topic of the store's own. Requests of up to 1 MiB are appended in the order of the
+        calls. With an ``identity`` what is stored already is not stored again, and told of as at first, whatever
         the topic's configuration is by now.
 
-        Raises UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a compacted topic),
-        ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError, StorageFullError, StorageError,
-        RequestTimedOutError; with an ``identity`` also what ``claim`` raises, and RecordTooLargeError, which decoding
-        is to find for all others.
+        Raises TopicAuthorizationError, UnknownPartitionError, InvalidTopicError, InvalidRecordError (a null key in a
+        compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
+        StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also what ``claim`` raises, and
+        RecordTooLargeError, which decoding is to find for all others.
         """
+        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
-        if not internal:
+        if context is not INTERNAL:
             require_users_topic(topic)
         if identity is not None:
             return await self._produce_once(topic, records, partition, acks, timeout_ms, identity)
@@ -217,12 +222,15 @@ class Producing:
             durable.result()
         self._filesystem.reached("produce.durable")
 
-    async def init_producer(self, producer_id: int | None = None, producer_epoch: int = -1) -> ProducerId:
+    async def init_producer(
+        self, context: RequestContext, producer_id: int | None = None, producer_epoch: int = -1
+    ) -> ProducerId:
         """A new id for an idempotent producer with epoch 0; for an id and its epoch the same with the next epoch.
 
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
-        InvalidProducerRequestError for an id that was never handed out.
+        InvalidProducerRequestError for an id that was never handed out, ClusterAuthorizationError.
         """
+        self._access.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
             self._require_issued(producer_id)

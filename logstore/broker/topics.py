@@ -12,8 +12,10 @@ from typing import TypeVar
 
 import structlog
 
+from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
-from logstore.broker.coordinator import Coordinator
+from logstore.broker.context import RequestContext
+from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.problems import TopicProblem, find_problems
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.removals import Removals
@@ -29,7 +31,6 @@ from logstore.errors import (
     InvalidReplicationFactorError,
     InvalidTopicError,
     LogStoreError,
-    OffsetOutOfRangeError,
     QuarantinedError,
     TopicExistsError,
     UnknownTopicError,
@@ -65,6 +66,7 @@ class Topics:
         roller: Roller,
         schedule: RollSchedule,
         admission: Admission,
+        access: Access,
         clock: Clock,
     ) -> None:
         self._topics = by_name
@@ -76,6 +78,7 @@ class Topics:
         self._roller = roller
         self._schedule = schedule
         self._admission = admission
+        self._access = access
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
         self._leader_epoch = 0
@@ -152,12 +155,19 @@ class Topics:
 
     # ---- what there is ----------------------------------------------------------------------------------------------
 
-    def all(self, *, include_internal: bool = False) -> list[Topic]:
-        """By name."""
-        return [t for _, t in sorted(self._topics.items()) if include_internal or not t.is_internal]
+    def all(self, context: RequestContext, *, include_internal: bool = False) -> list[Topic]:
+        """Those that whoever asks may see, by name."""
+        shown = self._access.described(context, list(self._topics))
+        found = sorted(self._topics.items())
+        return [t for name, t in found if name in shown and (include_internal or not t.is_internal)]
+
+    def topic(self, context: RequestContext, name: str, operation: Operation = Operation.DESCRIBE) -> Topic:
+        """The topic, for ``operation``. Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError."""
+        self._access.require(context, operation, ResourceType.TOPIC, name)
+        return self.get(name)
 
     def get(self, name: str) -> Topic:
-        """Raises UnknownTopicError, QuarantinedError."""
+        """For the rooms: nobody is asked. Raises UnknownTopicError, QuarantinedError."""
         topic = self._topics.get(name)
         if topic is None:
             if name in self._quarantined:
@@ -165,24 +175,36 @@ class Topics:
             raise UnknownTopicError(f"Topic {name!r} not found.")
         return topic
 
+    def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
+        """Who leads and who holds a partition. Raises TopicAuthorizationError."""
+        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        return self._coordinator.partition_state(topic.topic_id, partition)
+
     def facts(self) -> dict[str, int]:
         """What the log says of a start."""
         unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
         return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": self._leader_epoch}
 
-    def was_deleted(self, topic_id: uuid.UUID) -> bool:
-        """Whether the topic is known to have been deleted before the start; one that is merely missing is not."""
+    def was_deleted(self, context: RequestContext, topic_id: uuid.UUID) -> bool:
+        """Whether the topic is known to have been deleted before the start; one that is merely missing is not.
+
+        Raises ClusterAuthorizationError.
+        """
+        self._access.require_cluster(context, Operation.CLUSTER_ACTION)
         return topic_id in self._deleted
 
-    def problems(self) -> list[TopicProblem]:
-        """What is wrong with topics and partitions, by name; empty when all are served whole."""
+    def problems(self, context: RequestContext) -> list[TopicProblem]:
+        """What is wrong with topics that whoever asks may see, by name; empty when all are served whole."""
         refused = {t: why for t, why in self._schedule.failures.items() if self._admission.refuses(t)}
-        return find_problems(self._topics, self._quarantined, self._unserved, refused)
+        found = find_problems(self._topics, self._quarantined, self._unserved, refused)
+        shown = self._access.described(context, [problem.topic for problem in found])
+        return [problem for problem in found if problem.topic in shown]
 
     # ---- changes ----------------------------------------------------------------------------------------------------
 
     async def create(
         self,
+        context: RequestContext,
         name: str,
         *,
         partitions: int | None = None,
@@ -192,15 +214,20 @@ class Topics:
     ) -> Topic | None:
         """A new topic; None for ``validate_only``.
 
-        Raises InvalidTopicError, TopicExistsError, InvalidPartitionsError, InvalidReplicationFactorError,
-        InvalidConfigError, StorageFullError.
+        Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
+        InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
         """
+        self._access.require_create(context, name)
         return await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
 
-    async def internal(self, name: str, *, partitions: int, configs: Mapping[str, str]) -> Topic:
-        """A topic of the store's own, made if it is not there: only ``produce(internal=True)`` writes to it, nobody
-        alters or deletes it. Raises StorageFullError, QuarantinedError.
+    async def internal(
+        self, context: RequestContext, name: str, *, partitions: int, configs: Mapping[str, str]
+    ) -> Topic:
+        """A topic of the store's own, made if it is not there: only INTERNAL writes to it, nobody alters or deletes it.
+
+        Raises ClusterAuthorizationError, StorageFullError, QuarantinedError.
         """
+        self._access.require_cluster(context, Operation.CLUSTER_ACTION)
 
         async def find_or_make() -> Topic:
             try:
@@ -211,15 +238,27 @@ class Topics:
         found = self._topics.get(name)
         return await self._change(find_or_make()) if found is None else found
 
-    async def for_produce(self, name: str) -> Topic:
+    def find_for_produce(self, context: RequestContext, name: str) -> Topic | None:
+        """The topic; None if ``for_produce`` would make it. Changes nothing.
+
+        Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
+        """
+        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, name)
+        if name in self._topics or name in self._quarantined or not self._settings.auto_create_topics_enable:
+            return self.get(name)
+        self._access.require_create(context, name)
+        return None
+
+    async def for_produce(self, context: RequestContext, name: str) -> Topic:
         """The topic; made first if ``auto.create.topics.enable`` says so.
 
-        Raises UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, BrokerNotReadyError, StorageFullError.
         """
-        if name not in self._topics and self._settings.auto_create_topics_enable:
-            self._admission.require_ready()
-            with contextlib.suppress(TopicExistsError):  # another request was faster
-                await self.create(name)
+        if (topic := self.find_for_produce(context, name)) is not None:
+            return topic
+        self._admission.require_ready()
+        with contextlib.suppress(TopicExistsError):  # another request was faster
+            await self.create(context, name)
         return self.get(name)
 
     async def _create(
@@ -251,12 +290,13 @@ class Topics:
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
 
-    async def delete(self, name: str) -> None:
+    async def delete(self, context: RequestContext, name: str) -> None:
         """Gone for readers and writers at once; its files follow.
 
-        Raises UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if it is gone, but not yet for
-        sure: what is left to do is then tried again until it is done.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if
+        it is gone, but not yet for sure: what is left to do is then tried again until it is done.
         """
+        self._access.require(context, Operation.DELETE, ResourceType.TOPIC, name)
         await self._change(self._delete(name))
 
     async def _delete(self, name: str) -> None:
@@ -271,12 +311,13 @@ class Topics:
             await self.removals.begin(topic)
 
     async def alter_configs(
-        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+        self, context: RequestContext, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> Topic:
         """Set keys; None takes a key back to its default.
 
-        Raises UnknownTopicError, InvalidTopicError, InvalidConfigError.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
         """
+        self._access.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
         topic = self.get(name)
         require_users_topic(topic)
         checked: dict[str, str | None] = dict(
@@ -296,11 +337,13 @@ class Topics:
             log.info("topic.configs_altered", topic=name, changes=checked)
         return topic
 
-    async def add_partitions(self, name: str, total: int) -> Topic:
+    async def add_partitions(self, context: RequestContext, name: str, total: int) -> Topic:
         """Grow to ``total`` partitions.
 
-        Raises InvalidPartitionsError for fewer than there are, UnknownTopicError, InvalidTopicError.
+        Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, UnknownTopicError,
+        InvalidTopicError.
         """
+        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, name)
         return await self._change(self._add_partitions(name, total))
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
@@ -315,44 +358,6 @@ class Topics:
             await self._roller.commit(topic, lambda: topic.table.add_partitions(total))
             log.info("topic.partitions_added", topic=name, partitions=total)
         return topic
-
-    async def delete_records(self, topic: Topic, partition: int, before_offset: int) -> int:
-        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
-
-        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the high watermark or below -1, UnknownPartitionError, InvalidTopicError.
-        """
-        self._admission.require_ready()
-        require_users_topic(topic)
-        partition_log = topic.partition(partition)
-        partition_log.require_served()
-        target = partition_log.high_watermark if before_offset == -1 else before_offset
-        if not 0 <= target <= partition_log.high_watermark:
-            raise OffsetOutOfRangeError(
-                f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
-                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
-                log_start_offset=partition_log.log_start_offset,
-                high_watermark=partition_log.high_watermark,
-            )
-        if target > partition_log.sealed_offset:
-            await self._roller.roll(topic, lambda p: p is partition_log)
-        if target > partition_log.log_start_offset:
-            await self._roller.commit(
-                topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
-            )
-        return partition_log.log_start_offset
-
-    async def drop_foreign_files(self, topic: Topic) -> tuple[str, ...]:
-        """Take files that other writers added out of the topic's table, and serve its partitions again; their paths.
-
-        The files stay on disk. Raises BrokerNotReadyError, InvalidTopicError, and as ``Roller.commit``.
-        """
-        self._admission.require_ready()
-        require_users_topic(topic)
-        dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
-        log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
-        return dropped
 
     async def _change(self, change: Coroutine[object, object, T]) -> T:
         """One change of the catalogue at a time, each to its end even if the caller goes away."""
@@ -379,10 +384,13 @@ def require_users_topic(topic: Topic) -> None:
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:
     """None and -1 stand for DEFAULT_REPLICATION_FACTOR."""
-    if asked not in {None, -1} and not 1 <= asked <= brokers:
+    if asked is None or asked == -1:
+        return
+    if asked < 1:
+        raise InvalidReplicationFactorError(f"Replication factor {asked} is below 1: leave it out.")
+    if asked > brokers:
         raise InvalidReplicationFactorError(
-            f"Replication factor {asked} cannot be: the number of brokers is {brokers}. Leave it out, or give at most "
-            "that many."
+            f"Replication factor {asked} is larger than the number of brokers ({brokers}): leave it out."
         )
 
 

@@ -33,7 +33,7 @@ First steps:
   logstore topic create events --partitions 4
   echo '{"user": "ann"}' | logstore produce events --key-field user
   logstore consume events
-  logstore doctor                                     is everything there that is needed?
+  logstore doctor                                     check this machine and the store
 """
 )
 def _logstore(

@@ -1,4 +1,4 @@
-"""What ``doctor`` finds: one line each."""
+"""The findings of ``doctor``, one line each."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +12,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``advice`` is what to do; empty where nothing is."""
+    """``advice`` is the remedy; empty if none is needed."""
 
     name: str
     status: Status

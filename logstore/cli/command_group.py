@@ -1,4 +1,4 @@
-"""How every command ends: what is raised becomes one line and an exit code."""
+"""The end of every command: an exception becomes one line and an exit code."""
 
 import os
 import signal
@@ -23,12 +23,12 @@ FAILED = 1
 #: Bad input, as typer's own.
 USAGE = 2
 INTERRUPTED = 130
-# One of their modules that is missing is a fault of the installation, which no extra heals.
+# A missing module of these packages is a fault of the installation, which no extra mends.
 _OUR_PACKAGES = ("logstore", "ingest_api", "consumer_offsets", "compaction_jobs")
 
 
 class CommandGroup(TyperGroup):
-    """The outermost group: of commands that need the extra ``extra``, or no extra at all."""
+    """The outermost group. Its commands need the extra ``extra``, or none."""
 
     extra = "server"
     extra_in_words = "the server"
@@ -36,7 +36,7 @@ class CommandGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             result = super().invoke(ctx)
-            # Here, where a reader that went away is still expected; at exit Python would complain about it.
+            # Flushed here, where a reader that has gone is handled; at exit Python would complain about it.
             sys.stdout.flush()
         except BrokenPipeError:
             # `logstore consume t | head`: the reader has what it wanted.
@@ -71,7 +71,7 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
 
 @contextmanager
 def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Here SIGTERM (a container's stop, ``timeout``) raises KeyboardInterrupt too."""
+    """Make SIGTERM (a container's stop, ``timeout``) raise KeyboardInterrupt, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield  # Signals are the main thread's.
         return

@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  logstore consume events                              all that is there
-  logstore consume events --follow                     what comes from now on, as Kafka's console consumer
+  logstore consume events                              all records
+  logstore consume events --follow                     new records only, as Kafka's console consumer
   logstore consume events --from-beginning --follow
-  logstore consume events --tail 10 --follow           the last 10, and what comes
+  logstore consume events --tail 10 --follow           the last 10, then new ones
   logstore consume events --partition 0 --offset 1000 --max 10 --pretty
   logstore consume events --from-timestamp yesterday --to-timestamp today | jq .user
   logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
@@ -62,14 +62,15 @@ def consume(
         list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; may be repeated.")
     ] = None,
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="From the first record; with --group, where it has no offset.")
+        bool,
+        typer.Option("--from-beginning", help="From the first record; with --group, for partitions without an offset."),
     ] = False,
     offset: Annotated[
         int | None,
         typer.Option(
             "--offset",
             metavar="N",
-            help="From this offset, of several partitions name one; -N: N before the end, of each.",
+            help="From this offset of one partition; -N: N before the end of each.",
         ),
     ] = None,
     from_timestamp: Annotated[
@@ -77,17 +78,15 @@ def consume(
     ] = None,
     tail: Annotated[
         int | None,
-        typer.Option("--tail", min=0, metavar="N", help="The last N records of all partitions, by their times."),
+        typer.Option("--tail", min=0, metavar="N", help="The last N records of all partitions, by timestamp."),
     ] = None,
     to_offset: Annotated[
         int | None,
-        typer.Option("--to-offset", metavar="N", help="Up to this offset and without it; -N as of --offset."),
+        typer.Option("--to-offset", metavar="N", help="Stop before this offset; -N as with --offset."),
     ] = None,
     to_timestamp: Annotated[
         str | None,
-        typer.Option(
-            "--to-timestamp", metavar="TIME", help="Up to the first record of this time or later, without it."
-        ),
+        typer.Option("--to-timestamp", metavar="TIME", help="Stop before the first record of this time or later."),
     ] = None,
     group: Annotated[
         str | None,
@@ -95,7 +94,7 @@ def consume(
             "--group",
             "-g",
             metavar="GROUP",
-            help="Go on where this consumer group was, and commit what was written.",
+            help="Go on at this consumer group's offsets, and commit those of printed records.",
         ),
     ] = None,
     follow: Annotated[
@@ -113,7 +112,7 @@ def consume(
             help="value: its bytes; key-value: key, TAB, value; json: an object a line, keys and values as JSON where "
             "they are; pretty: the same over several lines; base64: the same with both as base64; csv and parquet: "
             "columns; or a text as kcat's: %t topic, %p partition, %o offset, %k key, %s value, %h headers, %T "
-            r"timestamp in ms, %K %S bytes of key and value, %%, \n \t. [default: value, or as --output ends]",
+            r"timestamp in ms, %K %S bytes of key and value, %%, \n \t. [default: value, or by the ending of --output]",
             show_default=False,
             autocompletion=lambda incomplete: [name for name in Format if name.startswith(incomplete)],
         ),
@@ -132,7 +131,7 @@ def consume(
 ) -> None:
     """Print the records of a topic, one a line, or write them to a file.
 
-    Without --follow it stops at what is the end when it starts, and begins with the first record unless told otherwise.
+    Without --follow it reads from the first record (unless told otherwise) to the end at its start.
     With --follow it begins at the end. Order holds within each partition. A null is printed as 'null'.
     """
     from logstore.client.consumer import Consumer
@@ -201,7 +200,7 @@ def _format(output: Path | None, given: str | None, hint: str) -> Format | LineE
         return Format.value
     if output.suffix not in _SUFFIXES:
         raise typer.BadParameter(
-            f"{output.suffix} is no ending that says how to write: use {', '.join(_SUFFIXES)}, or give --format",
+            f"{output.suffix} names no format: use {', '.join(_SUFFIXES)}, or give --format",
             param_hint="--output",
         )
     return _SUFFIXES[output.suffix]
@@ -226,7 +225,7 @@ def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partiti
             if found.partition is None:
                 fail(problem_text(found))
             if partitions is None or found.partition in partitions:
-                fail(f"{problem_text(found)}; --partition reads others of the topic")
+                fail(f"{problem_text(found)}; its other partitions can be read with --partition")
 
 
 def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
@@ -236,10 +235,9 @@ def _has_string_keys(ctx: typer.Context, url: str | None, topic: str) -> bool:
 
 @dataclass(slots=True)
 class _Written:
-    """How far each partition is in the output; with ``commits`` the group gets to know.
-
-    All partitions count, also those without a record: one of which the group knows nothing would begin at its end in a
-    later run with --follow, and pass over what came meanwhile.
+    """The progress of each partition in the output; with ``commits`` it is committed for the group. Partitions without
+    a record count too: a later run with --follow would begin at the end of an uncommitted partition, and miss the
+    records in between.
     """
 
     consumer: "Consumer"
@@ -248,7 +246,7 @@ class _Written:
     due: float = field(default_factory=lambda: time.monotonic() + _COMMIT_SECONDS)
 
     def begin(self) -> None:
-        """All that the consumer handed out is written."""
+        """All records that the consumer handed out are written."""
         if self.commits:
             self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
 

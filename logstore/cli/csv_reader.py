@@ -24,7 +24,7 @@ _NAMES = (
 
 _HEADER = "the first line, which has the names of the columns,"
 _CONVERT = "convert the file, as in iconv -f WINDOWS-1252 -t UTF-8"
-# As pyarrow says them.
+# Parts of pyarrow's messages.
 _PROBLEM = re.compile(r"(?:In CSV column #(\d+)|CSV parse error): (?:Row #(\d+): )?(.*)", re.DOTALL)
 _CONVERSION = re.compile(r"CSV conversion error to (.*?): invalid value (.*)", re.DOTALL)
 _WIDTH = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
@@ -32,7 +32,7 @@ _WIDTH = re.compile(r"Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
-    """``types``: of columns by their names; ``infer``: find out those of the others from the first rows."""
+    """``types`` are columns' types by name; with ``infer`` the types of the others are found from the first rows."""
 
     delimiter: str = ","
     types: dict[str, pa.DataType] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class CsvFormat:
 
 
 def parse_types(text: str) -> dict[str, pa.DataType]:
-    """``price=decimal(10,2),count=int64``. ValueError says what is wrong."""
+    """Parse ``price=decimal(10,2),count=int64``. ValueError with the reason."""
     types: dict[str, pa.DataType] = {}
     for pair in _COMMA.split(text):
         name, equals, kind = pair.strip().rpartition("=")
@@ -53,9 +53,8 @@ def parse_types(text: str) -> dict[str, pa.DataType]:
 
 
 def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fields) -> Iterator[Rows]:
-    """The first line has the names. What is empty and not in quotes is null.
-
-    InvalidRecordError naming the row and column, or the column that there is not.
+    """Rows of a CSV whose first line has the names. An empty field without quotes is null. InvalidRecordError with the
+    row and column, or with the column that does not exist.
     """
     names = _names(stream, format.delimiter)
     if not names:
@@ -67,7 +66,7 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
         column_types={**dict.fromkeys(texts, pa.string()), **format.types},
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
-        # Else Namibia is null.
+        # Otherwise NA (Namibia) is null.
         null_values=None if format.infer else [""],
     )
     try:
@@ -85,7 +84,7 @@ def read_csv(stream: BinaryIO, block_bytes: int, format: CsvFormat, fields: Fiel
 
 
 def _problem(text: str, names: Sequence[str]) -> str:
-    """What pyarrow says of a row, in terms of the file."""
+    """pyarrow's message on a row, in terms of the file."""
     found = _PROBLEM.fullmatch(text)
     if found is None:
         return text
@@ -103,7 +102,7 @@ def _problem(text: str, names: Sequence[str]) -> str:
 
 
 def _names(stream: BinaryIO, delimiter: str) -> list[str]:
-    """Of the columns: the first record, which is read off ``stream``."""
+    """The names of the columns: the first record, which is read from ``stream``."""
 
     def lines() -> Iterator[str]:
         encoding = "utf-8-sig"

@@ -12,8 +12,8 @@ from logstore.lock_file import LockFile
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
-    """The journals of ``--data``, or of a directory given by itself: a journal's own, or a data directory, too. Without
-    either, of the setting ``data``.
+    """The journals of ``--data``, or of a directory given as an argument (a data directory, or a journal itself).
+    Without either, those of the setting ``data``.
 
     A usage error when both are given; DataDirectoryError when there is no journal.
     """
@@ -31,7 +31,7 @@ def journal_directories(directory: Path | None, data: Path | None) -> list[Path]
 
 
 def running_url(home: Path) -> str | None:
-    """Where the store that serves the broker directory ``home`` listens; None if it does not say."""
+    """The URL of the store that serves the broker directory ``home``; None if it is unknown."""
     try:
         url = msgspec.json.decode((home / "endpoint.json").read_bytes())["url"]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):

@@ -46,10 +46,9 @@ def doctor(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Check this machine: Python, Java, Spark's jars; and a store.
-
-    The store is the one that is named (--url, LOGSTORE_URL, a profile). Without a name, or with --data, --port or
-    --host, it is the one here: port, disk, data directory, and what runs on it.
+    """Check this machine (Python, Java, Spark's jars) and a store. --url, LOGSTORE_URL or a profile names the store.
+    Without a name, or with --data, --port or --host, the store on this machine is checked: port, disk, data directory,
+    and the process that runs on it.
 
     'warn' is worth a look, 'fail' will not work; exit code 1 if anything fails. Changes nothing.
     """
@@ -67,7 +66,7 @@ def doctor(
 
 
 def run_checks(data: Path | None, host: str | None, port: int | None, *, url: str | None = None) -> Iterator[Check]:
-    """Of the store at ``url``; None: of the data directory here, and the store on it."""
+    """Checks of the store at ``url``; with None, of the data directory here and the store on it."""
     from logstore.cli.store_checks import check_store
 
     yield check_python()
@@ -166,7 +165,10 @@ def check_port(host: str, port: int, running: str | None) -> Check:
         if running and running.endswith(f":{port}"):
             return Check(name, Status.ok, f"in use by this store, at {running}")
         return Check(
-            name, Status.fail, f"{host}: {error.strerror or error}", "Stop what uses it, or choose another: --port N"
+            name,
+            Status.fail,
+            f"{host}: {error.strerror or error}",
+            "Stop the program that uses it, or choose another: --port N",
         )
     return Check(name, Status.ok, f"free on {host}")
 
@@ -177,7 +179,7 @@ def check_data(data: Path, home: Path) -> Check:
         parent = next(parent for parent in data.resolve().parents if parent.exists())
         if not os.access(parent, os.W_OK | os.X_OK):
             return Check(name, Status.fail, f"{data} cannot be made in {parent}", "Choose another: --data DIR")
-        return Check(name, Status.ok, f"{data} is not there yet: serve makes it")
+        return Check(name, Status.ok, f"{data} does not exist yet: serve makes it")
     if not data.is_dir():
         return Check(name, Status.fail, f"{data} is not a directory", "Choose another: --data DIR")
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):

@@ -37,7 +37,7 @@ def show_first(blocks: Iterator[Block], unit: str, *, json: bool) -> None:
 
 
 def _of_json(value: Any) -> Any:
-    """Bytes as text, else as base64 in an object of its own."""
+    """Bytes as text, or as base64 in an object if they are no UTF-8."""
     if isinstance(value, bytes):
         try:
             return value.decode()

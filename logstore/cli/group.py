@@ -47,11 +47,9 @@ Examples:
 """
 )
 def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show what a group has committed, and how far behind it is.
-
-    Per partition of the topics that it has committed to: committed (the next offset to read; '-' where it has committed
-    nothing), start (log start offset: what is below is gone), high watermark (readers see what is below), lag (what is
-    between committed, or else start, and high watermark).
+    """Show a group's committed offsets and its lag. Per partition of its topics: committed (the next offset to read;
+    '-' for none), start (log start offset; earlier records are gone), high watermark (readers see the records below
+    it), lag (records from committed, or from start, to the high watermark).
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
@@ -123,7 +121,7 @@ def reset(
         typer.Option(
             "--to-timestamp",
             metavar="TIME",
-            help=f"To the first record of this time or later, without one to the high watermark: {TIME_FORMS}.",
+            help=f"To the first record of this time or later, or else the high watermark: {TIME_FORMS}.",
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,
@@ -190,7 +188,7 @@ def delete(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete a group: all that it has committed. Asks first; without a terminal it wants --yes."""
+    """Delete a group and all its committed offsets. Asks first; without a terminal it needs --yes."""
     with admin_of(ctx, url) as admin:
         offsets = admin.group_offsets(group)
         if not yes:
@@ -225,7 +223,7 @@ def _check_offset(topic: str, partition: int, offset: int, start: int, end: int)
 
 
 def _printable(metadata: str) -> str:
-    """It is anybody's text: it must not draw on a terminal."""
+    """Metadata may be any text: control characters must not reach the terminal."""
     return metadata if metadata.isprintable() else repr(metadata)
 
 

@@ -91,7 +91,7 @@ def vacuum(
     data: DataOption = None,
     topic: TopicOption = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Files that no commit ever named, too, if they are older than 7 days.")
+        bool, typer.Option("--full", help="Also delete files older than 7 days that no commit ever named.")
     ] = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,

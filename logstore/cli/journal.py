@@ -107,7 +107,7 @@ Examples:
 """
 )
 def verify(directory: DirectoryArgument = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Read every byte and say what a start would say; exit code 1 if it would refuse. Changes nothing."""
+    """Read every byte and report whether a start would accept the journal; exit code 1 if not. Changes nothing."""
     from logstore.journal import inspect
 
     reports = [(journal, inspect.verify(journal)) for journal in journal_directories(directory, data)]

@@ -40,9 +40,8 @@ def json_texts(column: pa.Array) -> pa.Array:
 
 
 def key_texts(column: pa.Array) -> pa.Array:
-    """Of each value what is a key as it is: bytes and texts themselves, of other strings in JSON their text, else JSON.
-
-    Null stays null. InvalidRecordError for a type that has no JSON form.
+    """Each value as a raw key: bytes and texts as they are, values that are strings in JSON as their text, others as
+    JSON. Null stays null. InvalidRecordError for a type without a JSON form.
     """
     kind = column.type
     if pa.types.is_dictionary(kind):
@@ -84,10 +83,10 @@ def _json(column: pa.Array) -> pa.Array:
 
 
 def _plain(column: pa.Array) -> pa.Array | None:
-    """What stands in the quotes, of types whose JSON is a string in which nothing is escaped; None: of no such type."""
+    """The text between the quotes, for types whose JSON is a string without escapes; None for other types."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        # Times with a zone are instants: they are told in UTC.
+        # Times with a zone are instants, shown in UTC.
         local = column.cast(pa.int64()).cast(pa.timestamp(kind.unit))
         text = pc.replace_substring(_in_range(local), pattern=" ", replacement="T", max_replacements=1)
         return text if kind.tz is None else _joined(text, "Z")
@@ -149,7 +148,7 @@ def _maps(column: pa.Array) -> pa.Array:
 
 
 def _lists(lists: pa.Array, elements: pa.Array, opening: str, closing: str) -> pa.Array:
-    """``elements``: the texts of those of all lists, one after the other."""
+    """``elements`` are the texts of the elements of all lists, one after the other."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
     texts = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), elements), ",")

@@ -1,7 +1,7 @@
 """Lines of a stream as columns: blocks of bounded size, whole lines only.
 
 As in NDJSON bodies of the HTTP interface, a line's bytes are the value, one CR at its end belongs to the line end, and
-empty lines are skipped unless somebody wants them. Memory is bounded by a block and one line.
+empty lines are skipped unless they are asked for. Memory is bounded by a block and one line.
 """
 
 import io
@@ -34,7 +34,7 @@ class Lines:
 
 
 def read_lines(stream: BinaryIO, block_bytes: int, *, skip_empty: bool = True) -> Iterator[Lines]:
-    """Blocks of about ``block_bytes`` (at least one line); what a slow pipe or a terminal has is not held back.
+    """Blocks of about ``block_bytes`` (at least one line). Lines of a slow pipe or a terminal are not held back.
 
     InvalidRecordError for a line over LINE_BYTES_MAX.
     """
@@ -76,7 +76,7 @@ def _lines(text: bytes, first_number: int, size: int, *, skip_empty: bool) -> Li
 
 
 def _read(stream: BinaryIO, limit: int) -> bytes:
-    """What is there, at least one byte; b"" at the end. Never more than is there: a terminal's line comes at once."""
+    """The available bytes, at least one; b"" at the end. It waits for no more: a line on a terminal comes at once."""
     reader = getattr(stream, "read1", stream.read)
     return bytes(reader(limit))
 

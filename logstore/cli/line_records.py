@@ -1,4 +1,4 @@
-"""What a line of input is: its value, perhaps with a key before a separator or in a field of its JSON."""
+"""The record in a line of input: a value, perhaps with a key before a separator or in a field of its JSON."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Options that several commands have, and what they mean together."""
+"""Options of several commands, and their meaning together."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,13 +95,13 @@ def store_url(ctx: typer.Context, given: str | None) -> str:
 
 
 def given_url(ctx: typer.Context, given: str | None) -> str | None:
-    """As ``store_url``; None if nobody named a store."""
+    """As ``store_url``; None if no store was named."""
     url, source = named_store(ctx, given)
     return None if source == _BY_DEFAULT else url
 
 
 def named_store(ctx: typer.Context, given: str | None) -> tuple[str, str]:
-    """``store_url``, and what named it. InvalidConfigError for a profile that there is not, or without a url."""
+    """``store_url`` and the source of the name. InvalidConfigError for a profile that does not exist or has no url."""
     before_the_command = ctx.find_root().params
     if url := given or before_the_command.get("url"):
         return url, "--url"

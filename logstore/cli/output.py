@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for programs, both on stdout."""
+"""Output of commands: tables for people, JSON for programs, both on stdout."""
 
 import re
 import sys
@@ -19,19 +19,19 @@ def print_json(content: Any) -> None:
 
 
 def print_json_line(content: Any) -> None:
-    """One line of NDJSON: for output that comes bit by bit."""
+    """One line of NDJSON, for output that comes in parts."""
     sys.stdout.write(msgspec.json.encode(content).decode() + "\n")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Numbers stand right, with separators of thousands. As wide as its content when stdout is no terminal."""
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Numbers are aligned right, with separators of thousands. Without a terminal the table is as wide as needed."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     cells = [[_text(cell) for cell in row] for row in rows]
     numeric = [_are_numbers([row[index] for row in cells]) for index in range(len(columns))]
-    table = Table(title=title, title_justify="left", box=None, header_style="bold", pad_edge=False)
+    table = Table(box=None, header_style="bold", pad_edge=False)
     for name, right in zip(columns, numeric, strict=True):
         table.add_column(name, justify="right" if right else "left", overflow="fold")
     for row in cells:
@@ -44,7 +44,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]], *, tit
 
 
 def print_problems(problems: Sequence["TopicProblem"]) -> None:
-    """An empty line, then what is wrong and what to do, a line each; nothing for none."""
+    """An empty line, then a line for each problem with its remedy; no output without problems."""
     for line in ["", *map(problem_text, problems)] if problems else ():
         print(line)
 
@@ -55,7 +55,7 @@ def problem_text(problem: "TopicProblem") -> str:
 
 
 def problem_reason(problem: "TopicProblem") -> str:
-    """With the state in front, unless the reason says it."""
+    """The reason, with the state in front unless the reason names it."""
     state = problem.state.replace("_", " ")
     reason = problem.reason.rstrip(".")
     return reason if state in reason else f"{state}: {reason}"
@@ -76,7 +76,7 @@ def bytes_text(size: float) -> str:
 
 
 def duration_text(milliseconds: float) -> str:
-    """``12 s``, ``5 min``, ``3 h``, ``8 d``: in the unit of which there are two or more."""
+    """``12 s``, ``5 min``, ``3 h``, ``8 d``: in the largest unit that is at least twice in it."""
     seconds = milliseconds / 1000
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:

@@ -1,4 +1,6 @@
-"""Where ``consume`` begins and stops: offsets, offsets from the end, times, and the last records of a topic."""
+"""Positions at which ``consume`` begins and stops: offsets, offsets from the end, times, and the last records of a
+topic.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +20,7 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One way to say where in a partition: an ``offset`` (negative: so many before the end) or a time, in ms."""
+    """A position in a partition: an ``offset`` (negative: counted from the end) or a time in ms."""
 
     offset: int | None = None
     timestamp_ms: int | None = None
@@ -58,9 +60,8 @@ def seek(consumer: "Consumer", offsets: Mapping["TopicPartition", int]) -> None:
 
 
 def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int]) -> dict["TopicPartition", int]:
-    """Where the last ``count`` records before ``ends`` begin, of all these partitions together.
-
-    By their timestamps, and in each partition by their offsets. What compaction took out counts.
+    """The offsets at which the last ``count`` records before ``ends`` begin, of all these partitions together: by
+    timestamp, and in each partition by offset. Offsets that compaction removed count.
     """
     starts = consumer.beginning_offsets(ends)
     first = {at: max(starts[at], end - count) for at, end in ends.items()}
@@ -73,11 +74,11 @@ def newest(consumer: "Consumer", count: int, ends: Mapping["TopicPartition", int
     for number, partition in enumerate(partitions):
         found_offsets, found_times = _timestamps(consumer, partition, first[partition], ends[partition])
         offsets.append(found_offsets)
-        # A record is among the last ones only with all that follow it: it counts as the oldest of these.
+        # A record is among the last ones only with all its followers: it counts as the oldest of them.
         times.append(np.minimum.accumulate(found_times[::-1])[::-1])
         owners.append(np.full(len(found_offsets), number))
     owner = np.concatenate(owners)
-    # Of equal times the later offset comes last, so that what is cut off is the beginning of a partition.
+    # With equal times the later offset comes last, so that the beginning of a partition is cut off.
     order = np.lexsort((np.concatenate(offsets), np.concatenate(times)))
     taken = np.bincount(owner[order[-count:]], minlength=len(partitions)).tolist()
     return {

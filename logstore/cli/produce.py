@@ -31,13 +31,13 @@ def produce(
     ctx: typer.Context,
     topic: TopicArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", help="Read this file; stdin without it, or with -.")
+        Path | None, typer.Argument(metavar="FILE", help="The file to read; stdin without it, or with -.")
     ] = None,
     format: Annotated[
         Format | None,
         typer.Option(
-            help="lines: any text; ndjson: refuse lines that are not JSON; csv (with names first), parquet: rows. "
-            "[default: as FILE ends, else lines]",
+            help="lines: any text; ndjson: refuse lines that are not JSON; csv (the first line has names), parquet: "
+            "rows. [default: by FILE's ending, or lines]",
             show_default=False,
         ),
     ] = None,
@@ -59,14 +59,14 @@ def produce(
     ] = None,
     key_json: Annotated[
         bool,
-        typer.Option("--key-json", help='Store keys as their JSON texts, a text in quotes: "ada" in place of ada.'),
+        typer.Option("--key-json", help='Store keys as JSON texts: "ada" with its quotes in place of ada.'),
     ] = False,
     header: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header of all records; may be repeated."),
     ] = None,
     tombstone: Annotated[
-        bool, typer.Option("--tombstone", "-Z", help="A value without a byte is null: it deletes its key.")
+        bool, typer.Option("--tombstone", "-Z", help="Send empty values as null, which deletes the key.")
     ] = False,
     value_field: Annotated[
         str | None,
@@ -78,20 +78,22 @@ def produce(
     timestamp_field: Annotated[
         str | None,
         typer.Option(
-            metavar="COLUMN", help="CSV, Parquet: when (ms since 1970, or a time). In a file of records: timestamp."
+            metavar="COLUMN",
+            help="CSV, Parquet: the column of times (or ms since 1970). In a file of records: timestamp.",
         ),
     ] = None,
     headers_field: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Parquet: the headers. In a file of records: headers.")
+        str | None,
+        typer.Option(metavar="COLUMN", help="Parquet: the column of headers. In a file of records: headers."),
     ] = None,
     partition_field: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="CSV, Parquet: each row to the partition of this column.")
+        str | None, typer.Option(metavar="COLUMN", help="CSV, Parquet: the column of partitions.")
     ] = None,
     partition: Annotated[
         int | None, typer.Option("--partition", "-p", min=0, help="All records to this partition.")
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(metavar="CHARACTER", help="CSV: between columns (\\t: a tab). [default: ,]")
+        str | None, typer.Option(metavar="CHARACTER", help="CSV: the separator of columns (\\t: a tab). [default: ,]")
     ] = None,
     types: Annotated[
         str | None,
@@ -101,14 +103,14 @@ def produce(
         ),
     ] = None,
     infer: Annotated[
-        bool, typer.Option("--infer", help="CSV: find out types from the first rows: 00123 becomes 123.")
+        bool, typer.Option("--infer", help="CSV: take types from the first rows: 00123 becomes 123.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Send nothing: show the first records as they would be stored.")
     ] = False,
     acks: Annotated[Literal["all", "1", "0"], typer.Option(help="When a record counts as stored.")] = "all",
     compression: Annotated[
-        Literal["none", "lz4", "zstd"], typer.Option(help="Of batches, on the way and in the journal.")
+        Literal["none", "lz4", "zstd"], typer.Option(help="Compress batches, on the way and in the journal.")
     ] = "none",
     batch_bytes: Annotated[
         int, typer.Option("--batch-bytes", min=1, max=16 * 1024 * 1024, help="Bytes of lines in one request.")
@@ -173,7 +175,7 @@ def produce(
         run = Run(topic, producer, report, options.unit)
         interrupted, problem = run.send_all(blocks)
         if size is not None and not interrupted and not problem:
-            # A record's bytes are not quite what it takes in the file: all of that was read.
+            # A record's bytes differ from its bytes in the file, so at the end the whole file counts as read.
             report(size - run.bytes, 0)
     summarize(run, problem, json=json, quiet=quiet)
     if problem:

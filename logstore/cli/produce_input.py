@@ -40,7 +40,7 @@ def format_of(file: Path | None) -> Format:
 
 @dataclass(frozen=True, slots=True)
 class InputOptions:
-    """As they stand on the command line."""
+    """The options, as given on the command line."""
 
     format: Format
     key: str | None
@@ -64,11 +64,11 @@ class InputOptions:
 
     @property
     def unit(self) -> str:
-        """What the input has numbers of."""
+        """The unit that the input is counted in."""
         return "row" if self.is_table else "line"
 
     def blocks(self, stream: BinaryIO, file: Path | None, batch_bytes: int) -> Iterator[Block]:
-        """The records of ``stream``, which is that of ``file``. Nothing is read yet; usage errors come at once."""
+        """The records of ``stream``, the stream of ``file``. Nothing is read yet; usage errors are raised at once."""
         self._check_key()
         self._check_columns()
         headers = [_header(text) for text in self.headers]
@@ -173,7 +173,7 @@ class InputOptions:
 
 
 def unescaped(text: str | None) -> str | None:
-    """With a backslash and t as a tab, which shells do not make of them."""
+    """``text`` with tabs for backslash and t, which shells do not convert."""
     return None if text is None else text.replace("\\t", "\t")
 
 

@@ -1,4 +1,4 @@
-"""A run of ``logstore produce``: what was sent, what the store acknowledged, and what is told of it."""
+"""A run of ``logstore produce``: records sent, records acknowledged by the store, and the report on both."""
 
 import time
 from collections import deque
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from logstore.client.producer import Producer
     from logstore.client.producer.delivery import BatchDelivery
 
-# After a failure or Ctrl-C: how long what was sent may still take to be answered.
+# After a failure or Ctrl-C: how long to wait for the answers to requests that were sent.
 _CLOSE_SECONDS = 10.0
 
 #: Told of bytes and records that are done.
@@ -23,7 +23,7 @@ Report = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class Stored:
-    """Of one partition. Offsets are -1 with acks=0."""
+    """Records stored in one partition. Offsets are -1 with acks=0."""
 
     partition: int
     records: int
@@ -33,7 +33,7 @@ class Stored:
 
 @dataclass(slots=True)
 class Run:
-    """Keeps account of what was sent: only what the store acknowledged counts as stored."""
+    """Keeps account of the records sent: only acknowledged ones count as stored."""
 
     topic: str
     producer: "Producer"
@@ -156,7 +156,7 @@ def progress_bar(size: int | None, *, shown: bool) -> Iterator[Report]:
     if size is not None:
         columns.append(TimeRemainingColumn())
     console = Console(stderr=True)
-    # Where nothing can be overwritten, what stays is the last state.
+    # Without a terminal nothing can be overwritten: only the last state is printed.
     with Progress(*columns, console=console, transient=console.is_terminal) as progress:
         task = progress.add_task("", total=size, records=0)
         sent = 0

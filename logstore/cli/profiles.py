@@ -14,7 +14,7 @@ from typing import Any
 from logstore.errors import InvalidConfigError
 
 VARIABLE = "LOGSTORE_PROFILE"
-#: What a profile may hold, and which options of which commands take it for their default.
+#: Settings of a profile, and the options of commands whose default they are.
 KEYS: dict[str, tuple[tuple[str, str], ...]] = {
     "url": (),
     "client-id": (("produce", "client_id"), ("consume", "client_id")),
@@ -87,7 +87,7 @@ def chosen_name(option: str | None) -> str | None:
 
 
 def option_defaults(profile: dict[str, str]) -> dict[str, Any]:
-    """By command and option, for click."""
+    """Defaults by command and option, for click."""
     defaults: dict[str, dict[str, str]] = {}
     for key, value in profile.items():
         for command, option in KEYS[key]:
@@ -96,7 +96,7 @@ def option_defaults(profile: dict[str, str]) -> dict[str, Any]:
 
 
 def check_key(key: str) -> None:
-    """InvalidConfigError for what no profile holds."""
+    """InvalidConfigError for a setting that profiles do not have."""
     if key not in KEYS:
         raise InvalidConfigError(f"a profile has no '{key}': it holds {', '.join(KEYS)}")
 

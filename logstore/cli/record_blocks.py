@@ -1,4 +1,4 @@
-"""Blocks of records between the input and the producer: where they come from, and what each is given besides."""
+"""Blocks of records between the input and the producer: their sources, and the columns added to each."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from logstore.cli.line_records import LineRecords
     from logstore.cli.table_reader import Fields, Rows
 
-# With --rate: how many batches a second.
+# Batches a second with --rate.
 _BATCHES_PER_SECOND = 20
 
 

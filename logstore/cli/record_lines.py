@@ -144,7 +144,7 @@ def _headers(record: "Record") -> list[dict[str, Any]]:
 
 
 def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | None]:
-    """What stands for ``content`` in JSON, and how if that is not JSON itself."""
+    """The form of ``content`` in JSON, and its format if it is not JSON itself."""
     if content is None:
         return None, None
     try:
@@ -154,7 +154,7 @@ def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | Non
     # Most texts that are no JSON show it by their first character.
     if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
         try:
-            # As it was written, 1.0 stays 1.0; but on one line.
+            # Kept as it was written (1.0 stays 1.0), but on one line.
             one_line = msgspec.json.format(content, indent=-1)
             return msgspec.Raw(one_line if b"\n" in content or b"\r" in content else content), None
         except (msgspec.MsgspecError, RecursionError):

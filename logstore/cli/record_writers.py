@@ -36,7 +36,7 @@ class Format(StrEnum):
 
 
 def parse_format(text: str) -> Format | LineEncoder:
-    """A format by its name, or a template. ValueError says what is wrong."""
+    """A format by its name, or a template. ValueError with the reason."""
     if text in [*Format]:
         return Format(text)
     if "%" not in text:
@@ -45,7 +45,7 @@ def parse_format(text: str) -> Format | LineEncoder:
 
 
 class RecordWriter(ABC):
-    """``complete_at_close``: nobody can read what was written before ``close``."""
+    """``complete_at_close``: records can be read only after ``close``."""
 
     complete_at_close = False
 
@@ -56,7 +56,7 @@ class RecordWriter(ABC):
     def write(self, fetched: "FetchedBatch") -> None: ...
 
     def flush(self) -> None:
-        """All that was written is with the reader, or in the file."""
+        """Pass all written records to the reader or the file."""
         self._sink.flush()
 
     def close(self) -> None:
@@ -177,7 +177,7 @@ class _ParquetWriter(RecordWriter):
 
 
 def _texts(fetched: "FetchedBatch", name: str) -> "pa.Array":
-    """A column as text; ends the command at what is no UTF-8."""
+    """A column as text; bytes that are no UTF-8 end the command."""
     import pyarrow as pa
 
     try:

@@ -35,12 +35,10 @@ Examples:
 )
 def dump(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A Parquet file below <data>/topics/<topic>.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=0, help="Print the first so many records, too.")] = 0,
+    records: Annotated[int, typer.Option("--records", "-n", min=0, help="Also print this many records.")] = 0,
     json: JsonOption = False,
 ) -> None:
-    """Print a segment's footer, its row groups, and records. Texts are cut short in the table; --json has all of
-    them.
-    """
+    """Print a segment's footer, its row groups, and records. The table cuts texts short; --json has them whole."""
     from logstore.segments.reader import read_footer, row_groups
 
     if not file.is_file():

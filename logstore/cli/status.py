@@ -13,9 +13,8 @@ Examples:
 
 
 def status(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show how a running store is: ready or why not, what it holds, how full its journal is, and what is wrong.
-
-    Topics, records and bytes are those of topic list: without the store's own topics.
+    """Show the state of a running store: whether it is ready, its topics, how full its journal is, and its problems.
+    Topics, records and bytes are those of topic list, without internal topics.
     """
     with admin_of(ctx, url) as admin:
         found = admin.status()

@@ -1,4 +1,4 @@
-"""How a running store is, as ``doctor`` asks it over HTTP."""
+"""Checks of a running store over HTTP, for ``doctor``."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ def check_store(url: str) -> Iterator[Check]:
 
 
 def checks_of(found: "StoreStatus", url: str) -> Iterator[Check]:
-    """What a store says of itself."""
+    """Checks of a store's own status."""
     yield _readiness(found, url)
     if found.version != __version__:
         yield Check("version", Status.warn, f"{found.version}, this is {__version__}", "Use the same version.")

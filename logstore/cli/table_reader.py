@@ -1,8 +1,8 @@
 """Rows of CSV and Parquet files as records, a bounded number at a time.
 
-A file with a column ``value`` (or ``--value-field``) holds records: key and value are its bytes, and what ``logstore
-consume`` writes comes back as it was. In any other file each row is one JSON object of all its columns, as a line of
-NDJSON would be.
+A file with a column ``value`` (or ``--value-field``) holds records: key and value are its bytes, so output of
+``logstore consume`` is produced again unchanged. In any other file each row is one JSON object of all its columns, as a
+line of NDJSON would be.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -30,7 +30,7 @@ _TIMES = (
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Which columns hold what; None: those of these names in a file of records, else none."""
+    """The columns for each part of a record; None stands for the column of that name in a file of records."""
 
     key: str | None = None
     value: str | None = None
@@ -55,7 +55,7 @@ class Rows:
 
 
 def read_parquet(path: Path, block_bytes: int, fields: Fields) -> Iterator[Rows]:
-    """InvalidRecordError for what is no Parquet file, or a column that there is not."""
+    """InvalidRecordError for a file that is no Parquet, or a column that does not exist."""
     try:
         with pa.parquet.ParquetFile(path) as file:
             groups = (file.metadata.row_group(n) for n in range(file.metadata.num_row_groups))
@@ -134,9 +134,8 @@ def _is_bytes_or_text(kind: pa.DataType) -> bool:
 
 
 def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: int) -> pa.Array:
-    """A column of text as the first of ``kinds`` that all of its values are; any other as it is.
-
-    InvalidRecordError naming the row of a value that is none of them. Of times, some may have a zone and some not.
+    """A text column converted to the first of ``kinds`` that fits all its values; other columns are unchanged.
+    InvalidRecordError with the row of a value that fits none. Times may be mixed, with a zone and without.
     """
     if not pa.types.is_string(column.type):
         return column
@@ -155,13 +154,13 @@ def _parsed(column: pa.Array, kinds: Sequence[pa.DataType], what: str, first: in
             raise InvalidRecordError(
                 f"row {first + row}: {text!r} is {what} as a {here}, in the rows before it is a {above}"
             )
-    # A time without a zone is UTC; what is below a millisecond goes, as it does when it is stored.
+    # A time without a zone is UTC; digits below a millisecond are cut off, as in the store.
     milliseconds = pa.timestamp("ms", "UTC")
     return pa.concat_arrays([one.cast(milliseconds, safe=False) for one in rows if one is not None])
 
 
 def _cast(column: pa.Array, kinds: Sequence[pa.DataType]) -> pa.Array | None:
-    """As the first of ``kinds`` that all values are; None for none."""
+    """The values as the first of ``kinds`` that fits all of them; None if none does."""
     for kind in kinds:
         try:
             return column.cast(kind)

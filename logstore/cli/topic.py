@@ -36,7 +36,7 @@ def create(
         typer.Option("--partitions", "-p", help="Number of partitions. [default: the store's num.partitions]"),
     ] = None,
     config: ConfigOption = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic is there.")] = False,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed if the topic exists.")] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
@@ -74,8 +74,8 @@ def list_topics(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List the topics: their partitions, records, bytes (in Delta and in the journal), how old the newest record is,
-    and what is wrong with them.
+    """List the topics: partitions, records, bytes (in Delta and in the journal), the age of the newest record, and
+    problems.
     """
     with admin_of(ctx, url) as admin:
         found = admin.status()
@@ -105,9 +105,9 @@ def describe(
 ) -> None:
     """Show offsets, sizes and configuration.
 
-    Per partition: start (log start offset), end (log end offset), high watermark (readers see what is below), sealed
-    (what is below is in Delta), segments (Parquet files), bytes (their size), unsealed (bytes still in the journal
-    only).
+    Per partition: start (log start offset), end (log end offset), high watermark (readers see the records below it),
+    sealed (the records below it are in Delta), segments (Parquet files), bytes (their size), unsealed (bytes in the
+    journal only).
     """
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
@@ -165,10 +165,10 @@ def alter(
     config: ConfigOption = None,
     delete_config: Annotated[
         list[str] | None,
-        typer.Option("--delete-config", "-d", metavar="KEY", help="Back to the default; may be repeated."),
+        typer.Option("--delete-config", "-d", metavar="KEY", help="Set this key back to its default; may be repeated."),
     ] = None,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", help="Grow to this many; keys then hash anew.")
+        int | None, typer.Option("--partitions", "-p", help="Grow to this many; later keys may go to other partitions.")
     ] = None,
     json: JsonOption = False,
     url: UrlOption = None,
@@ -210,7 +210,7 @@ def delete(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete a topic and its data. Asks first; without a terminal it wants --yes."""
+    """Delete a topic and its data. Asks first; without a terminal it needs --yes."""
     with admin_of(ctx, url) as admin:
         topic = admin.describe_topic(name)
         if not yes:
@@ -226,7 +226,7 @@ def delete(
 @app.command(
     epilog="""\b
 Examples:
-  logstore topic roll events        then any Delta reader sees all of it
+  logstore topic roll events        then every Delta reader sees all records
 """
 )
 def roll(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
@@ -265,7 +265,7 @@ def drop_foreign_files(ctx: typer.Context, name: NameArgument, json: JsonOption 
     epilog="""\b
 Examples:
   logstore topic delete-records events --partition 0 --before-offset 1000
-  logstore topic delete-records events --partition 0 --before-offset -1     all that is there
+  logstore topic delete-records events --partition 0 --before-offset -1     all records
 """
 )
 def delete_records(
@@ -278,7 +278,7 @@ def delete_records(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Move a partition's log start forward: readers no longer see what is before it."""
+    """Move a partition's log start forward: readers no longer see the records before it."""
     with admin_of(ctx, url) as admin:
         log_start_offset = admin.delete_records(name, partition, before_offset)
     if json:

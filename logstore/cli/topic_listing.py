@@ -1,4 +1,4 @@
-"""Topics in a list: those that a store serves, in numbers, and those that it does not, with the reason."""
+"""The list of topics: served ones with their numbers, and refused ones with the reason."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ def listing(status: "StoreStatus", *, internal: bool) -> list[dict[str, Any]]:
 
 
 def print_listing(status: "StoreStatus", *, internal: bool) -> None:
-    """For people: a table, and below it what is wrong and what to do."""
+    """A table for people, and below it the problems with their remedies."""
     states: dict[str, set[str]] = {}
     for problem in status.problems:
         states.setdefault(problem.topic, set()).add(problem.state.replace("_", " "))

@@ -3,8 +3,8 @@
 ``commitInfo`` of an entry of ours has ``logstore.digest`` = ``<actions>:<sum>``: how many actions follow it, and the
 sum modulo 2^32 of the CRC-32C of its version (decimal digits) and of every action in canonical form, our own keys of
 ``commitInfo`` among them. The canonical form is JSON with sorted keys of the fields below and no others, nulls left
-out: what we hand to the Delta writer. What a writer adds by itself, its order and its spacing do not count: another
-version of it changes nothing.
+out: the fields that we hand to the Delta writer. Fields that the writer adds, its order and its spacing do not count,
+so another version of the writer changes nothing.
 """
 
 import contextlib
@@ -84,13 +84,13 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
 def entry_digest(version: int, actions: Sequence[Action]) -> str:
-    """Of a whole entry, ``commitInfo`` included."""
+    """The digest of a whole entry, ``commitInfo`` included."""
     total = crc32c(b"%d" % version) + sum(crc32c(_ENCODER.encode(_canonical(action))) for action in actions)
     return f"{sum(action.commit_info is None for action in actions)}:{total & 0xFFFFFFFF:08x}"
 
 
 def stored_digest(actions: Iterable[Action]) -> str | None:
-    """What the entry says its digest is; None if it is another writer's."""
+    """The digest that the entry carries; None in another writer's entry."""
     for action in actions:
         if action.commit_info is not None:
             digest = action.commit_info.get(DIGEST_KEY)

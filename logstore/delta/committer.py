@@ -2,12 +2,13 @@
 
 An attempt: open a fresh snapshot V; check every precondition on V; commit with the handle at V and no retries, a
 compare-and-set of version V + 1; fsync the log entry (R7). On a conflict the handle is thrown away and the next attempt
-starts at the check. A handle is never refreshed between check and commit, nor kept for the next attempt: a kept one
-would not see a foreign commit that overwrote an entry it has read. Entries up to V are durable before V + 1 is written,
-whoever wrote them: a power cut can tear none but the newest.
+starts at the check. A handle is never refreshed between check and commit, nor kept for the next attempt: a kept handle
+would not see a foreign commit that overwrote an entry it has read. All entries up to V, foreign ones too, are durable
+before V + 1 is written: a power cut can tear only the newest.
 
-Any exception of a commit leaves open whether it happened: its unique commit id is looked for in the log, and its
-transaction values and files in a fresh snapshot. If that cannot be done, CommitStateUnknownError.
+An exception of a commit does not say whether the commit happened. The committer then looks for its unique commit id in
+the log, and for its transaction values and files in a fresh snapshot. If it cannot look, it raises
+CommitStateUnknownError.
 """
 
 import contextlib
@@ -66,10 +67,9 @@ _OPEN_ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What one commit does. ``properties`` are table properties to set; they exclude adds and removes.
-
-    ``restated`` are transactions that hold already: said again, so that they outlive a commit that is overwritten.
-    ``details`` are numbers for the table's history.
+    """The actions of one commit. ``properties`` are table properties to set; they exclude adds and removes.
+    ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
+    overwritten. ``details`` are numbers for the table's history.
     """
 
     operation: str
@@ -92,7 +92,7 @@ class Committer:
         #: The last snapshot, and the files that it was read from, as they were then.
         self._known: tuple[dict[Path, Signature], TopicSnapshot] | None = None
         self._synced: dict[Path, Signature] = {}
-        #: Entries whose fsync failed: one that succeeds later says nothing of what was lost then.
+        #: Entries whose fsync failed. A later fsync that succeeds does not bring back the pages that were lost.
         self._doubtful: set[Path] = set()
 
     def open(self) -> tuple["DeltaTable", TopicSnapshot]:
@@ -263,11 +263,11 @@ class Committer:
             ) from (failure or error)
 
     def sync(self, version: int) -> None:
-        """Rule R7: make durable what makes up ``version``; nobody else fsyncs what the Delta writers wrote.
+        """Rule R7: make the entries of ``version`` durable; the Delta writers fsync nothing.
 
-        That is every entry that this committer has not synced as it is now: another process may have been killed, or
-        not have cared, between commit and fsync, and a snapshot shows what a power cut takes back. Only an entry of
-        ours with a later one of ours is known to be durable without that: it was before the later one was written.
+        It syncs every entry that this committer has not synced in its present form: another process may have ended
+        between commit and fsync, and a snapshot also shows entries that a power cut would take back. An entry of ours
+        below a later one of ours is durable: it was synced before the later one was written.
         """
         newest = entry_path(self._path, version)
         due: dict[Path, Signature] = {}
@@ -311,7 +311,7 @@ def commit_info(operation: str, commit_id: str, details: dict[str, int] | None =
 
 
 def commit_properties(info: dict[str, str], transactions: dict[str, int]) -> "CommitProperties":
-    """One attempt only."""
+    """Properties of a commit that is attempted once, without the Delta writer's retries."""
     from deltalake import CommitProperties, Transaction
 
     return CommitProperties(

@@ -1,13 +1,13 @@
 """The files of ``_delta_log`` as this project reads them itself: application transactions, paths, commit ids.
 
-delta-rs hands out one application transaction per call, each a replay of the log (about 1 ms); a topic has several
-per partition. Here one replay reads them all: the newest whole checkpoint up to a version, then every later entry. A
-file is parsed once per content: another inode, size or modification time, as after a foreign commit that renamed over
-an entry, makes it new.
+delta-rs hands out one application transaction per call, each a replay of the log (about 1 ms); a topic has several per
+partition. Here one replay reads them all: the newest whole checkpoint up to a version, then every later entry. A file
+is parsed once per content. Its inode, size and modification time tell its content: a foreign commit that renames over
+an entry changes them.
 
-Invariant: nothing is handed out of an entry or a checkpoint that is not what was written, as far as it carries a
-digest or has a checksum file (all of ours): CorruptionError names it. delta-rs checks neither, and takes an empty entry
-for one that changed nothing.
+Invariant: an entry with a digest and a checkpoint with a checksum file (all of ours have them) are compared with these
+before anything is taken from them; CorruptionError names a file that differs. delta-rs checks neither, and takes an
+empty entry for a commit that changed nothing.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_di
 from logstore.errors import CorruptionError
 
 LOG_DIRECTORY = "_delta_log"
-#: Of the file beside a checkpoint of ours with the CRC-32C of its parts. No Delta reader or clean-up knows the name.
+#: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
+#: clean-up knows it.
 CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
@@ -37,7 +38,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parque
 
 _TICK_NS_MAX = 2 * 10**9
 
-#: How msgspec and Python say that a document and a UTF-8 sequence end too early.
+#: The messages of msgspec and Python for a document and a UTF-8 sequence that end too early.
 _CUT = "Input data was truncated"
 _CUT_LETTER = "unexpected end of data"
 
@@ -47,7 +48,7 @@ Signature = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """What one commit, or one checkpoint part, says."""
+    """Transactions and paths in one commit or one checkpoint part."""
 
     transactions: dict[str, int]
     added: frozenset[str]
@@ -81,9 +82,10 @@ def signature(path: Path) -> Signature:
 
 
 def log_mark(table_path: Path) -> int | None:
-    """The time of the last name that came into the log or went; None if it was just now, or there is no log.
+    """When a name was last added to the log directory or removed from it; None if that was just now, or if there is no
+    log.
 
-    A file system counts it in ticks of its own, up to two seconds long: two names may come in one of them.
+    File systems count this time in ticks of up to two seconds, and two names may come within one tick.
     """
     try:
         changed = (table_path / LOG_DIRECTORY).stat().st_mtime_ns
@@ -111,7 +113,7 @@ def list_log(table_path: Path) -> LogFiles:
 
 
 def read_actions(path: Path) -> list[Action]:
-    """All that one ``N.json`` says. FileNotFoundError; CorruptionError if it is not what was committed."""
+    """All actions of one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
     raw, version = path.read_bytes(), int(path.stem)
     try:
         return _parse(version, raw)
@@ -128,7 +130,7 @@ def read_actions(path: Path) -> list[Action]:
 
 
 def read_entry(path: Path) -> LogEntry:
-    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not what was committed."""
+    """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
     actions = read_actions(path)
     commit_id = None
     transactions: dict[str, int] = {}
@@ -148,9 +150,9 @@ def read_entry(path: Path) -> LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """Who took a file out of the table: ``ours``, or somebody else's ``operation``.
+    """The commit that took a file out of the table: ``ours``, or another writer's ``operation``.
 
-    ``bounds``: its partition, first offset and end, where an entry with its statistics is still there.
+    ``bounds`` are the file's partition, first offset and end, if an entry with its statistics is still there.
     """
 
     version: int
@@ -209,7 +211,7 @@ class _Stats(msgspec.Struct, rename="camel"):
 
 
 def _parse(version: int, raw: bytes) -> list[Action]:
-    """ValueError saying why, if ``raw`` is not the whole of one entry."""
+    """The actions of one entry. ValueError with the reason if ``raw`` is not a whole entry."""
     actions = _decode(raw)
     if not actions:
         raise ValueError("it is empty")
@@ -261,12 +263,12 @@ def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
 
 
 def checksums(paths: Sequence[Path]) -> dict[str, str]:
-    """What the checksum file of a checkpoint of these files says."""
+    """The content of the checksum file for a checkpoint of these files: CRC-32C by name."""
     return {path.name: f"{crc32c(path.read_bytes()):08x}" for path in paths}
 
 
 def stored_checksums(part: Path) -> dict[str, str] | None:
-    """What the checksum file beside a checkpoint part says; None = there is none, empty = nothing that can be read."""
+    """The checksums in the file beside a checkpoint part; None if there is no file, empty if it is unreadable."""
     try:
         return msgspec.json.decode(_checksum_file(part).read_bytes(), type=dict[str, str])
     except FileNotFoundError:
@@ -280,8 +282,8 @@ def _checksum_file(part: Path) -> Path:
 
 
 def read_checkpoint_part(path: Path) -> LogEntry:
-    """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it is not what was
-    written, or unreadable.
+    """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it was changed or is
+    unreadable.
     """
     remedy = (
         "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
@@ -306,7 +308,7 @@ def read_checkpoint_part(path: Path) -> LogEntry:
 
 
 def read_checkpoint_actions(parts: Sequence[Path]) -> list[Action]:
-    """All that a checkpoint says, every page of it read. FileNotFoundError; ValueError if that cannot be."""
+    """All actions of a checkpoint, every page read. FileNotFoundError; ValueError if it cannot be read."""
     actions: list[Action] = []
     for part in parts:
         raw = part.read_bytes()
@@ -358,7 +360,7 @@ class LogReplay:
         return {path: known[0] for path, known in self._parsed.items()}
 
     def perhaps_not_durable(self) -> list[Path]:
-        """Entries of the last state but those of ours that a later one of ours stands on (see ``Committer.sync``)."""
+        """Entries of the last state, except ours that have a later one of ours above them (see ``Committer.sync``)."""
         entries = [(path, entry.commit_id) for path, (_, entry) in self._parsed.items() if path.suffix == ".json"]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)
         return [path for at, (path, commit_id) in enumerate(entries) if commit_id is None or at == last_own]
@@ -383,7 +385,7 @@ class LogReplay:
         return LogState(found, [entry for _, entry in parsed.values()])
 
     def _files(self, version: int | None) -> tuple[int, list[Path]]:
-        """What to read for ``version``, in order. CorruptionError if one is missing."""
+        """The version found, and the files to read for it, in order. CorruptionError if one is missing."""
         files = list_log(self._table_path)
         if version is None:
             version = files.last_version if files.entries else max(files.checkpoints, default=-1)

@@ -50,7 +50,7 @@ class _Hint(msgspec.Struct):
 
 
 def repair_log(table_path: Path, filesystem: FileSystem) -> None:
-    """For the one who owns the table, before anybody reads it. OSError."""
+    """Do all repairs; for the table's owner, before anybody reads the table. OSError."""
     _check_checkpoints(table_path, filesystem)
     drop_stale_checksums(table_path, filesystem)
     _set_aside_torn_entries(table_path, filesystem)
@@ -59,7 +59,7 @@ def repair_log(table_path: Path, filesystem: FileSystem) -> None:
 
 
 def drop_bad_hint(table_path: Path, filesystem: FileSystem) -> None:
-    """Remove a ``_last_checkpoint`` that names no checkpoint: readers do without, but some fail on a wrong one."""
+    """Remove a ``_last_checkpoint`` that names no checkpoint. Readers need no hint, but some fail on a wrong one."""
     path = table_path / LOG_DIRECTORY / LAST_CHECKPOINT
     try:
         version = msgspec.json.decode(path.read_bytes(), type=_Hint).version
@@ -78,7 +78,7 @@ def _set_aside_torn_entries(table_path: Path, filesystem: FileSystem) -> None:
     base = max(files.checkpoints, default=-1)
     for version in itertools.count(files.last_version, -1):
         path = entry_path(table_path, version)
-        # The first entry was durable before there was a topic; what a checkpoint covers, before that.
+        # Durable for certain: the first entry (before there was a topic), and entries below a checkpoint.
         if version <= max(base, 0) or not path.exists() or not is_torn(version, path.read_bytes()):
             return
         _set_aside(path, filesystem, "torn by a power cut; nobody was told of its commit")
@@ -93,7 +93,7 @@ def _check_checkpoints(table_path: Path, filesystem: FileSystem) -> None:
         covering = _covering(table_path, files, base, version)
         if covering is not None:
             why = "it does not match its checksum file; the entries cover it"
-            # What does not match was once vouched for, and has changed: what it says now proves nothing.
+            # A checkpoint that does not match its checksum file has changed since: its content proves nothing.
             if stored_checksums(parts[0]) is None:
                 try:
                     compared = checksums(parts)
@@ -119,7 +119,7 @@ def _is_vouched_for(parts: tuple[Path, ...]) -> bool:
 
 
 def _covering(table_path: Path, files: LogFiles, base: int, version: int) -> list[Action] | None:
-    """What the checkpoint of ``base`` and the entries up to ``version`` say; None if not all of them can be read."""
+    """The actions of the checkpoint of ``base`` and of the entries up to ``version``; None if not all can be read."""
     needed = range(base + 1, version + 1)
     if not files.entries.issuperset(needed):
         return None
@@ -133,7 +133,7 @@ def _covering(table_path: Path, files: LogFiles, base: int, version: int) -> lis
 
 
 def _difference(parts: tuple[Path, ...], covering: list[Action]) -> str | None:
-    """In what a checkpoint is not what ``covering`` makes; None = it says the same."""
+    """How a checkpoint differs from the state that ``covering`` makes; None if it does not."""
     try:
         actual, expected = _outcome(read_checkpoint_actions(parts)), _outcome(covering)
     except ValueError as error:
@@ -142,7 +142,9 @@ def _difference(parts: tuple[Path, ...], covering: list[Action]) -> str | None:
 
 
 def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
-    """What the table is after ``actions``, without what a checkpoint may leave out (tombstones, ``dataChange``)."""
+    """The table's state after ``actions``, without the parts that a checkpoint may leave out (tombstones,
+    ``dataChange``).
+    """
     transactions: dict[str, int] = {}
     files: dict[str, Any] = {}
     metadata: Any = None
@@ -168,7 +170,7 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
 def _vouch(
     table_path: Path, version: int, parts: tuple[Path, ...], compared: dict[str, str], filesystem: FileSystem
 ) -> None:
-    """As for a checkpoint of ours: durable, then its checksums; not if another one was renamed over it meanwhile."""
+    """Sync another writer's checkpoint, then write its checksum file, unless a new one was renamed over it."""
     for part in parts:
         filesystem.sync_file(part)
     filesystem.sync_directory(table_path / LOG_DIRECTORY)
@@ -181,7 +183,7 @@ def _vouch(
 def _set_checkpoint_aside(
     table_path: Path, base: int, version: int, parts: tuple[Path, ...], filesystem: FileSystem, why: str
 ) -> bool:
-    """Whether it was done: not if somebody cleaned up meanwhile what covers it."""
+    """Whether it was set aside; not if another writer cleaned up the covering entries meanwhile."""
     renamed = [(part, _set_aside(part, filesystem, why)) for part in parts if part.exists()]
     files = list_log(table_path)
     if files.entries.issuperset(range(base + 1, version + 1)) and (base < 0 or base in files.checkpoints):
@@ -194,7 +196,9 @@ def _set_checkpoint_aside(
 
 
 def drop_stale_checksums(table_path: Path, filesystem: FileSystem) -> None:
-    """Of checkpoints that are not there: ours and Spark's would condemn the next checkpoint of that version."""
+    """Remove checksum files, ours and Spark's, of checkpoints that are gone: the next checkpoint of that version would
+    not match them.
+    """
     checkpoints = list_log(table_path).checkpoints
     log_directory = table_path / LOG_DIRECTORY
     stale = [p for p in log_directory.glob("*" + CHECKSUM_SUFFIX) if int(p.name[:20]) not in checkpoints]

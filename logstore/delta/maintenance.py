@@ -37,7 +37,7 @@ def is_checkpoint_due(path: Path, snapshot: TopicSnapshot) -> bool:
     newest = max((version for version in list_log(path).checkpoints if version <= snapshot.version), default=0)
     if snapshot.version - newest < DELTA_CHECKPOINT_INTERVAL:
         return False
-    # Whoever committed this version may be writing its checkpoint now: the next one of ours will do.
+    # The writer that committed this version may be writing its checkpoint now. Ours can wait for the next version.
     return read_entry(entry_path(path, snapshot.version)).commit_id is not None
 
 

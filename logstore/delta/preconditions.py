@@ -1,4 +1,4 @@
-"""What must hold for a change of a topic table, as functions of one snapshot (rule R4)."""
+"""Preconditions of changes to a topic table, as functions of one snapshot (rule R4)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from logstore.segments.writer import Segment
 class RollPart:
     """One partition's share of a roll: [base_offset, end_offset) in ``segments``, in order.
 
-    No segments = nothing of the range is kept (all aborted): only the facts are committed.
+    Without segments no record of the range is kept (all aborted): only the facts are committed.
     """
 
     partition: int
@@ -34,7 +34,7 @@ class RollPart:
 class RewritePart:
     """One partition's share of a rewrite: ``removes`` (paths) give way to ``adds``; the facts that change with it.
 
-    ``log_start`` and ``cleaned`` only ever rise: a lower one than the table has changes nothing.
+    ``log_start`` and ``cleaned`` only rise: a value below the table's changes nothing.
     """
 
     partition: int

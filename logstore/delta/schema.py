@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 PROPERTY_PREFIX = "logstore."
 PARTITIONS_PROPERTY = "logstore.partitions"
-#: The topic's name: a copy of the directory under another name is told from the topic by it.
+#: The topic's name. It tells the topic from a copy of its directory under another name.
 TOPIC_PROPERTY = "logstore.topic"
-#: With it Spark's checkpoints forget application transactions, which are this table's state: refused.
+#: Refused: with this property Spark's checkpoints drop application transactions, which are this table's state.
 FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
 PARTITION_COLUMNS = ["partition"]
 
-#: As the topic's layout says.
+#: Columns of the topic's layout.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
 
 #: For so long the log surely tells that a commit removed a file (Delta's default of the property is a week).

@@ -1,8 +1,8 @@
-"""One version of a topic's Delta table, and what must hold in it.
+"""One version of a topic's Delta table, and its invariants.
 
-Invariants, checked when they are relied on: every partition below ``logstore.partitions`` has a ``sealed``
-transaction; active files of a partition carry statistics, do not overlap, and end below ``sealed``. A breach, as by a
-foreign append, is CorruptionError naming the files: records are never served twice.
+They are checked where they are relied on: every partition below ``logstore.partitions`` has a ``sealed`` transaction;
+active files of a partition carry statistics, do not overlap, and end below ``sealed``. A breach, for example by a
+foreign append, is a CorruptionError with the names of the files: no record is served twice.
 """
 
 import uuid
@@ -73,7 +73,7 @@ class TopicSnapshot:
     location: str
     version: int
     topic_id: uuid.UUID
-    #: As the table says it; None of a table from before the property.
+    #: The table's property ``logstore.topic``; None if the table has none.
     topic_name: str | None
     num_partitions: int
     config_overrides: dict[str, str]
@@ -238,7 +238,7 @@ def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, 
     if name not in actions.column_names:
         return np.full(actions.num_rows, missing, dtype=np.int64)
     column = actions.column(name)
-    # With few files each of these steps takes longer than the numbers, also where it has nothing to do.
+    # With few files each of these steps takes longer than plain numbers, even with nothing to do.
     if pa.types.is_timestamp(column.type) and column.type.unit != "us":
         column = column.cast(pa.timestamp("us", "UTC"))
     if column.type != pa.int64():
@@ -250,7 +250,9 @@ def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, 
 
 
 def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
-    """What a freshly opened handle shows; ``log`` up to its version. CorruptionError, see the module."""
+    """The snapshot of a freshly opened handle; ``log`` is the log up to its version. CorruptionError if an invariant is
+    broken.
+    """
     metadata = table.metadata()
     protocol = table.protocol()
     properties = dict(metadata.configuration)
@@ -301,7 +303,7 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
 
 
 def _partitions_in(log: LogState) -> int | None:
-    """How many partitions the transactions are of; None if they do not tell."""
+    """The number of partitions that the transactions name; None if they name none."""
     sealed = {app for app in log.transactions if app.endswith(f"/{SEALED}")}
     count = len(sealed)
     return count if count and sealed == {app_id(partition, SEALED) for partition in range(count)} else None

@@ -62,7 +62,7 @@ __all__ = ["PartsCommit", "RewritePart", "RollPart", "TopicTable"]
 
 @dataclass(frozen=True, slots=True)
 class PartsCommit:
-    """``version`` shows what was wanted for every partition of ``committed``; ``refused`` ones are not committed."""
+    """At ``version`` every partition of ``committed`` has its change; those of ``refused`` have not."""
 
     version: int
     committed: tuple[int, ...]
@@ -117,7 +117,7 @@ class TopicTable:
         try:
             filesystem.sync_directory(path.parent)
         except OSError as error:
-            # Nobody may use what a power cut can take away; it would be in the way of the next attempt.
+            # A power cut could take the table away: nobody may use it, and the next attempt needs its place.
             with contextlib.suppress(OSError):
                 filesystem.rename(path, built)
             shutil.rmtree(built, ignore_errors=True)
@@ -152,7 +152,7 @@ class TopicTable:
 
     @classmethod
     def recover(cls, path: Path, *, filesystem: FileSystem) -> Self:
-        """``open`` for a store that starts: what a power cut tore is set aside first. CorruptionError, StorageError."""
+        """``open`` for a store that starts: torn files are set aside first. CorruptionError, StorageError."""
         try:
             repair_log(path, filesystem)
         except OSError as error:
@@ -173,20 +173,19 @@ class TopicTable:
 
     @property
     def latest(self) -> TopicSnapshot:
-        """The snapshot that was read last: by ``open`` at the earliest, and without a look at what has come since."""
+        """The snapshot that was read last, first by ``open``. Later commits do not show in it."""
         return self._committer.latest
 
     def log_mark(self) -> int | None:
-        """Another one as soon as the log has changed, by a commit or by one that was renamed over it.
-
-        None where it cannot tell, as it is too young: a further change might leave it as it is.
+        """A mark that changes with the log: by a new commit, or by one that was renamed over an old one. None if the
+        last change is so young that a further one might not change the mark.
         """
         return log_mark(self.path)
 
     def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
 
-        A part that the table shows already counts as committed, so that a roll of unknown outcome is just repeated;
+        A part that the table shows already counts as committed, so a roll of unknown outcome can be repeated;
         the same files may be committed again after a foreign commit took them away (rule R7). Raises as
         ``Committer.commit``.
         """
@@ -244,7 +243,7 @@ class TopicTable:
 
     def advance_log_start(self, starts: Mapping[int, int], leader_epochs: Mapping[int, int]) -> int:
         """Move the log start of partitions forward; the version that shows it. It never moves back: a value that
-        another commit, retention's for one, has overtaken changes nothing.
+        another commit (such as retention's) has overtaken changes nothing.
 
         Raises CommitRefusedError (beyond sealed), FencedLeaderEpochError, and as ``Committer.commit``.
         """
@@ -272,9 +271,9 @@ class TopicTable:
         """Replace files: compaction and merge (``data_change=False``), retention (True, no adds), in one commit.
 
         Planned on any older snapshot, checked and committed on a fresh one; partitions that fail their check are left
-        out (rule R6): CommitRefusedError if a removed file is no longer active or an added one would hold what the
-        removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose the
-        adds), and as ``Committer.commit``.
+        out (rule R6): CommitRefusedError if a removed file is no longer active or an added file would hold records that
+        the removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose
+        the adds), and as ``Committer.commit``.
         """
         if not all(part.removes for part in parts):
             raise ValueError("a rewrite removes files")
@@ -343,7 +342,7 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def drop_foreign_files(self) -> tuple[str, ...]:
-        """Take files that logstore did not write out of the table, and out of the way of those that it did; their
+        """Remove files that logstore did not write from the table, so that its own are served again. Returns their
         paths. They stay on disk until a vacuum. Raises as ``Committer.commit``.
         """
         dropped: tuple[str, ...] = ()

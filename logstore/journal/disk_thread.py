@@ -1,4 +1,4 @@
-"""The one thread that does the journal's disk work, in order, and how the event loop hears of it.
+"""The one thread that does the journal's disk work, in order, and reports to the event loop.
 
 A ThreadPoolExecutor would do the same with two futures, three locks and five callbacks for each piece of work, which is
 most of what a small append costs.
@@ -24,7 +24,7 @@ class DiskThread:
         self._thread: threading.Thread | None = None
 
     def run(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> "asyncio.Future[R]":
-        """The result of ``work``, done after all that was handed over before, also if the future is cancelled."""
+        """Run ``work`` after all work handed over before, even if the returned future of its result is cancelled."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[R] = loop.create_future()
 
@@ -33,7 +33,7 @@ class DiskThread:
             result: Any
             try:
                 result = work(*args, **kwargs)
-            except BaseException as error:  # noqa: BLE001 - it is told to who waits
+            except BaseException as error:  # noqa: BLE001 - the waiter gets it
                 resolve, result = future.set_exception, error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(_resolve, future, resolve, result)
@@ -48,10 +48,10 @@ class DiskThread:
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             work()
-            work = None  # while it waits for more it holds nothing of this
+            work = None  # a waiting thread keeps no reference to finished work
 
     def close(self) -> None:
-        """Do what was handed over, then end. Blocking."""
+        """Finish all work handed over, then end the thread. Blocking."""
         if self._thread is not None:
             self._work.put(None)
             self._thread.join()

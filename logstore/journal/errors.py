@@ -6,13 +6,13 @@ from logstore.errors import CorruptionError, LogStoreError
 
 
 class JournalRangeFreedError(LogStoreError):
-    """The journal file of a location is gone: what was there is sealed, relocated or deleted. Look it up again."""
+    """The journal file of a location is gone: its frames are sealed, relocated or deleted. Look them up again."""
 
     retriable = True
 
 
 class JournalCorruptionError(CorruptionError):
-    """Bytes that were durable are not what was written. ``position`` is where the good part of the journal ends."""
+    """Durable bytes have changed since they were written. ``position`` is where the good part of the journal ends."""
 
     def __init__(self, path: Path, position: int, reason: str) -> None:
         super().__init__(

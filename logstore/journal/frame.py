@@ -39,7 +39,7 @@ class FrameType(IntEnum):
     SNAPSHOT = 2
     """The state of one partition at the beginning of a file (``PartitionSnapshot``)."""
     MARK = 3
-    """Without a payload, at the durable end: says that all before it is durable. The next frame is written over it."""
+    """A frame without payload at the durable end: all bytes before it are durable. The next frame overwrites it."""
 
 
 class FrameFlags(IntFlag):
@@ -52,9 +52,9 @@ class FrameFlags(IntFlag):
 # Tuples, not dataclasses: a frozen dataclass of 14 fields takes ten times as long to make (measured: 5 µs against
 # 0.5 µs), and a recovery makes one per frame.
 class FrameHeader(NamedTuple):
-    """What a frame is about. Record i has offset ``base_offset + i``; times are milliseconds since the epoch.
+    """A frame's header. Record i has offset ``base_offset + i``; times are milliseconds since the epoch.
 
-    ``inflated_bytes`` is what the records take in memory; a compressed payload may have a thousandth of that.
+    ``inflated_bytes`` is the records' size in memory; a compressed payload may be a thousandth of that.
     """
 
     type: FrameType
@@ -112,9 +112,8 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def decode_file_header(data: bytes, start: int) -> FileHeader | None:
-    """The header of the file whose name says ``start``; None if these bytes are not it.
-
-    Raises DataDirectoryError if a newer release wrote it.
+    """The header of the file whose name says ``start``; None if these bytes are no such header. Raises
+    DataDirectoryError if a newer release wrote it.
     """
     if len(data) < HEADER_BYTES:
         return None
@@ -166,8 +165,8 @@ _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 def decode_frame_header(data: bytes, at: int, position: int, file_id: int | None) -> StoredHeader | None:
     """The header at ``data[at:]``, which is at journal position ``position``; None if no frame of this file is there.
 
-    ``file_id`` None accepts any file's (its own header being lost). Raises DataDirectoryError if a newer release
-    wrote it.
+    ``file_id`` None accepts frames of any file (for a file whose header is lost). Raises DataDirectoryError if a newer
+    release wrote it.
     """
     if len(data) < at + HEADER_BYTES:
         return None

@@ -66,7 +66,7 @@ class DumpRow:
     max_timestamp_ms: int
     inflated_bytes: int
     identity: BatchIdentity | None
-    """None: a batch that may be repeated."""
+    """None for a batch without an identity."""
     snapshot: DumpedSnapshot | None
 
 
@@ -77,9 +77,9 @@ class VerifyReport:
     bytes: int
     end_position: int
     tail_bytes: int
-    """What the next start will cut: bytes that no durable frame stands behind."""
+    """Bytes that the next start will cut: no durable frame stands behind them."""
     damage: LogStoreError | None
-    """Why the broker would not start; the counts are then those of the good part before it."""
+    """Why the broker would refuse the journal; the counts are then those of the good part before the damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class LostRange:
 @dataclass(frozen=True, slots=True)
 class RepairReport:
     position: int
-    """Where the journal ends now."""
+    """The journal's end after the repair."""
     copies: tuple[Path, ...]
-    """What was taken out, byte for byte."""
+    """The files with the bytes that were taken out."""
     lost: tuple[LostRange, ...]
 
 
@@ -133,7 +133,9 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
 
 
 def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
-    """Read every byte and say what a start would. On a running broker's journal the last group may show as a tail."""
+    """Read every byte and report what a start would find. On a running broker's journal the last group may show as a
+    tail.
+    """
     _check_directory(directory)
     scan = JournalScan(directory, filesystem or local_filesystem())
     files = len(list_files(directory))
@@ -151,10 +153,10 @@ def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyRepor
 
 
 def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairReport | None:
-    """End the journal where it is damaged; None if nothing is. For a stopped broker.
+    """End the journal before its damage; None if it has none. For a stopped broker.
 
-    The damaged file is copied to ``<name>.corrupt`` and cut, all later files are renamed so: nothing is deleted. What
-    was readable in the part taken out is reported. Raises StorageError; run it again then.
+    The damaged file is copied to ``<name>.corrupt`` and cut, and all later files are renamed in the same way; nothing
+    is deleted. The report counts the readable frames in the part taken out. Raises StorageError; run it again then.
     """
     _check_directory(directory)
     filesystem = filesystem or local_filesystem()

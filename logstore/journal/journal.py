@@ -1,10 +1,11 @@
-"""The journal as its broker sees it: appends with group commit, reads by location, files freed when they are sealed.
+"""The broker's view of the journal: appends with group commit, reads by location, files freed when their frames are
+sealed.
 
 Owns the order of appends and the list of files; the disk work is ``JournalWriter``'s on one thread. Invariants:
-- One group is in flight; what is appended meanwhile is the next group. Futures resolve after the fdatasync, in the
-  order of the appends, and fail all together: nothing is ever stored after something that failed.
-- After a failure, appends are refused until the callbacks of every failed future have run, so that nobody can append
-  with an offset that counts on one of them.
+- One group is in flight; appends that come meanwhile form the next group. Futures resolve after the fdatasync, in the
+  order of the appends, and fail all together: no append is stored after one that failed.
+- After a failure, appends are refused until the callbacks of every failed future have run, so that no append can build
+  on the offset of a failed one.
 - The files are always a gapless end of the journal: the oldest goes first, and only when no partition needs it and a
   later file holds everybody's snapshot durably. A gap found at recovery is therefore a lost file.
 - All state is changed on the event loop; ``read`` may be called from any thread.
@@ -44,7 +45,7 @@ from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, Jour
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
 
-# Locations this near to each other are read together with what lies between them.
+# Locations this near to each other are read with one call, with the bytes between them.
 _READ_GAP_BYTES: Final = 64 * KIB
 _READ_RUN_BYTES: Final = 8 * MIB
 
@@ -52,9 +53,8 @@ _log = structlog.get_logger(__name__)
 
 
 class AppendFuture(asyncio.Future[list[FrameLocation]]):
-    """The locations of an append's frames. Cannot be cancelled: the frames are on their way whoever waits.
-
-    A waiter that may give up waits with ``asyncio.wait`` or ``asyncio.shield``.
+    """The locations of an append's frames. It cannot be cancelled: the frames are on their way to the disk. A waiter
+    that may give up uses ``asyncio.wait`` or ``asyncio.shield``.
     """
 
     def cancel(self, msg: object = None) -> bool:  # noqa: ARG002
@@ -62,7 +62,8 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
 
     def set_exception(self, exception: type | BaseException, /) -> None:
         super().set_exception(exception)
-        # It is in the log. Who waits for nothing (acks=0) or has given up is not to be missed as well.
+        # The failure is logged. A client that does not wait (acks=0), or no longer, needs no warning about a lost
+        # exception.
         self.exception()
 
 
@@ -103,7 +104,9 @@ class Journal:
         self._snapshots: Callable[[], Sequence[Frame]] = tuple
         self._queue: deque[_Append] = deque()
         self.queued_bytes = 0
-        """Bytes of the appends that are not durable yet: held in memory, whoever still waits for them."""
+        """Bytes of the appends that are not durable yet. They are held in memory, also when nobody waits for them any
+        more.
+        """
         self._wake = asyncio.Event()
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
@@ -111,11 +114,11 @@ class Journal:
         self._refusing: LogStoreError | None = None
         self._full = False
 
-    # ---- what is ------------------------------------------------------------------------------------------------
+    # ---- state --------------------------------------------------------------------------------------------------
 
     @property
     def failed(self) -> LogStoreError | None:
-        """Why every append fails until a restart; None while the journal works."""
+        """The error with which every append fails until a restart; None while the journal works."""
         return self._failed
 
     @property
@@ -146,8 +149,8 @@ class Journal:
     def recover(self) -> Iterator[RecoveredFrame]:
         """Every good frame of the files kept, in journal order; blocking. Exhaust it before ``start``.
 
-        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. What a
-        crash left behind the durable end is cut, and logged (rule R1). Raises CorruptionError, StorageError,
+        Frames come in the order they were written: a relocated one after its successors, and perhaps twice. Bytes that
+        a crash left behind the durable end are cut, and logged (rule R1). Raises CorruptionError, StorageError,
         DataDirectoryError.
         """
         try:
@@ -175,8 +178,8 @@ class Journal:
     async def start(self, snapshots: Callable[[], Sequence[Frame]]) -> None:
         """Begin a new file and take appends.
 
-        ``snapshots`` gives one snapshot frame per partition, of what is durable at that moment; it is called on the
-        loop now and whenever a file is begun. On a full disk appends are refused until there is space. Raises
+        ``snapshots`` gives one snapshot frame per partition, of its durable state at that moment. It is called on the
+        loop, now and whenever a file is begun. On a full disk appends are refused until there is space. Raises
         StorageError.
         """
         if not self._recovered:
@@ -306,7 +309,8 @@ class Journal:
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
             append.future.set_exception(failure)
-        # The loop runs callbacks in the order they were scheduled: this one after those of the futures above.
+        # The loop runs callbacks in the order in which they were scheduled, so this one runs after those of the
+        # futures.
         asyncio.get_running_loop().call_soon(self._take_appends_again)
 
     def _take_appends_again(self) -> None:
@@ -367,7 +371,7 @@ class Journal:
         self._free_files()
 
     def forget(self, topic_id: UUID) -> None:
-        """A topic is deleted: nothing of it is needed, nor of what is still on its way."""
+        """A topic is deleted: none of its frames is needed any more, nor are those still on their way."""
         self._forgotten.add(topic_id)
         for file in self._files:
             for key in [key for key in file.needed_by if key[0] == topic_id]:
@@ -379,12 +383,13 @@ class Journal:
     async def relocate_oldest(
         self, max_bytes: int = JOURNAL_GROUP_BYTES_MAX
     ) -> list[tuple[FrameHeader, FrameLocation]]:
-        """Copy what the oldest file still holds for somebody forward, so that it can be freed; where it is now.
+        """Copy the frames of the oldest file that are still needed forward, so that the file can be freed. Returns
+        their new locations.
 
-        Does nothing, and returns nothing, if there is no older file or it still holds over ``max_bytes``. The copies
-        carry ``RELOCATED`` and else their original header. The caller must take the new locations into its index
-        before it awaits anything: the file is freed in the loop's next step. Raises what ``append`` fails with, and
-        what ``read`` raises.
+        Does nothing, and returns an empty mapping, if there is no older file or it still holds more than ``max_bytes``.
+        The copies keep their original header, with the flag ``RELOCATED``. The caller must take the new locations into
+        its index before it awaits anything: the file is freed in the loop's next step. Raises as ``append`` and
+        ``read`` do.
         """
         if not self._files or self._files[0] is self._current:
             return []
@@ -409,7 +414,7 @@ class Journal:
     def _needed_frames(
         self, file: JournalFile, needed_by: dict[PartitionKey, int], sealed: dict[PartitionKey, int], max_bytes: int
     ) -> list[Frame] | None:
-        """The frames of a file that are not sealed, marked as relocated; None if they have over ``max_bytes``."""
+        """The un-sealed frames of a file, marked as relocated; None if they have more than ``max_bytes``."""
         locations = []
         left = max_bytes
         end = file.start + HEADER_BYTES
@@ -439,7 +444,7 @@ class Journal:
         with self._files_lock:
             del self._files[: len(freed)]
         for file in freed:
-            # Nobody waits for it; its failure is final.
+            # Nobody waits for this write; its failure is final.
             self._thread.run(self._writer.free, file).add_done_callback(self._background_done)
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
@@ -452,7 +457,7 @@ class Journal:
             )
 
     async def close(self) -> None:
-        """Store what is queued, then close the files. Raises StorageError if the last bytes could not be synced."""
+        """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""
         if self._closing:
             return
         self._closing = True

@@ -1,6 +1,6 @@
 """One journal file: its name, its descriptor, and which partitions still need it.
 
-Invariants: ``size`` counts durable bytes only; the descriptor is closed when the last reader lets go, never under one;
+Invariants: ``size`` counts durable bytes only; the descriptor is closed when its last reader has finished;
 a file is needed while any partition has an end offset in ``needed_by``.
 """
 
@@ -23,7 +23,7 @@ _NAME: Final = re.compile(r"(\d{20})\.log")
 
 
 def file_path(directory: Path, start: int) -> Path:
-    """Where the file lives whose first byte is at journal position ``start``."""
+    """The path of the file whose first byte is at journal position ``start``."""
     return directory / f"{start:020d}.log"
 
 
@@ -54,14 +54,14 @@ class JournalFile:
     def __init__(self, path: Path, start: int, file_id: int | None, fd: int, filesystem: FileSystem) -> None:
         self.path = path
         self.start = start
-        # None if the file's header is not good: then nothing in it counts.
+        # None if the file's header is damaged: then no frame in the file counts.
         self.file_id = file_id
         self.size = 0
         # Bytes that the file has on the disk, the reserved ones included.
         self.allocated = 0
         # Bytes appended since the file was begun by this process.
         self.data_bytes = 0
-        # The end offset (exclusive) of what the file holds of each partition that still needs it.
+        # For each partition that still needs the file, the end offset (exclusive) of its frames in it.
         self.needed_by: dict[PartitionKey, int] = {}
         self._fd = fd
         self._filesystem = filesystem
@@ -93,7 +93,7 @@ class JournalFile:
         return self.start + self.size
 
     def add(self, header: FrameHeader, sealed: Mapping[PartitionKey, int]) -> None:
-        """Take note of a durable frame; one below what is ``sealed`` is not needed."""
+        """Take note of a durable frame; a frame below ``sealed`` is not needed."""
         if header.type is not FrameType.DATA:
             return
         key = (header.topic_id, header.partition)

@@ -1,10 +1,10 @@
 """Reading a journal from its first byte to its end, and the verdict on where that end is (rule R1). Changes nothing.
 
 Rule R1: a bad frame is corruption only if something written later says that its place was durable: a later frame whose
-``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end). If
-nothing says so, it and all that follows is the tail that a crash left behind (the kernel may have written a later page
-and not an earlier one): it ends the journal. In a file that another one follows, a process that had lost its lock may
-have left such a tail behind the other's start: it is passed over.
+``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end).
+Otherwise the bad frame and all bytes behind it are the tail that a crash left (the kernel may have written a later page
+and not an earlier one), and the journal ends before it. A file may have such a tail behind the start of the file that
+follows it: a process that had lost its lock wrote it. That tail is passed over.
 
 Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
 not kept.
@@ -39,7 +39,7 @@ class RecoveredFrame(NamedTuple):
     header: FrameHeader
     location: FrameLocation
     payload: bytes | None
-    """Of a snapshot frame; None of a data frame: read it by its location."""
+    """The payload of a snapshot frame; None for a data frame, which is read by its location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Verdict:
     """How a journal ends."""
 
     files: tuple[JournalFile, ...]
-    """Open; whoever asked for the verdict closes them."""
+    """Open files; the caller closes them."""
     end: int
     """Journal position after the last good frame."""
     attested_end: int
@@ -117,9 +117,8 @@ def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple
 
 
 def _attested_end(file: JournalFile, position: int) -> tuple[int, int]:
-    """The highest ``durable_end`` that a frame from ``position`` on tells, and that frame's position; else -1.
-
-    A header is believed without its payload: what it says was true when it was written.
+    """The highest ``durable_end`` in the frames from ``position`` on, and that frame's position; -1 without one. A
+    header counts without its payload: its ``durable_end`` was true when it was written.
     """
     headers = find_headers(file, position, file.start + file.allocated)
     return max(((stored.durable_end, at) for stored, at in headers), default=(-1, -1))
@@ -212,10 +211,9 @@ def _check_unborn(file: JournalFile, *, alone: bool) -> None:
 
 
 def _check_finished(file: JournalFile, following: JournalFile) -> None:
-    """A file that another one follows was cut and synced exactly to the other's start.
-
-    What is behind that was written by a process that had lost its lock, and acknowledged nothing of it: it says of
-    itself that it was durable only if it was.
+    """A file that another one follows was cut and synced exactly to the other's start. Bytes behind that place were
+    written by a process that had lost its lock. It acknowledged none of them, and its frames claim to be durable only
+    if they were.
     """
     durable_end, witness = _attested_end(file, following.start)
     if file.end == following.start and durable_end <= following.start:

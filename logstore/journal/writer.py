@@ -1,11 +1,12 @@
-"""The disk side of the journal: what its one thread does. Every method blocks.
+"""The disk side of the journal: the work of its one thread. Every method blocks.
 
 Invariants (rules R1 and R3):
-- A frame's place is used again only if what was there was never durable and has been cut off, and the cut synced.
+- A frame's place is used again only if the bytes there were never durable and have been cut off, and the cut is synced.
 - A file is begun only when the one before is cut to its durable end and synced, and counts only when it is itself
   synced with its snapshot frames and its name. If that fails for lack of space or descriptors, its name is durably
   removed before the old file grows on.
-- Nothing is acknowledged, begun or removed once the lock on the journal is lost: the files may be another process's.
+- After the lock on the journal is lost, nothing is acknowledged, begun or removed: the files may belong to another
+  process.
 - A failed write or sync is final (StorageError): the kernel may have dropped the pages, and a second fsync would lie.
   Lack of space is not: the file is cut back to its durable end, and the next append tries afresh.
 """
@@ -98,9 +99,8 @@ class JournalWriter:
     # ---- a group -----------------------------------------------------------------------------------------------
 
     def commit(self, file: JournalFile, buffers: Sequence[Buffer], length: int) -> None:
-        """Make ``length`` bytes durable at the file's durable end and mark what will be the end. The caller moves it.
-
-        Raises StorageFullError (nothing of it is in the file) or StorageError.
+        """Make ``length`` bytes durable at the file's durable end, and write a mark behind them. The caller moves the
+        durable end. Raises StorageFullError (none of the bytes is in the file) or StorageError.
         """
         self._check()
         filesystem = self._filesystem
@@ -126,13 +126,12 @@ class JournalWriter:
         filesystem.reached("journal.synced")
         # After the sync: a process that got the lock since then finds these frames when it recovers.
         self._check_lock()
-        # Here, though the next group would say the same: to be called again for it costs more than to write it.
+        # The next group would say the same, but a call of its own costs more than this write.
         self._mark(file, file.size + length)
 
     def _mark(self, file: JournalFile, size: int) -> None:
-        """Say behind the durable end that it is one, so that damage before it is told from a crash's tail.
-
-        Not synced: a power cut soon after may lose it, a killed process does not.
+        """Write a mark behind the durable end, so that damage before it can be told from a crash's tail. The mark is
+        not synced: a power cut soon after may lose it, the end of the process does not.
         """
         mark = encode_mark(durable_end=file.start + size, file_id=file.file_id or 0)
         try:
@@ -151,7 +150,7 @@ class JournalWriter:
         except OSError as e:
             if e.errno not in _FULL:
                 raise
-            # What is left may do for this group.
+            # The space that is left may suffice for this group.
             self._filesystem.allocate(file.fd, file.size, length)
             ahead = needed
         file.allocated = ahead
@@ -173,7 +172,7 @@ class JournalWriter:
         return self._failed
 
     def _check(self) -> None:
-        """Nothing is written, begun or removed after a final failure, though it was handed over before."""
+        """Raise the final failure, if there was one: work that was handed over before it is not done either."""
         if self._failed is not None:
             raise self._failed
 

@@ -1,4 +1,4 @@
-"""Where in the journal the un-sealed records of one partition are.
+"""The places of one partition's un-sealed records in the journal.
 
 Owns six parallel columns, one row a frame: offsets, journal location, largest timestamp, size in memory. 48 bytes a
 frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap).
@@ -16,7 +16,7 @@ from logstore.errors import CorruptionError
 from logstore.journal.frame import FrameHeader, FrameLocation
 from logstore.limits import RECORD_OVERHEAD_BYTES
 
-# Of a record batch message, without its records; and of its columns, for each record, besides what is in them.
+# The overhead of a record batch message, and of its columns for each record.
 _MESSAGE_BYTES = 532
 _COLUMN_BYTES = 20
 
@@ -76,7 +76,7 @@ class FrameIndex:
     def finish_recovery(self, from_offset: int) -> None:
         """After a journal scan: drop what is below ``from_offset`` and bring the rest into offset order.
 
-        Of a frame that was copied forward the later copy stays. Raises CorruptionError on frames that overlap or leave
+        If a frame was copied forward, its later copy stays. Raises CorruptionError on frames that overlap or leave
         a hole, also between ``from_offset`` and the first.
         """
         base, end, position = (np.array(column, dtype=np.int64) for column in (self._base, self._end, self._position))
@@ -118,7 +118,7 @@ class FrameIndex:
             yield self._frame(at)
 
     def inflated_bytes(self, start: int, end: int) -> int:
-        """Of the frames that hold any offset of [start, end)."""
+        """The frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
     def record_bytes(self, start: int, end: int) -> int:
@@ -149,7 +149,7 @@ class FrameIndex:
         return (frame for frame in self.frames(start, end) if frame.max_timestamp_ms >= timestamp_ms)
 
     def offset_after_bytes(self, start: int, end: int, max_bytes: int) -> int:
-        """Where a segment that begins at ``start`` must end so that it holds about ``max_bytes``; a frame boundary."""
+        """The end offset of a segment that begins at ``start`` and holds about ``max_bytes``; a frame boundary."""
         first = bisect_right(self._end, start)
         for at, total in enumerate(accumulate(self._length[first:]), start=first):
             if self._end[at] >= end or total >= max_bytes:

@@ -1,7 +1,6 @@
-"""A partition's history as its files tell it: what is missing of it, and files that the Delta log has forgotten (R7).
-
-A segment's footer says all that is needed to commit it again, so that a commit of ours that a foreign writer has
-overwritten is repaired with the very same files.
+"""A partition's history according to its files: records that are missing, and files that the Delta log no longer names
+(R7). A segment's footer has everything needed to commit the file again. So a commit of ours that a foreign writer has
+overwritten is repaired with the same files.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ class MissingRange:
     cause: str
 
     def within(self, gaps: Sequence[tuple[int, int]]) -> "list[MissingRange]":
-        """What of it lies in ``gaps``."""
+        """The parts of the range that lie in ``gaps``."""
         cut = ((max(self.start, start), min(self.end, end)) for start, end in gaps)
         return [MissingRange(start, end, self.cause) for start, end in cut if start < end]
 
@@ -72,9 +71,8 @@ class RemovedRange:
 def removed_ranges(
     removals: Mapping[str, Removal], before: TopicSnapshot | None, table_path: Path
 ) -> dict[int, list[RemovedRange]]:
-    """The ranges of removed files by partition: as ``before`` or the log has them, else as their own footers say.
-
-    A file that nothing tells of is left out. CorruptionError, OSError.
+    """The ranges of removed files by partition, from ``before``, the log or their own footers. A file of unknown range
+    is left out. CorruptionError, OSError.
     """
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
@@ -97,10 +95,9 @@ def removed_ranges(
 def missing_ranges(
     gaps: Sequence[tuple[int, int]], removed: Sequence[RemovedRange], *, unexplained: str | None
 ) -> tuple[MissingRange, ...]:
-    """Of ``gaps`` in a partition's history what neither a DELETE nor a job of ours took away, by offset.
-
-    Of several commits that removed an offset the last one counts. What none removed has the cause ``unexplained``;
-    None: it is left out.
+    """The parts of ``gaps`` in a partition's history that neither a DELETE nor a job of ours removed, by offset. If
+    several commits removed an offset, the last one counts. A part that no commit removed has the cause ``unexplained``;
+    it is left out if that is None.
     """
     missing: list[MissingRange] = []
     for start, end in gaps:
@@ -125,10 +122,9 @@ def missing_ranges(
 def sealed_segments_on_disk(
     table_path: Path, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
 ) -> tuple[Segment, ...]:
-    """Files that together hold exactly [start, end) of a partition, by offset; of rivals the highest leader epoch.
-
-    Only what rolls wrote, and of that what is ``wanted`` by its path: a job that was not committed leaves files that
-    hold less than their range.
+    """Files that together hold exactly [start, end) of a partition, by offset; among rivals the one of the highest
+    leader epoch. Only files of rolls count, and only those that are ``wanted`` by their path: a job that was not
+    committed leaves files that hold less than their range.
 
     Raises MissingSegmentsError if there are none: records that were sealed are neither in the table nor on disk;
     CorruptionError if one of them is damaged.

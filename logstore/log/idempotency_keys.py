@@ -20,7 +20,7 @@ class IdempotencyKeys(RecentBatches):
         super().__init__(0)
         self._partition = partition
         self.keys_max = 0
-        # By the epoch of keys, which is one for each secret of the store.
+        # By the epoch of keys; each secret of the store has one.
         self._last_append_ms: dict[int, int] = {}
 
     def remember(self, batch: RememberedBatch) -> None:
@@ -28,9 +28,8 @@ class IdempotencyKeys(RecentBatches):
         self._last_append_ms[batch.epoch] = batch.append_time_ms
 
     def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[KnownBatch]:
-        """Those of a request's ``batches`` for this partition, (fingerprint, record count), that are stored.
-
-        They are the first ones: a crash between two of them may have kept the others from being stored. Raises
+        """The stored ones among a request's ``batches`` for this partition, (fingerprint, record count). They are the
+        first ones: a crash between two batches may have kept the later ones from being stored. Raises
         IdempotencyKeyReusedError if the key stands for other batches.
         """
         self.expire(now_ms)
@@ -46,9 +45,8 @@ class IdempotencyKeys(RecentBatches):
         return known
 
     def require_one_secret(self, epoch: int, now_ms: int) -> None:
-        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``.
-
-        Any new request may be that one again, and nobody can tell.
+        """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``. Any new
+        request may repeat that one, and the store cannot tell.
         """
         others = [last for other, last in self._last_append_ms.items() if other != epoch]
         if others and (wait_ms := max(others) + self.remembered_ms - now_ms) > 0:

@@ -14,7 +14,9 @@ class LeaderEpochs:
             self.assign(epoch, start)
 
     def assign(self, epoch: int, start_offset: int) -> None:
-        """``epoch`` appends at ``start_offset``; epochs that had begun at or after it wrote nothing that is left."""
+        """``epoch`` appends from ``start_offset`` on. Epochs that began at or after it are dropped: none of their
+        records is left.
+        """
         if self._entries and self._entries[-1][0] >= epoch:
             return
         while self._entries and self._entries[-1][1] >= start_offset:
@@ -26,7 +28,7 @@ class LeaderEpochs:
         return tuple(entry for entry in self._entries if entry[1] < end_offset)
 
     def epoch_of(self, offset: int) -> int | None:
-        """The epoch that wrote ``offset``; None if that is not known."""
+        """The epoch that wrote ``offset``; None if it is not known."""
         return next((epoch for epoch, start in reversed(self._entries) if start <= offset), None)
 
     @property

@@ -1,9 +1,9 @@
 """One read path over a partition: history from segments, the un-sealed tail from the journal, never both.
 
-``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads.
-A journal range that is freed, or a segment that is replaced, while a read is under way makes that step start again on
-the newer state. What was decoded and not handed out to its end is kept, bounded in bytes, because consumers come back
-for the next slice. Readers that decode for themselves get the tail as it is stored.
+``sealed_offset`` decides on the event loop which of the two serves an offset; disk work and decoding run in threads. If
+a journal range is freed or a segment replaced during a read, that step starts again on the newer state. Decoded records
+that were not all handed out are kept, bounded in bytes, because consumers come back for the next slice. Readers that
+decode records themselves get them as they are stored.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ _ROW_GROUP_FILES_CACHED = 128
 _DECODER_BYTES = 4 * MIB
 # Readers in step have one each; who reads the same again and again leaves no more behind.
 _READINGS_OF_A_PLACE = 4
-# Of the rows that are left so many are looked at first for what fits into a slice.
+# So many of the remaining rows are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
 
 
@@ -75,7 +75,7 @@ class FetchResult(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class _Slice(Generic[C]):
-    """Batches out of one place: ``count`` records, which take ``num_bytes`` of what was asked for."""
+    """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``."""
 
     batches: list[C]
     count: int
@@ -125,7 +125,7 @@ class _Reading:
 
     @property
     def num_bytes(self) -> int:
-        """What it holds; a batch may have more than others where rows differ."""
+        """Bytes that the reading holds; a batch with larger rows may have more than others."""
         return self._decoder_bytes + (self._left_in.get_total_buffer_size() if self._left_in is not None else 0)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -152,7 +152,7 @@ class LogReader:
     async def read(
         self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
     ) -> FetchResult[pa.Table]:
-        """Records from ``offset`` on: at least one if there is any, else up to ``max_bytes`` of them.
+        """Records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
 
         Ends with the piece (a row group, a run of the tail) that brings ``min_bytes``. Raises OffsetOutOfRangeError
         outside [log start, high watermark].
@@ -218,7 +218,7 @@ class LogReader:
             elif piece.next_offset == at and at < log.last_stable_offset:
                 if taken:
                     break  # the next record does not fit
-                raise CorruptionError(f"Nothing is found at offset {at} of {log}: neither a record nor where to go on.")
+                raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
             if at >= log.last_stable_offset or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
@@ -236,7 +236,7 @@ class LogReader:
             found = await self._in_thread(
                 lambda: self._find_timestamp(topic, segments, tail, start, sealed, timestamp_ms)
             )
-            # A record of that time may be among those that are missing before it.
+            # A record of that time may be among the missing ones before it.
             if log.missing and (found is None or found[0] >= log.missing[0].start):
                 log.readable_end(log.missing[0].start)
             return found
@@ -248,7 +248,7 @@ class LogReader:
     async def _history_slice(
         self, topic: Topic, log: PartitionLog, wanted: _Wanted, read: Callable[[_Place, _Wanted], _Slice[C]]
     ) -> _Slice[C]:
-        """What ``read`` finds in one row group; none from the end of the history on."""
+        """The slice that ``read`` takes from one row group; an empty one at the end of the history."""
         if wanted.start >= wanted.end:
             return _Slice([], 0, 0, wanted.start)
         sealed = log.sealed_offset
@@ -361,7 +361,7 @@ class LogReader:
         wanted: _Wanted,
         scanned_to: int,
     ) -> _Slice[pa.RecordBatch]:
-        """As ``_cut`` of what ``begin`` gives, gone on with where it was left."""
+        """As ``_cut`` of the batches from ``begin``, continued where the last slice ended."""
         reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
         found = _cut(reading, wanted, scanned_to)
         if found.next_offset < scanned_to:
@@ -426,7 +426,7 @@ class LogReader:
 
 
 def _readable_end(log: PartitionLog, offset: int) -> int:
-    """Where readers stop. OffsetOutOfRangeError if ``offset`` has meanwhile been deleted."""
+    """The offset at which readers stop. OffsetOutOfRangeError if ``offset`` has been deleted meanwhile."""
     if offset < log.log_start_offset:
         require_in_range(log, offset)
     return log.readable_end(offset)
@@ -454,7 +454,7 @@ def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentF
 
 
 def _cut(batches: Iterable[pa.RecordBatch], wanted: _Wanted, scanned_to: int) -> _Slice[pa.RecordBatch]:
-    """What is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
+    """The slice that is wanted of ``batches``, which are complete up to the offset ``scanned_to``."""
     taken: list[pa.RecordBatch] = []
     count = num_bytes = 0
     for batch in batches:

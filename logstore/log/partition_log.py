@@ -4,14 +4,14 @@ Invariants (``check``), all on the event loop that owns the partition, so withou
 
     log_start_offset <= sealed_offset <= last_stable_offset <= high_watermark <= log_end_offset <= next_offset
 
-* ``next_offset``: the offset that the next append gets; what lies between it and ``log_end_offset`` is being fsynced.
+* ``next_offset``: the offset that the next append gets; records between ``log_end_offset`` and it are being fsynced.
 * ``log_end_offset``: everything below is durable in this broker's journal or in Delta.
 * ``high_watermark``: everything below is durable on all in-sync replicas; readers and rolls stop here.
 * ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
 
 Offsets are assigned in the order of calls to ``next_frame`` and become durable in that order. If the journal fails,
-every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense. The same
-holds of ``producers`` and ``idempotency_keys``: a batch counts for them from ``track`` on, and no longer if it fails.
+every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
+``producers`` and ``idempotency_keys`` follow: a batch counts for them from ``track`` on, unless it fails.
 """
 
 import asyncio
@@ -92,9 +92,9 @@ class PartitionLog:
         self._journal_bytes = journal_bytes or JournalBytes()
         self.leader_epochs = LeaderEpochs()
         self.segments: tuple[SegmentFile, ...] = ()
-        #: Why readers and writers are refused; what the journal holds stays there.
+        #: Why readers and writers are refused; the partition's frames stay in the journal meanwhile.
         self.quarantined: QuarantinedError | None = None
-        #: Whether all that was found at the start has been built on; else the journal keeps it as it is.
+        #: Whether recovery has finished; until then the journal keeps the partition's frames as they are.
         self.recovered = True
         self._recover: Callable[[], None] | None = None
         #: Why segments cannot be read, by path, as far as readers have found out.
@@ -108,7 +108,7 @@ class PartitionLog:
         self._last_append_time_ms = 0
         self._advanced: asyncio.Future[None] | None = None
         self._closed: LogStoreError | None = None
-        #: While recovering: what lies below is in ``producers`` and ``idempotency_keys``.
+        #: While recovering: batches below this offset are in ``producers`` and ``idempotency_keys`` already.
         self.remembered_end = 0
 
     def __repr__(self) -> str:
@@ -133,8 +133,8 @@ class PartitionLog:
 
     @property
     def record_count(self) -> int:
-        """Records that readers see. Where compaction took some out, those of the segment that the log start cuts in two
-        count whole.
+        """The number of records that readers see. If the log start lies inside a compacted segment, all its records
+        count.
         """
         kept = sum(segment.num_records for segment in self.segments if segment.max_offset >= self.log_start_offset)
         offsets = self.high_watermark - self.log_start_offset
@@ -142,7 +142,7 @@ class PartitionLog:
 
     @property
     def newest_timestamp_ms(self) -> int | None:
-        """The largest timestamp of what was appended last: a frame of the tail, else a segment."""
+        """The largest timestamp of the last frame of the tail, or of the last segment."""
         if (newest := self.index.newest_timestamp_ms) is not None:
             return newest
         return self.segments[-1].max_timestamp_ms if self.segments else None
@@ -153,9 +153,8 @@ class PartitionLog:
 
     @property
     def unsealed_ms(self) -> float:
-        """How long the oldest un-sealed record has been waiting here, at least; 0 if there is none.
-
-        By the monotonic clock: a wall clock that is set back must not hold up rolls.
+        """How long the oldest un-sealed record has been waiting here, at least; 0 without one. The monotonic clock
+        measures it: a wall clock that is set back must not hold up rolls.
         """
         return 0.0 if self._unsealed_since is None else (self._clock.monotonic() - self._unsealed_since) * 1000
 
@@ -169,7 +168,7 @@ class PartitionLog:
             assert first <= self.sealed_offset, self
             assert self.index.end_offset == self.log_end_offset, self
 
-    # ---- what is wrong with it --------------------------------------------------------------------------------------
+    # ---- problems -------------------------------------------------------------------------------------------------
 
     def require_served(self) -> None:
         """Raise QuarantinedError if readers and writers are refused."""
@@ -197,7 +196,7 @@ class PartitionLog:
             self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
 
     def readable_end(self, offset: int) -> int:
-        """Where a read from ``offset`` stops: the last stable offset, or the next record that is missing.
+        """The offset at which a read from ``offset`` stops: the last stable offset, or the next missing record.
 
         Raises QuarantinedError; MissingRecordsError if ``offset`` itself is missing.
         """
@@ -227,17 +226,17 @@ class PartitionLog:
         return any(gap.start <= offset < gap.end for gap in self.missing)
 
     def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
-        """What is missing, and what to do about it."""
+        """The missing records in words, and a remedy."""
         give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
         return (
             f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition} are missing: {gap.cause}",
-            f"Restore the table to the version before, or give them up and all before them: {give_up}",
+            f"Restore the table to its version before, or give up these records and all before them: {give_up}",
         )
 
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The append time that a batch would get now: it never falls. What has failed no longer counts."""
+        """The append time that a batch would get now. It never falls. Failed appends do not count."""
         self._complete_appends()
         return max(self._clock.now_ms(), self._last_append_time_ms)
 
@@ -309,7 +308,7 @@ class PartitionLog:
             self._advance_high_watermark(self.log_end_offset)
 
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
-        """Where a batch is remembered; None for one that may be repeated."""
+        """The memory that a batch belongs to; None for a batch without an identity."""
         if header.identity.is_producers:
             return self.producers
         return self.idempotency_keys if header.identity.is_keys else None
@@ -337,7 +336,7 @@ class PartitionLog:
         return self._closed is not None
 
     def require_open(self) -> None:
-        """Raise what the log was closed with."""
+        """Raise the error that the log was closed with."""
         if self._closed:
             raise self._closed
 
@@ -398,7 +397,7 @@ class PartitionLog:
         self.recover_append_time(header.append_time_ms)
         self.index.add(header, location)
         self.leader_epochs.assign(header.leader_epoch, header.base_offset)
-        # A frame that was copied forward stands behind later ones, and is in what they built on.
+        # A frame that was copied forward stands behind later ones; the state already includes it.
         if header.base_offset >= self.remembered_end:
             self.remembered_end = header.end_offset
             if (recent := self._recent_batches_of(header)) is not None:
@@ -416,9 +415,8 @@ class PartitionLog:
     def recover_from_footers(
         self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
     ) -> None:
-        """What segments remember of the records below ``end_offset``, where the journal does not reach so far.
-
-        Of producers that appended behind the segments nothing is known.
+        """Take over the batches that segments remember below ``end_offset``, if the journal begins later. Producers
+        that appended behind the segments are unknown.
         """
         self.remembered_end = end_offset
         self.producers.replace(producers)
@@ -426,7 +424,7 @@ class PartitionLog:
         self.idempotency_keys.replace(idempotency_keys)
 
     def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
-        """What Delta holds; leader epochs as the journal's snapshot or the last segment's footer tells them."""
+        """Take over the state in Delta; leader epochs come from the journal's snapshot or the last segment's footer."""
         self.sealed_offset = sealed_offset
         written_since = self.leader_epochs.entries
         self.leader_epochs = LeaderEpochs([*leader_epochs, *written_since])
@@ -437,7 +435,7 @@ class PartitionLog:
         self._recover = recover
 
     def finish_recovery(self) -> None:
-        """Ends follow from what was found. Raises CorruptionError if the journal has a hole or an overlap."""
+        """Compute the ends from the recovered frames. CorruptionError if the journal has a hole or an overlap."""
         self.index.finish_recovery(self.sealed_offset)
         self._journal_bytes.num_bytes += self.index.num_bytes
         self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)

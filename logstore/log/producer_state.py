@@ -1,9 +1,10 @@
-"""What one partition knows of idempotent producers: their epochs, and the last batches of each (KIP-98, KIP-360).
+"""One partition's state of idempotent producers: their epochs, and the last batches of each (KIP-98, KIP-360).
 
-The rules are those of Kafka's ``ProducerStateManager``: the last five batches are remembered, so that a retry is told
-the first offsets, and a batch must follow the one before it. Invariant: of a producer whose id is above
-``evicted_up_to`` everything is known. If it is unknown here, it is new here; what is older than its remembered
-batches was stored. Of the others a part may be forgotten: any first sequence number is taken from them, as in Kafka.
+The rules are those of Kafka's ``ProducerStateManager``: the last five batches are remembered, so that a retry gets the
+offsets of its first try, and a batch must follow the one before it. Invariant: no producer with an id above
+``evicted_up_to`` was evicted. If such a producer is unknown here, it has stored nothing here; batches older than its
+remembered ones were stored. Other producers may have been evicted: any first sequence number is taken from them, as in
+Kafka.
 """
 
 import structlog
@@ -16,7 +17,7 @@ from logstore.records.batch_identity import PACKED_BYTES, SEQUENCE_MAX, Remember
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: As many as Kafka remembers: a producer has no more requests under way.
+#: As many as in Kafka: a producer has at most five requests under way.
 BATCHES_REMEMBERED = 5
 
 
@@ -26,7 +27,7 @@ class ProducerStates(RecentBatches):
         self._partition = partition
         self._told = False
         self.evicted_up_to = -1
-        """The highest producer id of which something may have been forgotten."""
+        """The highest id of a producer that may have been evicted."""
 
     def check(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, now_ms: int
@@ -61,7 +62,7 @@ class ProducerStates(RecentBatches):
         if base_sequence == expected:
             return None
         oldest = recent[0].batch.sequence
-        # What ends where the oldest remembered batch begins, or up to half of all sequence numbers before.
+        # A batch that ends where the oldest remembered one begins, or up to half of all sequence numbers before that.
         behind = (oldest - next_sequence(base_sequence, record_count)) & SEQUENCE_MAX
         if behind <= SEQUENCE_MAX // 2 and producer_id > self.evicted_up_to:
             raise DuplicateSequenceError(

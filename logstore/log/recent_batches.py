@@ -1,8 +1,8 @@
 """The batches that a partition remembers by their owner: a producer, or an idempotency key.
 
-Durable ones are packed, about 250 bytes an owner, and in the order in which the owners last appended; those being
-fsynced lie over them, and go again without a trace if the journal fails. An owner is forgotten ``remembered_ms`` after
-its last append. All on the event loop that owns the partition.
+Durable batches are packed, about 250 bytes an owner, in the order in which the owners last appended. Batches being
+fsynced are kept beside them, and vanish without a trace if the journal fails. An owner is forgotten ``remembered_ms``
+after its last append. All calls come from the event loop that owns the partition.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, unpac
 
 
 class KnownBatch(NamedTuple):
-    """``durable`` is what to wait for before its offsets are told; None if it is durable already."""
+    """``durable`` is the future to wait for before its offsets are answered; None if it is durable already."""
 
     batch: RememberedBatch
     durable: asyncio.Future[list[FrameLocation]] | None
@@ -38,7 +38,7 @@ class RecentBatches:
     def __contains__(self, owner: int) -> bool:
         return owner in self._durable or owner in self._pending
 
-    # ---- what is being fsynced --------------------------------------------------------------------------------------
+    # ---- batches being fsynced --------------------------------------------------------------------------------------
 
     def begin(self, batch: RememberedBatch, durable: asyncio.Future[list[FrameLocation]]) -> None:
         """A batch was handed to the journal: from here on it counts."""
@@ -46,7 +46,7 @@ class RecentBatches:
         self.num_batches += 1
 
     def complete(self, owner: int, *, stored: bool) -> None:
-        """The oldest batch of ``owner`` that was begun is durable, or is not and will not be."""
+        """The oldest pending batch of ``owner`` is durable (``stored``) or has failed."""
         pending = self._pending[owner]
         batch = pending.popleft().batch
         self.num_batches -= 1
@@ -55,7 +55,7 @@ class RecentBatches:
         if stored:
             self.remember(batch)
 
-    # ---- what is durable --------------------------------------------------------------------------------------------
+    # ---- durable batches --------------------------------------------------------------------------------------------
 
     def remember(self, batch: RememberedBatch) -> None:
         """Batches come by rising offset."""
@@ -84,11 +84,11 @@ class RecentBatches:
         return owner
 
     def pack(self) -> bytes:
-        """All that is durable, to be stored."""
+        """All durable batches, packed to be stored."""
         return b"".join(self._durable.values())
 
     def replace(self, batches: Iterable[RememberedBatch]) -> None:
-        """Take over what was stored."""
+        """Take over batches that were stored."""
         self._durable.clear()
         self.num_batches = sum(map(len, self._pending.values()))
         for batch in batches:

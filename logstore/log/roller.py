@@ -64,7 +64,7 @@ from logstore.segments.writer import Segment, SegmentWriter
 log = structlog.stdlib.get_logger(__name__)
 
 T = TypeVar("T")
-# What is checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
+# Bytes that are checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
 _READ_BYTES = 1 * MIB
 _ATTEMPTS = 5
 # A tenth of the weight of other threads: enough, as those wait for the disk again and again.
@@ -88,14 +88,14 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """What one partition rolls: [base_offset, end_offset) in pieces of about ``segment.bytes``."""
+    """One partition's part of a roll: [base_offset, end_offset) in pieces of about ``segment.bytes``."""
 
     partition: int
     base_offset: int
     end_offset: int
     leader_epoch: int
     leader_epochs: tuple[tuple[int, int], ...]
-    #: Batches remembered at the end, packed; what lies behind a piece is left out of it.
+    #: Batches remembered at the end, packed; a piece leaves out the batches behind it.
     producers: bytes
     idempotency_keys: bytes
     pieces: list[_Piece]
@@ -110,7 +110,7 @@ class _Restored:
 
 
 def roll_threads() -> ThreadPoolExecutor:
-    """The executor of a ``Roller``. Nobody waits for a roll: its threads leave the processor to those who wait."""
+    """The executor of a ``Roller``. Nobody waits for a roll, so its threads leave the processor to requests."""
     return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=_step_back)
 
 
@@ -149,15 +149,15 @@ class Roller:
         return await self._to_the_end(self._roll(topic, select))
 
     async def refresh(self, topic: Topic, *, at_start: bool = False) -> None:
-        """Take over what others committed; commit again what a foreign commit overwrote.
+        """Take over commits of others; commit files again whose commit a foreign one overwrote.
 
         ``at_start`` also looks for gaps in the history, which a commit overwritten before the last stop leaves. Raises
-        CorruptionError if what was sealed is neither in the table nor on disk.
+        CorruptionError if sealed records are neither in the table nor on disk.
         """
         await self._to_the_end(self._refresh(topic, at_start=at_start))
 
     async def drain(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the rolls under way."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -212,7 +212,7 @@ class Roller:
         raise StorageError(f"The roll of topic {topic.name!r} never found its records in the journal. Try again.")
 
     async def _left_over(self, topic: Topic) -> list[RollPart]:
-        """What an earlier attempt wrote and could not commit, if it is still wanted and whole."""
+        """The files that an earlier attempt wrote and could not commit, if they are still wanted and whole."""
         parts = [
             part
             for part in self._uncommitted.pop(topic, {}).values()
@@ -334,7 +334,7 @@ class Roller:
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
-        # From here on in one step: no reader follows the table without knowing what is missing in it.
+        # From here on without an await: no reader may follow the table before the missing records are known.
         topic.follow(snapshot, restored.failed)
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
@@ -343,7 +343,7 @@ class Roller:
     async def _removed(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
     ) -> dict[int, list[RemovedRange]]:
-        """Who took out of the table what ``gaps`` may come from: since ``before``, or for a first look since ever."""
+        """The commits that removed files from the table: since ``before``, or all of them for a first look."""
         looked_at = topic.gaps
         if all(found == looked_at.get(partition, []) for partition, found in gaps.items()):
             return {}
@@ -354,9 +354,8 @@ class Roller:
     def _note_missing(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
     ) -> None:
-        """What somebody took out of the history, or put back, of partitions that are served.
-
-        One that was not is looked at as if for the first time: what it lacks may be older than the last look.
+        """Find records that another writer took out of the history of served partitions, or put back. A partition that
+        was not served is examined from the first entry on: its loss may be older than the last look.
         """
         served = [p for p in topic.partitions if p.quarantined is None and p.partition in gaps]
         for partition_log in served:
@@ -366,7 +365,7 @@ class Roller:
                 # A gap that was there before keeps its cause.
                 new_gaps(found, looked_at or []),
                 removed.get(partition, []),
-                # It may be a DELETE of long ago, which the log has forgotten.
+                # An old DELETE may have removed it; the log no longer has that entry.
                 unexplained=None
                 if looked_at is None
                 else f"a commit that is not in the log of version {topic.version}",
@@ -395,7 +394,7 @@ class Roller:
             partition_log.seal(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
-        """Rule R7: commit the same files again for what the table has forgotten."""
+        """Rule R7: commit files again that the table has lost."""
         path = topic.table.path
         grown = len(topic.partitions) > snapshot.num_partitions
         if grown:
@@ -408,7 +407,7 @@ class Roller:
         starts = {p.partition: p.log_start_offset for p in ours}
         starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
         lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(path, file))]
-        # What a job wrote comes and goes with its commit, as a whole.
+        # The files of a job come and go with its commit, as a whole.
         lost = [s for s in lost if s.operation == ROLL and s.partition in sound]
         lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:

@@ -1,6 +1,6 @@
 """One topic: its Delta table, its configuration and its partition logs, kept in step with the table.
 
-The table is the truth about history; ``follow`` takes over what a snapshot of it says. All commits of this broker to
+The table is the truth about history; ``follow`` takes over the state of a snapshot. All commits of this broker to
 one topic happen under ``commit_lock``, so that its own commits never race each other.
 """
 
@@ -37,7 +37,7 @@ class Topic:
         self.table = table
         self.location = location
         self.topic_id: uuid.UUID = snapshot.topic_id
-        #: By partition, as of ``snapshot``: sealed offsets that no file holds, for whatever reason.
+        #: By partition, as of ``snapshot``: sealed offsets that no file holds.
         self.gaps: dict[int, list[tuple[int, int]]] = {}
         self.partitions: list[PartitionLog] = []
         self._journal_bytes = JournalBytes()
@@ -109,7 +109,7 @@ class Topic:
         except CorruptionError as error:
             why, remedy = str(error), f"Run: logstore topic drop-foreign-files {self.name}"
         if why is not None:
-            # Nobody else suffers: only this partition is refused.
+            # Only this partition is refused.
             if partition_log.quarantined is None:
                 log.error("partition.quarantined", topic=self.name, partition=partition_log.partition, why=why)
             partition_log.quarantine(why, remedy)

@@ -1,11 +1,10 @@
-"""Arrow IPC streams from outside to one WIRE_SCHEMA batch (rule R2).
-
-In this order, so that no step trusts what a later one checks: the stream's layout and declared sizes
-(``arrow_messages``), the schema, each batch with ``validate(full=True)`` (offsets, UTF-8, null counts), then its
-columns are cast to the wire schema, then the records' own limits.
+"""Arrow IPC streams from outside to one WIRE_SCHEMA batch (rule R2). The checks come in this order, so that no step
+relies on a later one: the stream's layout and declared sizes (``arrow_messages``), the schema, each batch with
+``validate(full=True)`` (offsets, UTF-8, null counts), then its columns are cast to the wire schema, then the records'
+own limits.
 
 Taken: ``value`` and ``key`` as binary or utf8 in their plain, large and view types; ``timestamp`` as int64 milliseconds
-or any timestamp unit (without a zone it is UTC; what is finer than a millisecond is cut off); ``headers`` as list or
+or any timestamp unit (without a zone it is UTC; digits below a millisecond are cut off); ``headers`` as list or
 large_list of struct<key, value>; ``partition`` as any integer. All but ``value`` may be absent, each may be null.
 """
 
@@ -49,7 +48,7 @@ def decode_arrow(body: bytes, *, max_message_bytes: int, max_request_size: int) 
 
 
 class ArrowRequest:
-    """A stream of which only the frame is read: what decoding it takes is known before.
+    """A stream of which only the frame has been read, so that the memory for decoding is known before.
 
     Raises InvalidRequestError, RequestTooLargeError.
     """
@@ -60,7 +59,7 @@ class ArrowRequest:
 
     @property
     def inflated_bytes(self) -> int:
-        """Bytes with all buffers inflated, as the stream declares them; at least those of the body."""
+        """The bytes of all buffers inflated, as the stream declares them; at least the bytes of the body."""
         return max(len(self._body), self._layout.inflated_bytes)
 
     def decode(self, max_message_bytes: int) -> Records:

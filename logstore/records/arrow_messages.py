@@ -1,8 +1,8 @@
 """The frame of an Arrow IPC stream, read before Arrow itself opens any of it (rule R2).
 
 Arrow allocates what a compressed buffer *says* it inflates to (19 KB of zstd became 600 MB), and some counts in a
-message's metadata size its own tables. So the stream is cut into messages here, the flatbuffer of each is read as far
-as sizes go, and the sum of what all batches declare is held against a limit. Nothing is allocated by a declared size.
+message's metadata size its own tables. So the stream is cut into messages here, the sizes in the flatbuffer of each are
+read, and the sum that all batches declare is compared with a limit. Nothing is allocated by a declared size.
 
 Sources: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc,
 ``format/Message.fbs`` and ``format/Schema.fbs`` of Arrow, https://flatbuffers.dev/internals/.
@@ -25,7 +25,7 @@ _PREFIX_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchMessage:
-    """Where a record batch message lies in the stream, prefix and body included, and what it declares.
+    """The place of a record batch message in the stream, prefix and body included, and the sizes that it declares.
 
     ``partition`` is the value of that key in the message's own metadata.
     """

@@ -1,4 +1,4 @@
-"""A request's records as columns, and what is asked of them whatever format they came in.
+"""A request's records as columns, and the requirements that hold for every input format.
 
 Sizes, limits and the split by partition are computed over whole columns: nothing here makes an object per record.
 Column arrays may be slices, so positions are always read through ``ListArray.offsets``, never from raw buffers.
@@ -108,7 +108,7 @@ def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.n
 
 
 def check_records(batch: pa.RecordBatch, max_message_bytes: int, first_row: int = 0) -> None:
-    """What every request must keep to: 1 to REQUEST_RECORDS_MAX records, each within its limits.
+    """Check the limits of every request: 1 to REQUEST_RECORDS_MAX records, each within its own limits.
 
     ``first_row`` is the position in the request of the batch's first record. Raises InvalidRequestError,
     RequestTooLargeError, InvalidRecordError, RecordTooLargeError.
@@ -151,7 +151,7 @@ def partition_batches(records: DecodedRecords, partitions: np.ndarray) -> list[P
 
 
 def binary_offsets(column: pa.Array) -> np.ndarray:
-    """Where the values of a binary or text column begin and the last one ends, in its data buffer: int32, rows + 1."""
+    """The begins of a binary or text column's values in its data buffer, and the last one's end: int32, rows + 1."""
     if not len(column):
         return np.zeros(1, np.int32)
     # A count: a buffer may end in the middle of a number more.
@@ -159,7 +159,7 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
 
 
 def _data_bytes(column: pa.Array) -> int:
-    """At least the bytes of all values: what lies below nulls counts too."""
+    """At least the bytes of all values; bytes below nulls count too."""
     offsets = binary_offsets(column)
     return int(offsets[-1]) - int(offsets[0])
 

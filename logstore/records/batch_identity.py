@@ -1,8 +1,8 @@
-"""What tells a batch of records from a repetition of it: its producer and sequence number, or a key of the request.
+"""Identities of batches, which tell a new batch from a repetition: a producer and a sequence number, or a request's
+key.
 
-Owns the identities that a request brings (``ProducerIdentity``, ``IdempotencyKey``), the one that a batch of it has in
-a journal frame (``BatchIdentity``), and the form in which the state of a partition remembers batches and is stored
-(``RememberedBatch``).
+Owns the identities of requests (``ProducerIdentity``, ``IdempotencyKey``), the identity of a batch in a journal frame
+(``BatchIdentity``), and the form in which a partition's state remembers and stores batches (``RememberedBatch``).
 """
 
 import struct
@@ -25,7 +25,7 @@ _ROW = struct.Struct("<Qhqiqq")
 
 
 class BatchIdentity(NamedTuple):
-    """Whose batch it is, as a frame's header has it. ``NO_IDENTITY`` is a batch that may be repeated.
+    """The sender of a batch, in a frame's header. A batch with ``NO_IDENTITY`` is stored again when it is repeated.
 
     A producer has an ``epoch`` from 0 on; then ``owner`` is its id and ``sequence`` the number of the first record.
     With an idempotency key they are that key's ``hash`` and ``epoch``, and the batch's ``fingerprint``.
@@ -48,7 +48,7 @@ NO_IDENTITY = BatchIdentity()
 
 
 class RememberedBatch(NamedTuple):
-    """``owner``, ``epoch`` and ``sequence`` are those of its ``BatchIdentity``."""
+    """A batch as a partition remembers it; ``owner``, ``epoch`` and ``sequence`` are those of its ``BatchIdentity``."""
 
     owner: int
     epoch: int
@@ -134,5 +134,5 @@ def next_sequence(sequence: int, count: int) -> int:
 
 
 def first_producer_id(leader_epoch: int) -> int:
-    """Of those that a leader hands out: ids are unique for ever, and rise, without a write of their own."""
+    """The first of the ids that a leader issues. Ids are unique for ever and rise, and need no write of their own."""
     return leader_epoch << 32

@@ -1,8 +1,8 @@
 """Records of the log (LOG_SCHEMA) to HTTP bodies.
 
-Stored JSON texts are embedded as they are, byte for byte. What is stored need not be JSON (Arrow, NDJSON and base64
-producers store any bytes), so that each text is proven to be one JSON value by itself before it is embedded: else a
-value like ``1,"offset":0`` would rewrite its record. With ``string_keys`` all keys are texts, whatever they look like.
+Stored JSON texts are embedded as they are, byte for byte. Stored bytes need not be JSON (Arrow, NDJSON and base64
+producers store any bytes). So each text is checked to be one JSON value before it is embedded; otherwise a value like
+``1,"offset":0`` would rewrite its record. With ``string_keys`` all keys are texts, even those that look like JSON.
 """
 
 import struct
@@ -47,7 +47,7 @@ def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: b
 
 
 def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> bytes:
-    """As ``encode_json``, but what is not JSON is given as text, and what is not UTF-8 either as base64.
+    """As ``encode_json``, but bytes that are no JSON are given as text, and bytes that are no UTF-8 as base64.
 
     Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
     """
@@ -139,8 +139,8 @@ def _are_json(texts: list[bytes]) -> bool:
 
 
 def _embedded(stored: list[bytes | None], *, is_string: bool) -> tuple[list[bytes], list[str]]:
-    """What stands for each in JSON, and as what it is given: JSON (null too), a string, or base64. ``is_string``: it
-    is no JSON, whatever it looks like.
+    """Each value's form in JSON, and its kind: JSON (null too), a string, or base64. With ``is_string`` no value is
+    taken for JSON.
     """
     if not is_string:
         texts = [_NULL if data is None else data for data in stored]

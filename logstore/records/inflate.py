@@ -12,17 +12,18 @@ import zstandard
 from logstore.errors import InvalidRequestError, RequestTooLargeError
 from logstore.limits import ZSTD_WINDOW_BYTES_MAX
 
-# A zstd block of 4 bytes may stand for 128 KiB (RFC 8878, RLE block), and the decoder gives all that its input holds.
+# A zstd block of 4 bytes may stand for 128 KiB (RFC 8878, RLE block), and the decoder returns the output of all its
+# input.
 ZSTD_STEP_BYTES = 512
 
-# What is left after the end of a stream is copied: small pieces and few streams keep that cheap.
+# Bytes behind the end of a stream are copied: small pieces and few streams keep that cheap.
 _PIECE_BYTES = 64 * 1024
 STREAMS_PER_BODY_MAX = 4_096
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
 
 
 class Inflater:
-    """One body. ``feed`` gives what each chunk inflates to; ``finish`` checks that the body is complete.
+    """One body. ``feed`` inflates a chunk; ``finish`` checks that the body is complete.
 
     ``encoding``: None, ``identity``, ``gzip``, ``x-gzip`` or ``zstd``; InvalidRequestError for another one.
     ``max_bytes`` bounds the body as sent and inflated (max.request.size).
@@ -41,7 +42,7 @@ class Inflater:
         self._streams = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """What ``chunk`` adds to the inflated body. InvalidRequestError, RequestTooLargeError."""
+        """The bytes that ``chunk`` adds to the inflated body. InvalidRequestError, RequestTooLargeError."""
         self._received += len(chunk)
         self._check(self._received)
         if self._encoding == "identity":
@@ -55,7 +56,7 @@ class Inflater:
         return b"".join(out)
 
     def finish(self) -> bytes:
-        """What is left at the end of the body, always empty. InvalidRequestError when the body was cut short."""
+        """End the body. Returns the rest, which is always empty. InvalidRequestError if the body was cut short."""
         if self._stream is not None and not self._stream.eof:
             raise InvalidRequestError(f"The {self._encoding} body ends too early: it was cut short on the way")
         return b""

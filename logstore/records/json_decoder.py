@@ -1,11 +1,10 @@
 """JSON request bodies (``{"records": [...]}``) to Arrow columns, with embedded JSON or base64 keys and values.
 
-Embedded keys and values stay what they were: the JSON text, byte for byte as sent (a text key keeps its quotes, as in
-REST Proxy), taken as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, no lone
-surrogates, nested less deeply than Python's recursion limit. Numbers of any size are text too. With ``string_keys`` a
-key that is a JSON string is its UTF-8 text instead; all other keys stay JSON texts. A field that is not
-known is refused, and one that is there twice (outside of keys and values), so that a slip cannot lose data; so is
-base64 that is not what an encoder makes of its bytes.
+Embedded keys and values stay JSON texts, byte for byte as sent (a text key keeps its quotes, as in REST Proxy), taken
+as slices of the body; ``null`` or absent is null. They keep to RFC 8259: UTF-8, no NaN, no lone surrogates, nested less
+deeply than Python's recursion limit. Numbers of any size are text too. With ``string_keys`` a key that is a JSON string
+is its UTF-8 text instead; all other keys stay JSON texts. Unknown fields are refused, and doubled ones (outside of keys
+and values), so that a slip cannot lose data. So is base64 that no encoder would make.
 """
 
 from collections.abc import Sequence
@@ -144,11 +143,11 @@ def is_utf8(data: bytes) -> bool:
 
 
 def decode_plain(body: bytes) -> list[PlainRecord] | None:
-    """The records if they have nothing but keys and values, as most have: a third faster. None for all else."""
+    """The records if they have only keys and values, as most have (a third faster); None for any other body."""
     records = _plain_records(body)
     if records is None:
         return None
-    # As ``has_doubled_field``, for few records.
+    # As ``has_doubled_field``, but for few records.
     dropped_quotes = body.count(b'"') - 2
     for record in records:
         for text in (record.key, record.value):
@@ -158,7 +157,7 @@ def decode_plain(body: bytes) -> list[PlainRecord] | None:
 
 
 def plain_columns(records: Sequence[PlainRecord], *, string_keys: bool) -> DecodedRecords:
-    """What ``decode_plain`` gave as columns; their sizes are not checked."""
+    """The records of ``decode_plain`` as columns; their sizes are not checked."""
     return _plain_columns(*_plain_texts(records), string_keys=string_keys)
 
 
@@ -185,7 +184,7 @@ def _plain_columns(keys: Texts, values: Texts, *, string_keys: bool) -> DecodedR
 def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record_type: type[R]) -> _Request[R]:
     if not is_utf8(body):
         raise InvalidRequestError("The body is not UTF-8: send JSON in UTF-8, and bytes that are not text as base64")
-    # Each record and header is an object, so that few braces bound what decoding allocates; else it has to count.
+    # Each record and header is an object: few braces bound the allocations of decoding. With many it has to count.
     if (
         len(body) > REQUEST_RECORDS_MAX
         and np.count_nonzero(np.frombuffer(body, np.uint8) == ord("{")) > REQUEST_RECORDS_MAX
@@ -205,7 +204,7 @@ def _decode_body(body: bytes, decoder: msgspec.json.Decoder[_Request[R]], record
 
 def _explain(error: msgspec.MsgspecError) -> str:
     text = str(error)[:_ERROR_LENGTH_MAX]
-    # What is wrong inside of records comes with its path. Else it is the request that has another shape.
+    # An error inside of records comes with its path. Without a path the request itself has another shape.
     is_shape = isinstance(error, msgspec.ValidationError) and " - at `$" not in text
     return f"{text}; {_SHAPE}" if is_shape else text
 
@@ -235,9 +234,8 @@ def _present(values: list[Any]) -> tuple[list[Any], int]:
 
 
 class _Others(NamedTuple):
-    """The fields besides key and value, of all records; ``present`` is how many there are.
-
-    Numbers are None where no record has one, and ``_NO_NUMBER`` or None where that one has not.
+    """The fields besides key and value, of all records; ``present`` counts them. Numbers are None if no record has one;
+    a single record without one has ``_NO_NUMBER`` or None.
     """
 
     timestamps: list[int | None] | None

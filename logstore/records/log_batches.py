@@ -1,4 +1,4 @@
-"""From batches as their producers made them (WIRE_SCHEMA) to records of the log (LOG_SCHEMA): offsets and timestamps.
+"""Turns batches of producers (WIRE_SCHEMA) into records of the log (LOG_SCHEMA), with offsets and timestamps.
 
 Store and client share it. It calls none of ``pa.array``, ``pa.scalar`` and ``to_numpy``: pyarrow imports pandas, if it
 is installed, with the first of these calls, and a client's first record would wait half a second.
@@ -20,7 +20,7 @@ _GATHER_BYTES = 128 * 1024
 class WireBatch:
     """Record i of ``records`` (WIRE_SCHEMA) has the offset ``base_offset`` + i.
 
-    ``append_time_ms`` is the timestamp of those that have none, or of all with ``log_append_time``
+    ``append_time_ms`` is the timestamp of records without one, or of all records with ``log_append_time``
     (message.timestamp.type = LogAppendTime).
     """
 

@@ -1,8 +1,8 @@
 """NDJSON and plain lines (``application/x-ndjson``): one record per line, its value the line's bytes.
 
 A line ends at LF, the last one also at the end of the body. One CR before the LF belongs to the line end, and lines
-without bytes are skipped (https://github.com/ndjson/ndjson-spec). The lines are not parsed: they are values as they
-are, so ``null`` is four bytes and not a tombstone, and any text is taken.
+without bytes are skipped (https://github.com/ndjson/ndjson-spec). The lines are not parsed but stored as they are:
+``null`` is four bytes and not a tombstone, and any text is accepted.
 """
 
 import numpy as np

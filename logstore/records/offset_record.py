@@ -1,8 +1,8 @@
-"""The records of ``__consumer_offsets``: what a group has committed, as key and value and as columns.
+"""The records of ``__consumer_offsets``: a group's committed offsets, as key and value and as columns.
 
 Key: JSON ``{"group", "topic", "partition"}``, always in this one spelling, so that compaction by key meets its own.
-Value: JSON ``{"offset", "leader_epoch", "metadata", "generation", "topic_id", "commit_timestamp"}``; null takes the
-commit back. Both are part of the format, see ``docs/table-format.md``: fields may be added, none removed.
+Value: JSON ``{"offset", "leader_epoch", "metadata", "generation", "topic_id", "commit_timestamp"}``; a null value
+deletes the commit. Both are part of the format, see ``docs/table-format.md``: fields may be added, none removed.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ _values = msgspec.json.Decoder(OffsetCommit)
 
 
 def encode_offset_records(records: Sequence[tuple[OffsetKey, OffsetCommit | None]]) -> pa.RecordBatch:
-    """WIRE_SCHEMA, one row each; None becomes a tombstone."""
+    """A batch of WIRE_SCHEMA with one row each; None becomes a tombstone."""
     return pa.RecordBatch.from_pydict(
         {
             "timestamp": [None] * len(records),
@@ -89,7 +89,7 @@ def decode_offset_record(key: bytes | None, value: bytes | None) -> tuple[Offset
 
 
 def offset_columns(batch: pa.RecordBatch) -> list[pa.Array]:
-    """OFFSET_COLUMNS of records with ``key`` and ``value``; CorruptionError for what no coordinator has written."""
+    """OFFSET_COLUMNS of records with ``key`` and ``value``; CorruptionError for a record that no coordinator wrote."""
     texts = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
     rows = [_row(*decode_offset_record(key, value)) for key, value in texts]
     columns = zip(*rows, strict=True) if rows else [()] * len(OFFSET_COLUMNS)

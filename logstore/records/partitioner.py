@@ -45,7 +45,7 @@ def _murmur2(data: bytes) -> int:
 
 
 def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
-    """Kafka's murmur2 per key: uint32, one per row. What stands for a null key has no meaning."""
+    """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning."""
     hashes = np.empty(len(keys), np.uint32)
     if len(keys) < _VECTOR_KEYS_MIN:
         for row, key in enumerate(keys.to_pylist()):
@@ -69,7 +69,8 @@ def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
 
 
 def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int) -> np.ndarray:
-    """The partition of each record, int32: the one it names, else by its key's hash, else ``sticky``.
+    """The partition of each record, int32: the named one, or by the key's hash, or ``sticky`` for a record with
+    neither.
 
     UnknownPartitionError when a record names one that the topic does not have.
     """

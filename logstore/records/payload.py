@@ -1,10 +1,8 @@
 """The payload of a journal frame: one encapsulated Arrow IPC record batch message of WIRE_SCHEMA, and no more.
 
-The schema is fixed, so no schema message is stored. Buffers inside may be compressed (none, lz4, zstd); what a producer
-sent in exactly this form is stored as it was sent.
+The schema is fixed, so no schema message is stored. A payload that a producer sent in exactly this form is stored as it
+was sent; its buffers may be compressed (lz4, zstd). The store itself compresses none.
 """
-
-from typing import Literal
 
 import pyarrow as pa
 
@@ -14,17 +12,9 @@ from logstore.records.schema import WIRE_SCHEMA
 _ALIGNMENT_BYTES = 8
 
 
-def encode_payload(batch: pa.RecordBatch, compression: Literal["none", "lz4", "zstd"] = "none") -> pa.Buffer:
+def encode_payload(batch: pa.RecordBatch) -> pa.Buffer:
     """``batch`` (WIRE_SCHEMA, may be a slice) as one message; only the rows of the slice are written."""
-    if compression == "none":
-        return batch.serialize()
-    # Only streams take a codec: the record batch is the second message of one.
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, WIRE_SCHEMA, options=pa.ipc.IpcWriteOptions(compression=compression)) as stream:
-        stream.write_batch(batch)
-    messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
-    messages.read_next_message()
-    return messages.read_next_message().serialize()
+    return batch.serialize()
 
 
 def decode_payload(payload: bytes | bytearray | memoryview | pa.Buffer) -> pa.RecordBatch:

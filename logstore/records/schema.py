@@ -21,7 +21,8 @@ WIRE_SCHEMA = pa.schema(
     ]
 )
 
-#: What a reader of the log gets: offsets rising, timestamps filled in. Also the Arrow answer of the records endpoint.
+#: Records for readers of the log: offsets rise, timestamps are filled in. Also the Arrow answer of the records
+#: endpoint.
 LOG_SCHEMA = pa.schema(
     [
         pa.field("offset", pa.int64(), nullable=False),
@@ -47,7 +48,7 @@ SEGMENT_SCHEMA = pa.schema(
     ]
 )
 
-#: Columns of a topic's Delta table: those of a segment and the Delta partition column.
+#: Columns of a topic's Delta table: a segment's columns and the Delta partition column.
 TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 

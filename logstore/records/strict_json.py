@@ -1,8 +1,7 @@
-"""What JSON decoders let pass and a log must not: fields that are there twice, base64 that no encoder makes.
-
-Decoders keep the last of two fields, and nobody learns of the first. A doubled field is found by counting: the names of
-fields are strings, so of those a body has as many as were decoded, or something was dropped. Invariant: nothing here
-makes an object for each record, or looks at a body more than a few times.
+"""Checks that JSON decoders leave out and a log needs: doubled fields, and base64 that no encoder makes. Decoders keep
+the last of two equal fields and drop the first silently. A doubled field is found by counting: names of fields are
+strings, and if the body has more strings than were decoded, a field was dropped. Invariant: nothing here makes an
+object for each record, or looks at a body more than a few times.
 """
 
 import binascii
@@ -72,7 +71,7 @@ def _letters(letters: bytes) -> np.ndarray:
     return found
 
 
-# What the last letter may be before "=" and "==": those with zeros in the two and four bits that are no byte's.
+# The letters that may stand before "=" and "==": their last two or four bits, which belong to no byte, are zero.
 _BEFORE_ONE: Final = _letters(b"AEIMQUYcgkosw048")
 _BEFORE_TWO: Final = _letters(b"AQgw")
 
@@ -131,7 +130,7 @@ def _may_have_loose_base64(body: bytes) -> bool:
     if b"\\" in body:
         return True
     data = np.frombuffer(body, np.uint8)
-    # Nothing that may be at either end of a request.
+    # A request neither begins nor ends with any of these.
     at = np.flatnonzero(data == ord("="))
     at = at[data[at + 1] == ord('"')]
     twice = data[at - 1] == ord("=")

@@ -1,10 +1,10 @@
-"""Checksums of a segment: every byte of the file is under one, so that damage is found before Parquet is parsed.
+"""Checksums of a segment. They cover every byte of the file, so that damage is found before Parquet is parsed.
 
 ``logstore.crc32c`` in the footer's key-value metadata is a chain: the CRC-32C of the file from its first byte up to the
 end of each column chunk, in the order of the file, then up to the footer, then up to the end of the file; eight
-hexadecimal digits each, the last one computed with its own digits as zeros. A stretch between two of these places is as
-it was written if the CRC at its begin, continued over it, gives the CRC at its end: who reads two columns reads and
-checks two columns.
+hexadecimal digits each, the last one computed with its own digits as zeros. A stretch between two of these places is
+unchanged if the CRC at its begin, continued over it, gives the CRC at its end: a reader of two columns reads and checks
+only these two.
 
 Parquet's own page checksums leave out page headers, the page index and the footer, and Arrow ends the process over some
 footers with one flipped bit: a footer that has a chain is parsed only after it was checked.
@@ -25,7 +25,7 @@ TRAILER_BYTES = 8
 
 _DIGITS = 8
 # The key and its value as Thrift's compact protocol writes them: a field of type binary is 0x18, a length, the bytes.
-# No text of a user looks like it: what is JSON has no control characters.
+# No user's text looks like it: JSON has no control characters.
 _ENTRY = re.compile(rb"logstore\.crc32c\x18[\x80-\xff]*[\x00-\x7f]((?:[0-9a-f]{8}){2,})\x00")
 
 
@@ -40,14 +40,13 @@ def places(metadata: pq.FileMetaData, footer_at: int) -> list[int]:
 
 
 def placeholder(chunks: int) -> str:
-    """What stands for the chain of a file with so many column chunks until its footer is written."""
+    """The placeholder for the chain of a file with so many column chunks, until its footer is written."""
     return "0" * _DIGITS * (chunks + 2)
 
 
 def chain(crcs: Sequence[int], footer: bytes) -> tuple[int, bytes]:
-    """Where in ``footer`` (up to the end of the file) the placeholder is, and the chain to put there.
-
-    ``crcs`` are those up to ``places``, without the first.
+    """The place of the placeholder in ``footer`` (up to the end of the file), and the chain to put there. ``crcs`` are
+    the CRCs up to each of ``places`` except the first.
     """
     entry = _ENTRY.search(footer)
     assert entry is not None
@@ -90,6 +89,6 @@ def is_without_chain(footer: bytes) -> bool:
     return kinds[: len(_FIRST_FIELDS)] == _FIRST_FIELDS and KEY.encode() not in keys
 
 
-# Of Parquet's FileMetaData: version, schema, num_rows, row_groups.
+# The required fields of Parquet's FileMetaData: version, schema, num_rows, row_groups.
 _FIRST_FIELDS = [(1, thrift.I32), (2, thrift.LIST), (3, thrift.I64), (4, thrift.LIST)]
 _KEY_VALUE_METADATA = 5

@@ -1,8 +1,7 @@
-"""What a segment says of itself: the key-value metadata of its Parquet footer.
+"""A segment's description of itself: the key-value metadata of its Parquet footer.
 
-With it a file can be committed again with nothing else at hand (rule R7), and what it tells of producers and
-idempotency keys outlives the journal, as long as there is a file. All values are text; lists are JSON. The keys are
-part of the format, see ``docs/table-format.md``.
+It suffices to commit the file again (rule R7). Its producers and idempotency keys outlive the journal, as long as the
+file exists. All values are text; lists are JSON. The keys are part of the format, see ``docs/table-format.md``.
 """
 
 import json
@@ -17,7 +16,7 @@ FORMAT_VERSION = 2
 CHECKSUM_FORMAT = 2
 _PREFIX = "logstore."
 
-#: Who writes a segment from the journal; jobs name themselves.
+#: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
 ROLL = "roll"
 
 
@@ -28,7 +27,7 @@ class SegmentFooter:
     ``producers`` are the batches remembered of producers at ``end_offset``, ``idempotency_keys`` those of requests with
     a key in the range of the file, while their window was open at its end.
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
-    ``append_time_ms`` is the time of the last append that is in it or in an earlier one; 0 if it is not known.
+    ``append_time_ms`` is the time of the last append in this file or an earlier one; 0 if it is not known.
     """
 
     partition: int

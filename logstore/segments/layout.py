@@ -1,7 +1,7 @@
-"""What a topic's table has beside the log's own columns: nothing, for every topic but the store's own.
+"""Columns of a topic's table beside the log's own. Only the store's internal topics have any.
 
-Invariant: extra columns are a function of a row's key and value. Whoever writes a segment (a roll, a job that rewrites
-it) derives them again, so they can neither be forgotten nor disagree with the record.
+Invariant: extra columns are a function of a row's key and value. Every writer of a segment (a roll, a job) derives them
+again, so they always agree with the record.
 """
 
 from collections.abc import Callable, Sequence

@@ -34,7 +34,7 @@ def segment_name(partition: int, base_offset: int, leader_epoch: int, unique: st
 
 
 def parse_segment_name(path: str) -> SegmentName | None:
-    """What the relative ``path`` says, or None if it is not one of our names (another writer's file)."""
+    """The parts of the relative ``path``; None if it is not a name of ours (another writer's file)."""
     match = _PATTERN.fullmatch(path)
     if match is None:
         return None

@@ -24,7 +24,7 @@ from logstore.segments.names import parse_segment_name
 
 #: More than most footers take, so that one read gets all of it.
 _TAIL_BYTES = 64 * 1024
-#: What Arrow raises for bad bytes.
+#: Exceptions of Arrow for bad bytes.
 BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
 
 
@@ -46,9 +46,8 @@ class ParquetFile:
         return decode_footer(self.metadata.metadata or {}, str(self.path))
 
     def read(self, row_group: int, columns: Collection[str], rows: int) -> Iterator[pa.RecordBatch]:
-        """Columns of one row group, decoded ``rows`` at a time; meanwhile its checked bytes are held.
-
-        OSError; CorruptionError if they are not what was written.
+        """Columns of one row group, decoded ``rows`` at a time; its checked bytes are held meanwhile. OSError;
+        CorruptionError if they have changed since they were written.
         """
         try:
             if self.chain:
@@ -62,7 +61,7 @@ class ParquetFile:
             raise self.damaged_in(row_group, error) from error
 
     def verify(self) -> None:
-        """Read all of it. OSError; CorruptionError if a byte of it is not what was written."""
+        """Read the whole file. OSError; CorruptionError if a byte has changed since it was written."""
         columns = {self._column(leaf).split(".")[0] for leaf in range(self.metadata.num_columns)}
         for row_group in range(self.metadata.num_row_groups):
             if not self.chain:
@@ -83,7 +82,7 @@ class ParquetFile:
         return f"{where} (offsets {offsets.min} to {offsets.max})"
 
     def damaged_in(self, row_group: int, error: Exception) -> Exception:
-        """As ``damaged``, with where."""
+        """As ``damaged``, with the place in the file."""
         return damaged(self.where(row_group), error)
 
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
@@ -136,7 +135,7 @@ def _open_checked(path: Path) -> ParquetFile | None:
         footer = tail[-footer_bytes:] if footer_bytes <= len(tail) else os.pread(fd, footer_bytes, footer_at)
         crcs = checksums.check_footer(footer)
         if crcs is None:
-            # Of a small file the data is in here, too: what users write may name the key.
+            # In a small file these bytes include data, and a user's data may contain the key.
             if checksums.KEY.encode() in tail and not checksums.is_without_chain(footer):
                 raise ValueError("its checksums are not as they were written")
             return None

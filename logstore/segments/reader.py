@@ -1,7 +1,7 @@
-"""Reads segments: what they hold (footer), where (row groups), and one row group, as a whole or bit by bit.
+"""Reads segments: the footer, the list of row groups, and one row group, whole or in parts.
 
-Invariant: what is handed out has rising offsets and is of LOG_SCHEMA; anything else is CorruptionError naming the file.
-Memory is bounded by one row group; bit by bit, by its compressed bytes and a few MiB.
+Invariant: records that are handed out have rising offsets and LOG_SCHEMA; anything else is a CorruptionError with the
+file's name. Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +24,8 @@ _BATCH_BYTES = MIB
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """One unit of reading. Bounds are inclusive; ``encoded_bytes`` is its uncompressed size in Parquet, where much
-    repeats a small part of what it decodes to; ``stored_bytes`` that in the file.
+    """One unit of reading. Bounds are inclusive; ``encoded_bytes`` is its uncompressed size in Parquet; with many
+    repetitions its decoded size is far larger. ``stored_bytes`` is its size in the file.
     """
 
     index: int
@@ -68,7 +68,7 @@ def segment_from_file(table_path: Path, relative: str) -> Segment:
 
 
 def verify_segment(path: Path) -> None:
-    """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte of it is not what was written."""
+    """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte has changed since it was written."""
     open_parquet(path).verify()
 
 
@@ -82,9 +82,8 @@ class FoundSegments:
 
 def find_segments(table_path: Path, partition: int, from_offset: int) -> FoundSegments:
     """Segments on disk, committed or not, whose base offset is at least ``from_offset``; rising, newest epoch first.
-
-    Their ends alone are read. For rule R7 at start-up: the caller knows from its journal what was sealed, and picks the
-    chain that reaches it.
+    Only their ends are read. For rule R7 at start-up: the caller knows the sealed offset from its journal, and picks
+    the chain that reaches it.
     """
     found, unreadable = [], []
     for path in (table_path / partition_directory(partition)).glob("*.parquet"):

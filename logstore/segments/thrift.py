@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 #: Types of fields and elements.
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, _MAP, STRUCT = range(1, 13)
 
-#: By field number: type and value.
+#: A struct's fields: type and value by field number.
 Struct: TypeAlias = dict[int, tuple[int, Any]]
 
 _DEPTH_MAX = 16

@@ -1,4 +1,4 @@
-"""Writes one segment: a sorted Parquet file that says all that is needed to commit it.
+"""Writes one segment: a sorted Parquet file whose footer has everything needed to commit it.
 
 Invariants: offsets rise strictly and lie in [base offset, end offset); a row group has at most 128 Ki rows and, unless
 it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
@@ -82,7 +82,7 @@ class _Sink(io.RawIOBase):
         return written
 
     def begin_tail(self) -> None:
-        """What follows the last row group comes now."""
+        """The bytes behind the last row group come now."""
         self._tail = bytearray()
 
     def write_chain(self) -> None:
@@ -133,7 +133,7 @@ class SegmentWriter:
         try:
             self._parquet = self._open_parquet(codec)
         except BaseException:
-            # It writes a magic number at once, for which a full disk has no room.
+            # It writes a magic number at once, and a full disk has no room for it.
             self._sink.discarding = True
             self._remove(self._fd)
             self._fd = None

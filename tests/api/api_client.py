@@ -14,6 +14,7 @@ from ingest_api.app import create_app
 from ingest_api.state import ApiState
 from logstore.broker.access import Access
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.node import running_store
 from logstore.settings import Settings
 
@@ -71,7 +72,7 @@ class ApiClient:
 
     def end_offsets(self, topic: str) -> list[int]:
         """The next offset of each partition, durable or not: it rises with anything that was taken."""
-        return [log.next_offset for log in self.broker.topic(topic).partitions]
+        return [log.next_offset for log in self.broker.topic(INTERNAL, topic).partitions]
 
 
 def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -89,13 +90,14 @@ def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
 @contextlib.asynccontextmanager
 async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
     wanted = Settings(data=data, **settings)
-    app = create_app(wanted, Access())
+    access = Access()
+    app = create_app(wanted, access)
     transport = httpx.ASGITransport(app=app)
     async with (
-        running_store(wanted) as store,
+        running_store(wanted, access) as store,
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
     ):
-        app.open(ApiState(wanted, store.broker, store.groups, app.guard.access))
+        app.open(ApiState(wanted, store.broker, store.groups))
         try:
             yield ApiClient(app, http)
         finally:

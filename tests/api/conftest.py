@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.api import listening
 from tests.api.api_client import ApiClient, running_api
 from tests.api.real_server import RealServer
 
@@ -11,6 +12,13 @@ from tests.api.real_server import RealServer
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture(params=["tcp", "tls"])
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What ``listening`` listens with: a test that asks for it runs over both."""
+    monkeypatch.setattr(listening, "over_tls", request.param == "tls")
+    return request.param
 
 
 @pytest.fixture

@@ -2,17 +2,41 @@
 
 import asyncio
 import contextlib
+import functools
 import socket
+import ssl
 
+import trustme
 import uvicorn
 from uvicorn.server import ServerState
 
 from ingest_api.protocol import ConnectionLimits, http_protocol
 
+#: Set by the fixture ``transport``.
+over_tls = False
+
+
+def server_tls() -> ssl.SSLContext | None:
+    return _tls_contexts()[0] if over_tls else None
+
+
+def client_tls() -> ssl.SSLContext | None:
+    return _tls_contexts()[1] if over_tls else None
+
+
+@functools.cache
+def _tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The server's, with a certificate of an authority of our own, and a client's that trusts it."""
+    authority = trustme.CA()
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
+    authority.issue_cert("localhost", "127.0.0.1").configure_cert(server)
+    authority.configure_trust(client)
+    return server, client
+
 
 @contextlib.asynccontextmanager
 async def listening(app, **limits):
-    """The port, and the state of uvicorn's server."""
+    """The port, and the state of uvicorn's server; over TLS in a test with the fixture ``transport``."""
     protocol = http_protocol(ConnectionLimits(**limits), app.short_requests)
     config = uvicorn.Config(app, http=protocol, ws="none", lifespan="off", log_config=None)
     config.load()
@@ -21,7 +45,11 @@ async def listening(app, **limits):
     listener = socket.create_server(("127.0.0.1", 0))
     # Little, so that what a client does not take stays with the protocol; a connection inherits it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    server = await loop.create_server(lambda: protocol(config=config, server_state=state, app_state={}), sock=listener)
+    server = await loop.create_server(
+        lambda: protocol(config=config, server_state=state, app_state={}),
+        sock=listener,
+        ssl=server_tls(),
+    )
     try:
         yield server.sockets[0].getsockname()[1], state
     finally:
@@ -32,9 +60,26 @@ async def listening(app, **limits):
 
 
 @contextlib.asynccontextmanager
-async def connected(port: int):
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def connected(port: int, *, receive_buffer: int | None = None):
+    """A client's reader and writer; ``receive_buffer`` is the bytes that its kernel and its reader take unread."""
+    client = socket.socket()
+    if receive_buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(client, ("127.0.0.1", port))
+    name = "localhost" if over_tls else None
+    reader, writer = await asyncio.open_connection(
+        sock=client, ssl=client_tls(), server_hostname=name, limit=receive_buffer or 2**16
+    )
     try:
         yield reader, writer
     finally:
-        writer.close()
+        writer.transport.abort()
+
+
+def read_nothing(writer: asyncio.StreamWriter) -> None:
+    """The client takes nothing more off its socket; TLS's own buffer would."""
+    transport = writer.transport
+    if over_tls:
+        transport = transport._ssl_protocol._transport
+    transport.pause_reading()

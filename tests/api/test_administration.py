@@ -2,7 +2,14 @@ import asyncio
 
 import pytest
 
-from ingest_api.schemas import Cluster, ClusterList, ClusterTopic, ClusterTopicList, TopicConfigEntry, TopicConfigList
+from ingest_api.schemas.administration import (
+    Cluster,
+    ClusterList,
+    ClusterTopic,
+    ClusterTopicList,
+    TopicConfigEntry,
+    TopicConfigList,
+)
 from logstore.topic_config import CONFIG_KEYS
 from tests.api.api_client import assert_error, running_api
 

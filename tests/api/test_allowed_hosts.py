@@ -8,6 +8,7 @@ import pytest
 
 from ingest_api.allowed_hosts import AllowedHosts, is_loopback
 from ingest_api.errors import ForeignOriginError, MisdirectedRequestError
+from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidConfigError
 from logstore.listening_sockets import listening_socket
 from logstore.node import run
@@ -134,7 +135,7 @@ async def test_dns_rebinding_reads_and_deletes_nothing(api):
 
 async def test_a_page_of_elsewhere_changes_nothing(api):
     await api.create_topic("t")
-    version = api.broker.topic("t").version
+    version = api.broker.topic(INTERNAL, "t").version
     for method, path in (
         ("POST", "/topics/t/roll"),
         ("POST", "/topics/t/refresh"),
@@ -144,7 +145,7 @@ async def test_a_page_of_elsewhere_changes_nothing(api):
     ):
         answer = await api.request(method, path, content=b"{}", headers={"Origin": "http://evil.example"})
         assert "evil.example" in assert_error(answer, 403, 40302)
-    assert api.broker.topic("t").version == version
+    assert api.broker.topic(INTERNAL, "t").version == version
     assert (await api.post("/topics/t/roll", headers={"Origin": "http://localhost"})).status_code == 200
 
 
@@ -188,6 +189,7 @@ def test_loopback():
     assert [host for host in ("0.0.0.0", "::", "10.0.0.1", MACHINE, "store.example") if is_loopback(host)] == []
 
 
+@pytest.mark.system
 def test_a_client_of_any_kind_sends_a_host_that_is_taken(server):
     """As this machine calls it; the command line and the Python client have their own tests against real servers."""
     for name in ("127.0.0.1", "localhost"):

@@ -7,6 +7,7 @@ import pytest
 
 from logstore.protocol.fetch_response import read_fetch_response
 from tests.api.api_client import assert_error
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +72,7 @@ async def test_a_record_of_any_partition_ends_the_wait(api, partition):
     await api.create_topic("t", partitions=3)
     asked = [("t", p, 0) for p in range(3)]
     waiting = asyncio.create_task(fetch(api, *asked, max_wait_ms=60_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     assert not waiting.done()
     await api.produce("t", [1], partition=partition)
     assert await asyncio.wait_for(waiting, 20) == {partition: (0, [b"1"], 1)}
@@ -81,7 +82,7 @@ async def test_waits_for_as_many_bytes_as_asked_over_all_partitions(api):
     await api.create_topic("t", partitions=2)
     waiting = asyncio.create_task(fetch(api, ("t", 0, 0), ("t", 1, 0), max_wait_ms=60_000, min_bytes=15_000))
     await api.produce("t", ["x" * 9_998], partition=0)
-    await asyncio.sleep(0.05)
+    await loop_turns()
     assert not waiting.done()
     await api.produce("t", ["x" * 9_998], partition=1)
     assert len(await asyncio.wait_for(waiting, 20)) == 2
@@ -92,7 +93,7 @@ async def test_a_topic_that_is_deleted_ends_the_wait(api):
     await api.create_topic("t")
     await api.create_topic("u")
     waiting = asyncio.create_task(fetch(api, ("t", 0, 0), ("u", 0, 0), max_wait_ms=60_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     await api.delete(f"{api.topics_url}/u")
     found = await asyncio.wait_for(waiting, 20)
     assert {index: code for index, (code, _, _) in found.items()} == {1: 40401}

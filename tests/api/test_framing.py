@@ -11,6 +11,8 @@ import pytest
 
 from ingest_api.protocol import HEAD_BYTES_MAX
 
+pytestmark = pytest.mark.system
+
 GOOD = b'{"records":[{"value":1}]}'
 JSON_TYPE = b"Content-Type: application/json\r\n"
 

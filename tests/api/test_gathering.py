@@ -5,8 +5,10 @@ import json
 
 import pytest
 
+from logstore.broker.context import INTERNAL
 from logstore.errors import StorageError, ThrottledError
 from tests.api.api_client import JSON_V2, assert_error, held_appends
+from tests.support.eventually import eventually_async, loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -25,9 +27,9 @@ def appends(api, monkeypatch) -> list[int]:
     produce = api.broker.produce
     counts: list[int] = []
 
-    async def counted(topic, records, **options):
+    async def counted(context, topic, records, **options):
         counts.append(records.num_rows)
-        return await produce(topic, records, **options)
+        return await produce(context, topic, records, **options)
 
     monkeypatch.setattr(api.broker, "produce", counted)
     return counts
@@ -113,9 +115,7 @@ async def test_acks_are_what_they_are(api, query):
     await api.create_topic("t")
     answers = await asyncio.gather(*(post(api, body((None, n)), **query) for n in range(5)))
     assert {answer.status_code for answer in answers} == {202 if query["acks"] == "0" else 200}
-    async with asyncio.timeout(10):
-        while api.broker.topic("t").partition(0).high_watermark < 5:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+    await eventually_async(lambda: api.broker.topic(INTERNAL, "t").partition(0).high_watermark == 5)
     assert sorted(await api.values("t")) == list(range(5))
 
 
@@ -133,9 +133,9 @@ async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothi
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
     begun = [asyncio.create_task(post(api, body((None, "first"))))]
-    await asyncio.sleep(0.05)
+    await loop_turns()
     begun.append(asyncio.create_task(post(api, body((None, "second")))))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     for answer in await asyncio.gather(*(post(api, body((None, n)), timeout_ms=20) for n in range(30))):
         assert_error(answer, 504)
     gathered = api.app.state.api.gathered
@@ -154,7 +154,7 @@ async def test_two_appends_are_under_way_if_the_second_is_as_large_as_the_first(
 
     async def under_way(*values: int) -> tuple[int, int]:
         posts.extend(asyncio.create_task(post(api, body((None, value)))) for value in values)
-        await asyncio.sleep(0.1)
+        await loop_turns()
         (gathering,) = api.app.state.api.gathered._gathering.values()
         return gathering.appends, len(gathering.waiting)
 
@@ -183,13 +183,13 @@ async def test_an_append_is_bounded_in_records(api, appends):
 
 async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api):
     await api.create_topic("t")
-    topic, gathered = api.broker.topic("t"), api.app.state.api.gathered
+    topic, gathered = api.broker.topic(INTERNAL, "t"), api.app.state.api.gathered
     records = gathered.open(topic, body((None, 1)))
 
     def fail(*_):
         raise RuntimeError("a bug")
 
-    gathered.begin(topic, records, string_keys=False, timeout_ms=10_000, told=fail)
+    gathered.begin(INTERNAL, topic, records, string_keys=False, timeout_ms=10_000, told=fail)
     assert (await post(api, body((None, 2)))).status_code == 200
     assert (await post(api, body((None, 3)))).status_code == 200
     assert await api.values("t") == [1, 2, 3]
@@ -199,10 +199,10 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     await api.create_topic("t")
     going_on = held_appends(api, monkeypatch)
     first = asyncio.create_task(post(api, body(("k", 0))))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     keyed, keyless = (asyncio.create_task(post(api, body((key, 1)))) for key in ("k", None))
-    await asyncio.sleep(0.05)
-    await api.broker.alter_configs("t", {"cleanup.policy": "compact"})
+    await loop_turns()
+    await api.broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
     going_on.set()
     assert (await first).status_code == 200
     assert (await keyed).status_code == 200

@@ -7,7 +7,8 @@ import jsonschema
 import pytest
 from deltalake import DeltaTable
 
-from ingest_api.schemas import CommittedOffsets, GroupLag, GroupOffsets
+from ingest_api.schemas.groups import CommittedOffsets, GroupLag, GroupOffsets
+from logstore.broker.context import INTERNAL
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.api.api_client import ApiClient, assert_error, running_api
 
@@ -149,7 +150,7 @@ async def test_any_delta_reader_sees_the_committed_offsets(filled):
 async def test_rolls_of_group_offsets_come_by_themselves(filled):
     topic = filled.broker.topics
     await commit(filled, "g", offset("t", 0, 1))
-    (internal,) = [found for found in topic(include_internal=True) if found.is_internal]
+    (internal,) = [found for found in topic(INTERNAL, include_internal=True) if found.is_internal]
     assert internal.config.segment_ms == 5000
 
 

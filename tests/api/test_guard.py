@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from ingest_api.routers import ROUTERS
+from logstore.broker.context import INTERNAL
 from logstore.errors import AuthorizationError
 from tests.api.api_client import JSON_V2, ApiClient
 from tests.api.listening import connected, listening
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -114,7 +116,7 @@ async def exchange(port: int, pieces: list[bytes], count: int, *, heads_only: bo
             if len(pieces) == count:  # one after another
                 answers.append(await read_answer(reader, heads_only))
             else:
-                await asyncio.sleep(0.001)
+                await loop_turns(10)
         while len(answers) < count:
             answers.append(await read_answer(reader, heads_only))
         return answers
@@ -135,10 +137,10 @@ def all_that_could_change(api: ApiClient) -> Any:
             topic.config_overrides,
             [(p.log_start_offset, p.next_offset) for p in topic.partitions],
         )
-        for topic in api.broker.topics(include_internal=True)
+        for topic in api.broker.topics(INTERNAL, include_internal=True)
     ]
     groups = api.app.state.api.groups
-    return topics, [(group, groups.committed(group)) for group in groups.groups()]
+    return topics, [(group, groups.committed(INTERNAL, group)) for group in groups.groups(INTERNAL)]
 
 
 @pytest.fixture

@@ -19,6 +19,8 @@ from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
 from tests.support.records import arrow_stream
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.system
+
 
 class Store:
     """A server, and a new topic of it for each test."""

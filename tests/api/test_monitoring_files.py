@@ -39,7 +39,7 @@ async def exposed(api, monkeypatch) -> Exposed:
     REPLAYED_RECORDS.labels("t")
     ROLLS.labels("t", "failed")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
-    monkeypatch.setattr(api.broker, "problems", lambda: [problem])
+    monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
     found: Exposed = {}
     for family in text_string_to_metric_families((await api.get("/metrics")).text):
         for sample in family.samples:

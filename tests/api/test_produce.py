@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from ingest_api.answers import produced_offsets, produced_ranges
-from ingest_api.schemas import ProducedOffsets, ProducedRanges
+from ingest_api.schemas.records import ProducedOffsets, ProducedRanges
 from logstore.broker.broker import ProducedRange, ProduceResult
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error, running_api
 

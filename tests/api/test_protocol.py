@@ -1,23 +1,17 @@
 """Bounds in time, shortened: clients that send nothing, or a little, or stop in the middle."""
 
 import asyncio
-import socket
 import time
 
 import pytest
 
 from tests.api.api_client import running_api
-from tests.api.listening import connected, listening
+from tests.api.listening import connected, listening, read_nothing
+from tests.support.eventually import eventually_async, loop_turns
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("transport")]
 
 POST = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
-
-
-async def until(condition):
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 - what is waited for tells nobody
-            await asyncio.sleep(0.01)
 
 
 async def test_a_connection_that_sends_nothing_is_closed_without_a_word(api):
@@ -37,7 +31,7 @@ async def test_a_head_that_came_while_the_server_stood_still_is_read(api):
     """As when the process was stopped, or its machine asleep: the timer is overdue when the bytes are there."""
     async with listening(api.app, head_seconds=0.3) as (port, state), connected(port) as (reader, writer):
         writer.write(b"GET /health/live HTTP/1.1\r\nHost")
-        await until(lambda: any(connection._in_head for connection in state.connections))
+        await eventually_async(lambda: any(connection._in_head for connection in state.connections))
         (connection,) = state.connections
         connection.transport.pause_reading()
         writer.write(b": localhost\r\n\r\n")
@@ -78,12 +72,12 @@ async def test_a_client_that_stops_reading_its_answer_is_cut_and_gives_its_bytes
     for _ in range(2):
         assert (await api.produce("t", ["x" * (8 << 20)])).status_code == 200
     answers = api.app.state.api.answers
-    async with listening(api.app, answer_seconds=0.2) as (port, _):
-        with socket.create_connection(("127.0.0.1", port)) as client:
-            path = b"/topics/t/partitions/0/records?max_bytes=20000000"
-            client.sendall(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
-            await until(lambda: answers.reserved > 0)
-            await until(lambda: answers.reserved == 0)
+    async with listening(api.app, answer_seconds=0.2) as (port, _), connected(port) as (_, writer):
+        read_nothing(writer)
+        path = b"/topics/t/partitions/0/records?max_bytes=20000000"
+        writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\n\r\n" % path)
+        await eventually_async(lambda: answers.reserved > 0)
+        await eventually_async(lambda: answers.reserved == 0)
 
 
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
@@ -91,23 +85,23 @@ async def test_a_client_that_takes_nothing_of_a_short_answer_is_cut(api, header)
     """Short enough to be out of the application's hands at once."""
     await api.create_topic("t")
     await api.produce("t", ["x" * 50_000])
-    async with listening(api.app, answer_seconds=0.2, idle_seconds=0.2) as (port, state):
-        with socket.socket() as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            client.connect(("127.0.0.1", port))
-            client.sendall(b"GET /topics/t/partitions/0/records HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % header)
-            await until(lambda: len(state.connections) == 1)
-            await until(lambda: len(state.connections) == 0)
+    async with (
+        listening(api.app, answer_seconds=0.2, idle_seconds=0.2) as (port, state),
+        connected(port, receive_buffer=4096) as (_, writer),
+    ):
+        await eventually_async(lambda: len(state.connections) == 1)
+        read_nothing(writer)
+        writer.write(b"GET /topics/t/partitions/0/records HTTP/1.1\r\nHost: localhost\r\n%b\r\n" % header)
+        await eventually_async(lambda: len(state.connections) == 0)
 
 
 async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(api):
     await api.create_topic("t")
     await api.produce("t", ["x" * 500_000])
-    async with listening(api.app, answer_seconds=0.2) as (port, _):
-        client = socket.socket()
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        client.connect(("127.0.0.1", port))
-        reader, writer = await asyncio.open_connection(sock=client, limit=4096)
+    async with (
+        listening(api.app, answer_seconds=0.2) as (port, _),
+        connected(port, receive_buffer=4096) as (reader, writer),
+    ):
         path = b"/topics/t/partitions/0/records"
         writer.write(b"GET %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path)
         size = 0
@@ -115,7 +109,6 @@ async def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(api):
             while piece := await reader.read(4096):
                 size += len(piece)
                 await asyncio.sleep(0.005)
-        writer.close()
     assert size > 500_000
 
 
@@ -130,7 +123,7 @@ async def test_a_request_that_is_cancelled_is_answered_504_not_with_silence(api)
 
     async def receive():
         if not first:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return first.pop()
 
     scope = {
@@ -144,7 +137,7 @@ async def test_a_request_that_is_cancelled_is_answered_504_not_with_silence(api)
         "http_version": "1.1",
     }
     polling = asyncio.create_task(api.app(scope, receive, send))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     polling.cancel()
     with pytest.raises(asyncio.CancelledError):
         await polling

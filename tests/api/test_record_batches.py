@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from logstore.broker.context import INTERNAL
 from logstore.protocol.fetch_response import PartitionResponse, read_fetch_response
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload
@@ -177,9 +178,9 @@ async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
     for first in (0, 3, 6):
         await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])
         assert (await api.post("/topics/t/roll")).status_code == 200
-    topic = api.broker.topic("t")
+    topic = api.broker.topic(INTERNAL, "t")
     DeltaTable(str(topic.table.path)).optimize.z_order(["offset"])
-    await api.broker.refresh(topic)
+    await api.broker.refresh(INTERNAL, topic)
     first = await fetched(api, "t", offset=2, max_bytes=500)
     assert {batch.flags for batch in batches(first)} == {PARQUET}
     assert (offsets(first), first.next_offset) == ([2, 3, 4], 5)

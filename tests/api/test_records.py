@@ -4,18 +4,11 @@ import json
 import pyarrow as pa
 import pytest
 
-from ingest_api.schemas import ConsumedRecord, DeletedRecords, PartitionOffsets
+from ingest_api.schemas.records import ConsumedRecord, DeletedRecords, PartitionOffsets
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
+from tests.support.eventually import eventually_async, loop_turns
 
 pytestmark = pytest.mark.anyio
-
-
-async def wait_until(condition) -> None:
-    for _ in range(1000):
-        if condition():
-            return
-        await asyncio.sleep(0.005)
-    raise AssertionError("did not happen within 5 s")
 
 
 def running_coroutines() -> set[str]:
@@ -90,7 +83,7 @@ async def test_at_the_high_watermark_the_answer_is_empty_after_the_wait(api):
 async def test_a_long_poll_ends_with_the_first_record(api):
     await api.create_topic("t")
     poll = asyncio.create_task(api.fetch("t", offset=0, max_wait_ms=60_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     assert not poll.done()
     await api.produce("t", ["now"])
     answer = await asyncio.wait_for(poll, 10)
@@ -101,7 +94,7 @@ async def test_a_long_poll_waits_for_min_bytes(api):
     await api.create_topic("t")
     poll = asyncio.create_task(api.fetch("t", offset=0, min_bytes=3000, max_wait_ms=60_000))
     for n in range(3):
-        await asyncio.sleep(0.02)
+        await loop_turns()
         assert not poll.done()
         await api.produce("t", [f"{n}" * 1000])
     assert len((await asyncio.wait_for(poll, 10)).json()) == 3
@@ -162,13 +155,13 @@ async def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api):
         sent.append(message)
 
     polling = asyncio.create_task(api.app(scope, messages.get, send))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     assert {"client_left", "answer_wanted"} <= running_coroutines()
     assert api.app.state.api.stopping._waiters
     messages.put_nowait({"type": "http.disconnect"})
     await asyncio.wait_for(polling, 10)
     assert sent == []
-    await wait_until(lambda: not {"client_left", "answer_wanted"} & running_coroutines())
+    await eventually_async(lambda: not {"client_left", "answer_wanted"} & running_coroutines())
     assert not api.app.state.api.stopping._waiters
     assert api.app.state.api.answers.reserved == 0
 
@@ -176,7 +169,7 @@ async def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api):
 async def test_a_poll_of_a_topic_that_is_deleted_ends_with_404(api):
     await api.create_topic("t")
     poll = asyncio.create_task(api.fetch("t", offset=0, max_wait_ms=60_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     assert (await api.delete(f"{api.topics_url}/t")).status_code == 204
     assert_error(await asyncio.wait_for(poll, 10), 404, 40401)
 
@@ -184,7 +177,7 @@ async def test_a_poll_of_a_topic_that_is_deleted_ends_with_404(api):
 async def test_polls_answer_when_the_server_begins_to_stop(api):
     await api.create_topic("t")
     poll = asyncio.create_task(api.fetch("t", offset=0, min_bytes=10, max_wait_ms=60_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     await api.produce("t", [1])
     api.app.state.api.stopping.set()
     answer = await asyncio.wait_for(poll, 10)

@@ -9,6 +9,7 @@ import pytest
 from ingest_api.request_log import RequestLog
 from logstore.observability import CLIENT_LABELS_MAX, configure_logging
 from tests.api.api_client import assert_error
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -89,7 +90,7 @@ async def test_who_stops_reading_is_no_news_who_stops_in_a_request_is(
         "headers": [(b"content-type", b"application/json")],
     }
     asking = asyncio.create_task(api.app(scope, messages.get, None))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     messages.put_nowait({"type": "http.disconnect"})
     await asyncio.wait_for(asking, 10)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
@@ -178,7 +179,7 @@ async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_
     sent = []
 
     async def never(*_):
-        await asyncio.sleep(600)
+        await asyncio.Event().wait()
 
     async def send(message):
         sent.append(message)

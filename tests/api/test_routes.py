@@ -138,7 +138,7 @@ async def test_names_in_bodies_and_answers_are_asked_for_one_by_one(api, deny):
     lag = (await api.get("/groups/mine/lag")).json()
     assert (lag["total_lag"], [found["topic"] for found in lag["partitions"]]) == (0, ["mine"])
 
-    deny((Operation.CREATE, "theirs-too"))
+    deny((Operation.CREATE, "theirs-too"), (Operation.CREATE, "kafka-cluster"))
     assert_error(await api.post(api.topics_url, json={"topic_name": "theirs-too"}), 403, 40301)
     assert "theirs-too" not in (await api.get("/topics")).json()
 
@@ -156,6 +156,6 @@ async def test_a_topic_that_produce_would_create_needs_the_permission_to_create(
     from tests.api.api_client import running_api
 
     async with running_api(tmp_path / "data", auto_create_topics_enable=True) as api:
-        api.app.guard.access.replace(Deny(frozenset({(Operation.CREATE, "new")})))
+        api.app.guard.access.replace(Deny(frozenset({(Operation.CREATE, "new"), (Operation.CREATE, "kafka-cluster")})))
         assert_error(await api.post("/topics/new", json={"records": [{"value": 1}]}), 403, 40301)
         assert (await api.get("/topics")).json() == []

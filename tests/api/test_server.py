@@ -22,6 +22,7 @@ from tests.api.real_server import RealServer
 from tests.support.watched_server import wait_until
 
 
+@pytest.mark.system
 def test_it_says_where_it_listens_once_it_does(tmp_path):
     server = RealServer(tmp_path / "data")
     try:
@@ -117,6 +118,7 @@ async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd, own
         assert await api.values("t") == ["before"]
 
 
+@pytest.mark.system
 def test_a_store_that_cannot_start_ends_with_one_clear_line(tmp_path):
     with RealServer(tmp_path / "data") as first:
         second = RealServer(tmp_path / "data")
@@ -135,6 +137,7 @@ def stopping_server(tmp_path):
         yield running
 
 
+@pytest.mark.system
 def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server):
     server = stopping_server
     polled = []
@@ -170,6 +173,7 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
         assert (partition["sealed_offset"], partition["high_watermark"]) == (2, 2)
 
 
+@pytest.mark.system
 def test_a_busy_port_is_one_clear_line(server, tmp_path):
     second = RealServer(tmp_path / "other", port=server.port)
     assert second.wait_until_listening() == ""

@@ -14,6 +14,7 @@ from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -121,7 +122,7 @@ async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str,
     async with connected(port) as (reader, writer):
         for piece in pieces:
             writer.write(piece)
-            await asyncio.sleep(0.05)
+            await loop_turns()
         return comparable(await asyncio.wait_for(read_answer(reader), 10))
 
 
@@ -156,6 +157,7 @@ async def test_a_request_that_comes_again_is_answered_the_same(api, short):
     assert sum(short) == 3 * len(TAKEN) + 4
 
 
+@pytest.mark.usefixtures("transport")
 async def test_however_a_request_is_cut_it_is_one(api, short):
     whole = request()
     head = whole[: -len(ONE)]
@@ -172,7 +174,7 @@ async def test_however_a_request_is_cut_it_is_one(api, short):
             ):
                 for piece in pieces:
                     writer.write(piece)
-                    await asyncio.sleep(0.03)
+                    await loop_turns()
                 for _ in range(sum(map(len, pieces)) // len(whole)):
                     assert comparable(await asyncio.wait_for(read_answer(reader), 10)) == expected
         offsets = await asyncio.gather(*(api.get(f"/topics/t/partitions/{p}/offsets") for p in range(3)))
@@ -215,13 +217,14 @@ async def test_a_request_behind_one_that_is_not_answered_yet_waits_for_its_turn(
         durable.clear()
         for piece in (other, request()):
             writer.write(piece)
-            await asyncio.sleep(0.05)
+            await loop_turns()
         durable.set()
         places = [json.loads((await asyncio.wait_for(read_answer(reader), 10))[2])["offsets"][0] for _ in range(2)]
     values = {partition: await api.values("t", partition) for partition in range(3)}
     assert [values[place["partition"]][place["offset"]]["a"] for place in places] == [2, 1]
 
 
+@pytest.mark.usefixtures("transport")
 async def test_nothing_of_a_request_is_kept_when_it_is_answered(api, short):
     large = request(json.dumps({"records": [{"value": "x" * 1_000}] * 20}).encode())
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
@@ -255,6 +258,7 @@ async def test_every_record_is_where_the_answer_says(api, short):
     assert told == stored
 
 
+@pytest.mark.usefixtures("transport")
 async def test_pipelined_requests_are_answered_in_their_order(api, short):
     requests = [request(X_Request_Id=str(n)) for n in range(5)]
     requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: list\r\n\r\n")
@@ -265,11 +269,12 @@ async def test_pipelined_requests_are_answered_in_their_order(api, short):
     assert sum(api.end_offsets("t")) == 5
 
 
+@pytest.mark.usefixtures("transport")
 async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         writer.write(request() + b"NONSENSE\r\n\r\n")
-        await asyncio.sleep(0.02)
+        await loop_turns()
         durable.set()
         assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
         assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 400")
@@ -297,7 +302,7 @@ async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
             async with connected(port) as (reader, writer):
                 for piece in pieces:
                     writer.write(piece)
-                    await asyncio.sleep(0.02)
+                    await loop_turns()
                 answers.append(comparable(await asyncio.wait_for(read_answer(reader), 10)))
             lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
             logged.append([{k: line.get(k) for k in ("event", "request_id", "client_id", "status")} for line in lines])
@@ -333,7 +338,7 @@ async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api,
         other_writer.write(request())
         assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 504")
         gone_writer.transport.abort()
-        await asyncio.sleep(0.02)
+        await loop_turns()
         durable.set()
         assert (await asyncio.wait_for(read_answer(other_reader), 10))[0] == "HTTP/1.1 200 OK"
         writer.write(request(X_Request_Id="next"))
@@ -356,11 +361,12 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
             assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
 
 
+@pytest.mark.usefixtures("transport")
 async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with listening(api.app) as (port, state), connected(port) as (reader, writer):
         writer.write(request())
-        await asyncio.sleep(0.02)
+        await loop_turns()
         for connection in list(state.connections):
             connection.shutdown()
         durable.set()

@@ -1,8 +1,9 @@
 import pytest
 from jsonschema import Draft202012Validator
 
-from ingest_api.schemas import StoreStatus
+from ingest_api.schemas.status import StoreStatus
 from logstore import __version__
+from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.client.metadata import StoreStatus as ClientStatus
 from logstore.client.metadata import decode
@@ -46,7 +47,7 @@ async def test_topics_in_numbers_before_and_after_a_roll(api):
     await api.post("/topics/b/roll")
     _, sealed = (await status(api)).topics
     assert (sealed.records, sealed.unsealed_records, sealed.unsealed_bytes, sealed.newest_timestamp) == (4, 0, 0, 70)
-    assert sealed.size_bytes == sum(log.size_bytes for log in api.broker.topic("b").partitions) > 0
+    assert sealed.size_bytes == sum(log.size_bytes for log in api.broker.topic(INTERNAL, "b").partitions) > 0
     await api.produce("b", [1], partition=1)
     await api.post("/topics/b/partitions/0/delete-records", json={"before_offset": 2})
     _, both = (await status(api)).topics
@@ -65,7 +66,7 @@ async def test_internal_topics_say_so(api):
 
 async def test_problems_and_why_a_store_is_not_ready(api, monkeypatch):
     problem = TopicProblem("t", 1, ProblemState.QUARANTINED, "two files overlap", "logstore topic delete t")
-    monkeypatch.setattr(api.broker, "problems", lambda: [problem])
+    monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
     found = await status(api)
     assert [(p.topic, p.partition, p.state, p.reason, p.remedy) for p in found.problems] == [
         ("t", 1, "quarantined", "two files overlap", "logstore topic delete t")
@@ -78,7 +79,7 @@ async def test_records_that_compaction_took_out_do_not_count(api, monkeypatch):
     await api.create_topic("t")
     await api.produce("t", [1, 2, 3, 4])
     await api.post("/topics/t/roll")
-    log = api.broker.topic("t").partition(0)
+    log = api.broker.topic(INTERNAL, "t").partition(0)
     (segment,) = log.segments
     monkeypatch.setattr(log, "segments", (type(segment)(segment.path, segment.size, 1, 3, 3, 0, 0),))
     await api.produce("t", [5, 6])

@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingest_api import store_metrics
 from ingest_api.store_metrics import ALL, OTHER, SERIES_MAX, observe, render
 from logstore import __version__, observability
+from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.problems import ProblemState, TopicProblem
 from tests.api.api_client import ApiClient
 
@@ -85,7 +86,7 @@ async def test_problems_are_told(api, monkeypatch):
         TopicProblem('sp"oilt\\', None, ProblemState.QUARANTINED, "why", "what to do"),
     ]
     assert "logstore_topic_problems" not in await scrape(api)
-    monkeypatch.setattr(api.broker, "problems", lambda: problems)
+    monkeypatch.setattr(api.broker, "problems", lambda _: problems)
     assert (await scrape(api))["logstore_topic_problems"] == {
         labels(topic="t", partition=3, state="records_missing"): 1,
         labels(topic='sp"oilt\\', partition="", state="quarantined"): 1,
@@ -105,7 +106,7 @@ class FewSeries:
 
     settings = SimpleNamespace(journal_max_bytes=1)
     journal = SimpleNamespace(needed_bytes=0)
-    ready = True
+    not_ready_reason = None
 
     def __init__(self, topics: dict[str, int], groups: dict[str, int]) -> None:
         self._topics = [
@@ -114,16 +115,16 @@ class FewSeries:
         ]
         self._groups = groups
 
-    def topics(self, *, include_internal: bool) -> list[SimpleNamespace]:
+    def topics(self, _: RequestContext, *, include_internal: bool) -> list[SimpleNamespace]:
         return self._topics
 
-    def problems(self) -> list[TopicProblem]:
+    def problems(self, _: RequestContext) -> list[TopicProblem]:
         return []
 
-    def groups(self) -> list[str]:
+    def groups(self, _: RequestContext) -> list[str]:
         return list(self._groups)
 
-    def lag(self, group: str) -> list[SimpleNamespace]:
+    def lag(self, _: RequestContext, group: str) -> list[SimpleNamespace]:
         return [SimpleNamespace(topic="t", partition=p, lag=p) for p in range(self._groups[group])]
 
 
@@ -144,7 +145,7 @@ def partition_log(partition: int) -> SimpleNamespace:
 async def test_series_are_bounded_and_what_has_none_is_summed_up(monkeypatch):
     monkeypatch.setattr(store_metrics, "SERIES_MAX", 3)
     store = FewSeries({"a": 2, "b": 4, "c": 1, "d": 2, "e": 5, "f": 2}, {"g": 2, "h": 3, "i": 1})
-    found = parsed(render(await observe(store, store)).decode())
+    found = parsed(render(await observe(INTERNAL, store, store)).decode())
     size = found["logstore_partition_size_bytes"]
     own = {labels(topic="a", partition=0), labels(topic="a", partition=1), labels(topic="c", partition=0)}
     summed = {labels(topic=name, partition=ALL): 1_000 * count for name, count in {"b": 4, "d": 2, "e": 5}.items()}
@@ -179,7 +180,7 @@ async def test_a_thousand_topics_are_scraped_in_a_tenth_of_a_second():
     for _ in range(5):
         held = asyncio.create_task(longest_hold())
         began = time.perf_counter()
-        observed = await observe(store, store)
+        observed = await observe(INTERNAL, store, store)
         text = await asyncio.to_thread(render, observed)
         seconds.append(time.perf_counter() - began)
         held.cancel()

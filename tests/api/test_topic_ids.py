@@ -12,6 +12,7 @@ from tests.api.api_client import ARROW, JSON_V2, NDJSON, ApiClient, assert_error
 from tests.api.listening import connected, listening
 from tests.api.test_fetch import FETCH
 from tests.api.test_short_requests import read_answer, request
+from tests.support.eventually import loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -79,7 +80,7 @@ async def test_an_error_has_the_topics_id_once_the_topic_is_known(api, again, pa
 async def test_a_long_poll_of_a_topic_that_is_made_again_does_not_go_on_in_the_new_one(api):
     await api.create_topic("t")
     waiting = asyncio.create_task(api.fetch("t", offset=0, max_wait_ms=20_000))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     before = await made_again(api)
     await api.produce("t", ["new"])
     answer = await waiting
@@ -120,7 +121,7 @@ async def test_a_fetch_that_waits_ends_when_its_topic_is_made_again(api):
     await api.create_topic("t")
     wanted = {"topic": "t", "partition": 0, "offset": 0, "topic_id": await topic_id(api)}
     waiting = asyncio.create_task(api.post("/fetch", json={"partitions": [wanted], "max_wait_ms": 20_000}))
-    await asyncio.sleep(0.05)
+    await loop_turns()
     await made_again(api)
     (response,) = responses((await asyncio.wait_for(waiting, 10)).content)
     assert response.error_code in {UNKNOWN_TOPIC_ID, 40401}

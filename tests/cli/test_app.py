@@ -53,6 +53,7 @@ def test_version():
     assert CliRunner().invoke(app, ["--version"]).stdout == f"logstore {__version__}\n"
 
 
+@pytest.mark.system
 def test_help_imports_nothing_heavy():
     heavy = {"pyarrow", "httpx", "fastapi", "pyspark", "deltalake", "pydantic_settings", "rich.table", "numpy"}
     code = (

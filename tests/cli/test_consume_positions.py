@@ -4,6 +4,8 @@ import pytest
 
 from tests.support.posting import post
 
+pytestmark = pytest.mark.system
+
 HOUR = 3_600_000
 DAY = 24 * HOUR
 #: 2024-10-04T12:00:00Z

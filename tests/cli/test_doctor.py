@@ -10,6 +10,8 @@ from logstore.cli.doctor import check_java, check_port
 from logstore.cli.store_checks import checks_of
 from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem
 
+pytestmark = pytest.mark.system
+
 
 def checks(*arguments: object, code: int = 0) -> dict[str, dict[str, str]]:
     result = CliRunner().invoke(app, ["doctor", *map(str, arguments), "--json"])
@@ -20,7 +22,7 @@ def checks(*arguments: object, code: int = 0) -> dict[str, dict[str, str]]:
 def test_a_machine_that_is_ready(tmp_path):
     found = checks("--data", tmp_path / "data", "--port", 0)
     assert found["Python"]["status"] == "ok"
-    assert "is not there yet" in found["data directory"]["found"]
+    assert "does not exist yet" in found["data directory"]["found"]
     assert not (tmp_path / "data").exists()
     table = CliRunner().invoke(app, ["doctor", "--data", str(tmp_path / "data"), "--port", "0"])
     assert table.stdout.splitlines()[0].split()[:2] == ["check", "status"]

@@ -11,6 +11,8 @@ from packaging.utils import canonicalize_name
 from tests.support.extras import distributions
 from tests.support.server_process import ROOT, ServerProcess
 
+pytestmark = pytest.mark.system
+
 COMMANDS = """
 import json, sys
 from tests.support.extras import hide_all_but

@@ -4,6 +4,8 @@ from uuid import uuid4
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def group(run) -> Iterator[str]:

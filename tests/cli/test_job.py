@@ -142,6 +142,7 @@ def test_a_store_that_does_not_answer_is_only_mentioned(job):
     assert "the store was not told" in " ".join(result.stderr.split())
 
 
+@pytest.mark.system
 def test_the_store_on_the_directory_shows_what_was_done_at_once(job, data):
     """Found by itself, without --url: else it would look at its tables seconds later."""
     with ServerProcess(data) as store, Admin(store.url) as admin, httpx.Client(base_url=store.url) as http:

@@ -12,6 +12,8 @@ from logstore.records.batch_identity import RememberedBatch
 from tests.support.journals import running, snapshot_frame
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.system
+
 
 def journal_of(server: ServerProcess) -> Path:
     return server.data / "brokers" / "0" / "journal" / "0"

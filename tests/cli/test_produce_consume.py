@@ -20,6 +20,8 @@ from pyarrow import csv, parquet
 from logstore.records.partitioner import murmur2
 from tests.support.posting import post
 
+pytestmark = pytest.mark.system
+
 NEWLINES = csv.ParseOptions(newlines_in_values=True)
 
 

@@ -60,6 +60,7 @@ def test_an_option_wins_over_the_environment_which_wins_over_the_profile_in_use(
     assert shown()[1] == "default"
 
 
+@pytest.mark.system
 def test_a_profile_has_the_defaults_of_options(server, topic, tmp_path):
     run("profile", "set", "here", f"url={server.url}", "format=key-value", "client-id=ada")
     here = ("--profile", "here")

@@ -9,9 +9,12 @@ import deltalake
 import pytest
 from typer.testing import CliRunner
 
+from logstore.broker.context import INTERNAL
 from logstore.cli.app import app
 from tests.support.running_broker import produce, run, running_broker
 from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.system
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +25,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     async def fill() -> None:
         async with running_broker(data) as broker:
             for name in ("good", "part", "bad"):
-                topic = await broker.create_topic(name, partitions=2)
+                topic = await broker.create_topic(INTERNAL, name, partitions=2)
                 for partition in (0, 1):
                     await produce(broker, topic, [b"a", b"b"], partition=partition)
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
 
     run(fill())
     _append_again(data / "topics" / "part")
@@ -73,7 +76,7 @@ def test_doctor_fails_and_says_what_to_do(url):
 
 
 def test_consume_never_takes_a_partition_that_is_refused_for_an_empty_one(url):
-    assert "--partition reads others" in logstore(url, "consume", "part", code=1)
+    assert "its other partitions can be read with --partition" in logstore(url, "consume", "part", code=1)
     assert logstore(url, "consume", "part", "-p", "1") == "a\nb\n"
     assert "Topic 'bad' is quarantined" in logstore(url, "consume", "bad", code=1)
     assert sorted(logstore(url, "consume", "good").split()) == ["a", "a", "b", "b"]

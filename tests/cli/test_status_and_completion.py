@@ -1,3 +1,4 @@
+import json
 import os
 import socket
 
@@ -6,6 +7,8 @@ from typer.testing import CliRunner
 
 from logstore import __version__
 from logstore.cli.app import app
+
+pytestmark = pytest.mark.system
 
 
 def test_the_status_of_a_running_store(run, run_json, server, topic):
@@ -78,3 +81,12 @@ def test_the_log_level_is_an_option_of_serve(start, tmp_path):
     assert b"listening on" in serve.stdout.readline()
     serve.terminate()
     assert serve.communicate(timeout=60)[1] == b""
+
+
+def test_the_settings_choose_the_form_of_log_lines(start, tmp_path):
+    environment = {**os.environ, "LOGSTORE_LOG_FORMAT": "json"}
+    serve = start("serve", "--data", tmp_path / "data", "--port", 0, env=environment)
+    assert b"listening on" in serve.stdout.readline()
+    serve.terminate()
+    events = [json.loads(line)["event"] for line in serve.communicate(timeout=60)[1].splitlines()]
+    assert "broker.stopped" in events

@@ -1,7 +1,11 @@
 import time
 
+import pytest
+
 from logstore.cli.topic_listing import listing, print_listing
 from logstore.client.metadata import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
+
+pytestmark = pytest.mark.system
 
 
 def test_a_topic_from_creation_to_deletion(run, run_json):

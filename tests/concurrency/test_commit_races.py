@@ -57,6 +57,7 @@ def test_threads_race(tmp_path: Path) -> None:
         check(table, list(pool.map(run, range(4))))
 
 
+@pytest.mark.system
 def test_processes_race(tmp_path: Path) -> None:
     """Spawned: delta-rs must not be used in a fork of a process that used it."""
     table = create_topic(tmp_path, partitions=PARTITIONS)

@@ -1,25 +1,49 @@
 """The fault bench in short: every kind of fault once, in an order of the seed's, on a store under load."""
 
 import random
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
-from tests.faults.bench.bench import Bench, Load
-from tests.faults.bench.schedule import KINDS, faults
+import pytest
+
+from tests.faults.bench.bench import TOPICS, Bench, Load, Report
+from tests.faults.bench.schedule import ABRUPT, KINDS, LASTING, faults
+
+pytestmark = pytest.mark.system
 
 
+#: Small enough for a run with each kind of fault in half a minute.
+LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=0.2, observed=False)
+
+
+def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
+    """But those of somebody who meddles with the data directory, each of which the store takes seconds to notice."""
+    kinds = (*ABRUPT, *LASTING)
+    report = run(tmp_path, kinds, LITTLE, pace=0.1)
+    assert set(kinds) <= report.faults.keys()
+    assert report.acknowledged > 20
+
+
+@pytest.mark.long
 def test_every_kind_of_fault_under_load(tmp_path: Path) -> None:
-    seed = random.randrange(2**31)
-    print(f"python -m tests.faults.bench.torture --seed {seed}")
-    schedule = list(islice(faults(seed, pace=0.3), len(KINDS)))
-    report = Bench(tmp_path, seed, Load()).run(schedule)
-    print(report)
-    assert not report.anomalies
-    assert {fault.kind for fault in schedule} == set(KINDS)
+    report = run(tmp_path, KINDS, Load(), pace=0.3)
     assert set(KINDS) <= report.faults.keys()
     assert report.acknowledged > 100
     assert report.calls["delta ok"] > 10
     assert report.job_commits["retention", "bounded"] > 0
+
+
+def run(directory: Path, kinds: Sequence[str], load: Load, *, pace: float) -> Report:
+    """Each kind once; nothing may be wrong."""
+    seed = random.randrange(2**31)
+    print(f"seed {seed}")
+    schedule = list(islice(faults(seed, kinds, pace=pace), len(kinds)))
+    assert {fault.kind for fault in schedule} == set(kinds)
+    report = Bench(directory, seed, load).run(schedule)
+    print(report)
+    assert not report.anomalies
+    return report
 
 
 def test_a_seed_is_a_schedule() -> None:

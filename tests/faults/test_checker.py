@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.faults.bench.checker import check
 from tests.faults.bench.history import Fetch, Recorder, read_history
 from tests.faults.bench.model_store import ModelStore, Pending
+from tests.support.examples import examples
 
 Event = dict[str, Any]
 
@@ -1529,7 +1530,7 @@ class Drive:
         return self.store.finish()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(_STEPS), st.integers(0, 2**16)), max_size=120))
 def test_silent_on_right_histories(steps: list[tuple[str, int]]) -> None:
     drive = Drive()
@@ -1574,6 +1575,7 @@ def _record(path: Path, process: str, calls: int) -> None:
             recorder.complete(number, process, "fetch", "ok", records=rows, next_offset=n + 1, reason="")
 
 
+@pytest.mark.system
 def test_threads_and_processes_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "history.jsonl"
     spawn = multiprocessing.get_context("spawn")

@@ -31,6 +31,8 @@ from tests.support.served_topic import (
 )
 from tests.support.server_process import ROOT, FaultyServerProcess
 
+pytestmark = pytest.mark.system
+
 HOUR_MS = 3_600_000
 NOW_MS = time.time_ns() // 1_000_000
 YEAR_3000_MS = 32_503_680_000_000

@@ -37,6 +37,8 @@ from tests.support.served_topic import (
 from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess, free_port
 from tests.support.torture import TORTURE
 
+pytestmark = pytest.mark.system
+
 MIB = 1 << 20
 FOREVER_MS = 10**15
 STORAGE_FAILED, FULL, TIMED_OUT, THROTTLED = (500, 50002), (503, 50302), (504, 50401), (429, 42901)

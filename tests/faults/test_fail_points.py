@@ -15,6 +15,8 @@ from tests.faults.fail_points.loop import EACH, FailPointLoop, named_kills, name
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import ROOT, Zygote
 
+pytestmark = pytest.mark.system
+
 #: Packages whose code names steps.
 PACKAGES = ("logstore", "consumer_offsets", "compaction_jobs", "ingest_api")
 

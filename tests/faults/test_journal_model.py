@@ -19,6 +19,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from logstore.errors import LogStoreError, StorageFullError
 from logstore.journal.frame import FrameType
 from logstore.journal.inspect import verify
+from tests.support.examples import examples
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import TOPIC, data_frame, new_journal, snapshot_frame
 
@@ -270,6 +271,6 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(60), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestJournalModel = JournalMachine.TestCase

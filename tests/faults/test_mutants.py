@@ -1,11 +1,12 @@
 """The bench sees what it is made to see: each server that is broken on purpose is caught, and the whole one is not.
 
-``LOGSTORE_TORTURE=1`` runs all of them.
+A few in ``make test``, more in ``make test-all``, all of them with ``LOGSTORE_TORTURE=1``.
 """
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,18 +17,19 @@ from tests.faults.bench.schedule import Fault
 from tests.faults.bench.torture import load_of
 from tests.support.torture import TORTURE
 
+pytestmark = pytest.mark.system
+
 #: One for each way to lose what was acknowledged or read; the others are like one of them, or have tests of their own.
-SHORT = (
-    mutants.ack_before_fsync,
-    mutants.hw_is_leo,
-    mutants.free_journal_before_commit,
-    mutants.skip_seal_check,
-    mutants.no_entry_sync,
-)
-MUTANTS = tuple(EXPOSED_BY) if TORTURE else SHORT
+QUICK_TO_CATCH = (mutants.ack_before_fsync, mutants.skip_seal_check, mutants.no_entry_sync)
+SLOW_TO_CATCH = (mutants.hw_is_leo, mutants.free_journal_before_commit)
+MUTANTS = tuple(EXPOSED_BY) if TORTURE else (*QUICK_TO_CATCH, *SLOW_TO_CATCH)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def of_its_lane(mutant: Callable[[], None]) -> Any:
+    return pytest.param(mutant, id=mutant.__name__, marks=() if mutant in QUICK_TO_CATCH else pytest.mark.long)
+
+
+@pytest.mark.parametrize("mutant", [of_its_lane(mutant) for mutant in MUTANTS])
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     exposed = EXPOSED_BY[mutant]
     report = Bench(tmp_path, 1, load_of(exposed), mutant=mutant.__name__).run(exposed.faults)
@@ -36,6 +38,7 @@ def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     assert any(told.match(anomaly) for anomaly in report.anomalies), "nothing was noticed"
 
 
+@pytest.mark.long
 def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None:
     faults: list[Fault] = []
     for mutant in MUTANTS:

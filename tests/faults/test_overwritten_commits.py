@@ -9,6 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
 from logstore.log.topic import Topic
@@ -35,13 +36,13 @@ def offsets_in_delta(topic_path: Path, partition: int) -> list[int]:
 
 async def rolled(broker: Broker, topic: Topic, values: list[bytes | None], partition: int = 0) -> int:
     await produce(broker, topic, values, partition=partition)
-    return (await broker.roll(topic)).version
+    return (await broker.roll(INTERNAL, topic)).version
 
 
 def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c", b"d"])
@@ -52,7 +53,7 @@ def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> 
             await broker._roller.refresh(topic)
             assert offsets_in_delta(topic.table.path, 0) == [0, 1, 2, 3]
             assert {s.path for s in topic.partition(0).segments} == files
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2, 3, 4]
 
@@ -62,13 +63,13 @@ def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> 
 def test_a_roll_that_comes_before_the_refresh_does_not_build_on_the_hole(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             overwrite(topic.table.path, await rolled(broker, topic, [b"a", b"b"]))
             await produce(broker, topic, [b"c"])
             with pytest.raises(Exception, match="sealed up to 0"):
-                await broker.roll(topic)
-            await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
+            await broker.roll(INTERNAL, topic)
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
     run(scenario())
@@ -80,16 +81,16 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
 
     async def scenario() -> None:
         async with running_broker(tmp_path, filesystem=filesystem) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
             # Durable, and gone before the broker looks at the table again.
             filesystem.at("delta.synced", lambda: overwrite(topic.table.path, topic.version + 1))
             with pytest.raises(CommitConflictError, match="overwritten by a foreign commit"):
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             await produce(broker, topic, [b"c"])
             assert await read_all(broker, topic) == values
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == values
         assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
 
@@ -99,7 +100,7 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
 def test_an_older_roll_is_restored_beneath_later_ones(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             first = await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
@@ -116,14 +117,14 @@ def test_a_start_restores_what_was_overwritten_while_nothing_ran(tmp_path: Path,
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             versions.append(await rolled(broker, topic, [b"a", b"b"]))
             versions.append(await rolled(broker, topic, [b"c"]))
 
     async def after() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             assert topic.partition(0).sealed_offset == 3
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
@@ -144,7 +145,7 @@ def test_sealed_records_that_are_nowhere_quarantine_their_partition(tmp_path: Pa
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             versions.append(await rolled(broker, topic, [b"a", b"b"]))
 
@@ -183,7 +184,7 @@ def join_all_segments(topic_path: Path) -> None:
 def test_a_roll_is_restored_although_a_job_committed_meanwhile(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c"])
@@ -202,7 +203,7 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a"])
             await rolled(broker, topic, [b"b"])
@@ -213,7 +214,7 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 
     async def after() -> None:
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic("t")) == [(1, b"b"), (2, b"c"), (3, b"d")]
+            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(1, b"b"), (2, b"c"), (3, b"d")]
 
     run(before())
     overwrite(tmp_path / "topics" / "t", versions[0])
@@ -224,7 +225,7 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
 def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a"])
             version = await rolled(broker, topic, [b"b", b"c"])
@@ -233,7 +234,7 @@ def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: 
             await broker._roller.refresh(topic)
             await rolled(broker, topic, [b"d"])
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic("t")) == list(enumerate([b"a", b"b", b"c", b"d"]))
+            assert await read_all(broker, broker.topic(INTERNAL, "t")) == list(enumerate([b"a", b"b", b"c", b"d"]))
 
     run(scenario())
 
@@ -241,14 +242,14 @@ def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: 
 def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b", b"c"])
-            assert await broker.delete_records(topic, 0, 2) == 2
+            assert await broker.delete_records(INTERNAL, topic, 0, 2) == 2
             overwrite(topic.table.path, topic.version)
             await broker._roller.refresh(topic)
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic("t")) == [(2, b"c")]
+            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(2, b"c")]
 
     run(scenario())
 
@@ -256,12 +257,12 @@ def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
 def test_what_a_user_deleted_with_sql_stays_deleted_when_its_removal_is_forgotten(tmp_path: Path) -> None:
     async def start_and_stop() -> list[int]:
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             return [offset for offset, _ in await read_all(broker, topic)]
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
@@ -292,7 +293,7 @@ def test_what_a_user_deleted_with_sql_stays_deleted_when_its_removal_is_forgotte
 def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])

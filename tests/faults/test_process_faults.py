@@ -29,6 +29,8 @@ from tests.support.served_topic import (
 from tests.support.server_process import FaultyServerProcess, NotStartedError, ServerProcess, free_port
 from tests.support.torture import TORTURE
 
+pytestmark = pytest.mark.system
+
 # ingest_api.http_listener.GRACEFUL_SHUTDOWN_SECONDS, and time to seal.
 STOP_SECONDS = 10 + 20
 

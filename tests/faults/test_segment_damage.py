@@ -15,6 +15,7 @@ import pytest
 from compaction_jobs.segment_tasks import Source, WriteTask, scan_keys, write_segment
 from ingest_api.errors import http_error
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.errors import CommitRefusedError, CorruptionError
 from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
@@ -193,12 +194,12 @@ def test_the_message_says_where_and_what_to_do(tmp_path: Path) -> None:
 
 async def two_segments_and_a_tail(broker: Broker) -> Topic:
     """Partition 0: offsets 0 and 1, 2 and 3 in segments, 4 in the journal. Partition 1: offset 0."""
-    topic = await broker.create_topic("t", partitions=2, configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs=NEVER)
     assert topic
     await produce(broker, topic, [b"other"], partition=1)
     for values in ([b"a", b"b"], [b"c", b"d"]):
         await produce(broker, topic, values)
-        await broker.roll(topic)
+        await broker.roll(INTERNAL, topic)
     await produce(broker, topic, [b"e"])
     return topic
 
@@ -225,11 +226,11 @@ def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
             size = len(good)
 
             async def fetch(offset: int) -> list[int]:
-                result = await broker.fetch(topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                result = await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
                 offsets: list[int] = result.records["offset"].to_pylist()
                 return offsets
 
-            found = await broker.offset_for_timestamp(topic, 0, 1)
+            found = await broker.offset_for_timestamp(INTERNAL, topic, 0, 1)
             for at in [0, *range(4, size, size // 12), size - 9, size - 5, size - 1]:
                 content = bytearray(good)
                 content[at] ^= 0x10
@@ -239,7 +240,7 @@ def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
                     await is_refused(lambda o=offset: fetch(o), path)
                 # Of a column chunk that it does not read it need not know.
                 with contextlib.suppress(CorruptionError):
-                    assert await broker.offset_for_timestamp(topic, 0, 1) == found
+                    assert await broker.offset_for_timestamp(INTERNAL, topic, 0, 1) == found
                 assert [await fetch(offset) for offset in (2, 3, 4)] == [[2], [3], [4]]
                 assert await read_all(broker, topic, 1) == [(0, b"other")]
             path.write_bytes(good)
@@ -254,8 +255,8 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
             topic = await two_segments_and_a_tail(broker)
             path = topic.table.path / topic.partition(0).segments[0].path
             path.unlink()
-            await is_refused(lambda: broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
-            await is_refused(lambda: broker.offset_for_timestamp(topic, 0, 1), path)
+            await is_refused(lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
+            await is_refused(lambda: broker.offset_for_timestamp(INTERNAL, topic, 0, 1), path)
             assert await read_all(broker, topic, 1) == [(0, b"other")]
 
     run(scenario())
@@ -273,7 +274,9 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
                 writer.write(log_batch([0]))
                 rival = writer.finish(2)
             (topic.table.path / rival.path).rename(path)
-            said = await is_refused(lambda: broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
+            said = await is_refused(
+                lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
+            )
             assert "holds 1 records of offsets 0 to 0, the Delta log says 2 of 0 to 1" in said
 
     run(scenario())
@@ -296,16 +299,16 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
 
     async def before() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             for value in (b"a", b"b"):
                 await produce(broker, topic, [value])
-                versions.append((await broker.roll(topic)).version)
+                versions.append((await broker.roll(INTERNAL, topic)).version)
 
     async def leader() -> None:
         # A new journal: from now on the files are the only place.
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             paths.extend(topic.table.path / s.path for s in topic.partition(0).segments)
             overwrite_entry(topic.table, versions[which])
             damage(paths[which])
@@ -313,7 +316,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
 
     async def start() -> None:
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic("t")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(0, b"a"), (1, b"b")]
 
     run(before())
     run(leader())
@@ -327,7 +330,7 @@ def test_what_could_not_be_committed_and_is_damaged_is_written_again(tmp_path: P
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
             forbidden = "delta.setTransactionRetentionDuration"
@@ -337,14 +340,14 @@ def test_what_could_not_be_committed_and_is_damaged_is_written_again(tmp_path: P
                 {forbidden: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=forbidden):
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             (left_over,) = topic.table.path.glob("partition=0/*.parquet")
             damage(left_over)
             # A property cannot be taken away through delta-rs: the commit that set it is.
             entry = max((topic.table.path / "_delta_log").glob("*.json"))
             assert forbidden in entry.read_text()
             entry.unlink()
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert left_over.name not in topic.partition(0).segments[0].path
             as_after_a_restart(broker)
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]

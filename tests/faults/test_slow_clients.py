@@ -15,6 +15,8 @@ from tests.support.raw_client import HANGS_AFTER_SECONDS, RawClient
 from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, wait_until
 
+pytestmark = pytest.mark.system
+
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 FETCH = b"GET /topics/large/partitions/0/records?offset=0&max_bytes=60000000%b HTTP/1.1\r\nHost: localhost\r\n%b\r\n"
 # Far more than the kernel holds for a connection.

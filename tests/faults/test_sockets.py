@@ -34,6 +34,8 @@ from tests.support.raw_client import RawClient
 from tests.support.torture import TORTURE
 from tests.support.watched_server import WatchedServer, acknowledge
 
+pytestmark = pytest.mark.system
+
 GET = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 

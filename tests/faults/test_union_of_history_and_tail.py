@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 
+from logstore.broker.context import INTERNAL
 from logstore.client.admin import Admin, TopicDescription
 from logstore.client.consumer import Consumer
 from logstore.client.metadata import TopicPartition
@@ -60,6 +61,7 @@ def offsets_read(view: topic_view.TopicView) -> list[int]:
     return found
 
 
+@pytest.mark.system
 def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path) -> None:
     with (
         ServerProcess(tmp_path / "data") as server,
@@ -90,7 +92,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
             written: list[bytes] = []
 
@@ -99,7 +101,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
                     values = [f"{number}.{n}".encode() for n in range(5)]
                     written.extend(values)
                     await produce(broker, topic, list(values))
-                    await broker.roll(topic)
+                    await broker.roll(INTERNAL, topic)
 
             async def read() -> int:
                 rounds = 0
@@ -114,7 +116,9 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
                 rounds = 0
                 while not writer.done():
                     if at := topic.partition(0).high_watermark:
-                        fetched = await broker.fetch(topic, 0, at - 1, max_bytes=200, min_bytes=1, max_wait_ms=0)
+                        fetched = await broker.fetch(
+                            INTERNAL, topic, 0, at - 1, max_bytes=200, min_bytes=1, max_wait_ms=0
+                        )
                         assert fetched.records["offset"].to_pylist()[:1] == [at - 1]
                         rounds += 1
                     await asyncio.sleep(0)
@@ -134,7 +138,7 @@ def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
 
     async def scenario() -> None:
         async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:  # files of 1 MiB
-            topics = [await broker.create_topic(name, configs=NEVER) for name in ("refused", "rolled")]
+            topics = [await broker.create_topic(INTERNAL, name, configs=NEVER) for name in ("refused", "rolled")]
             refused, rolled = (topic for topic in topics if topic)
             values = [bytes([n]) * 200_000 for n in range(8)]
             for value in values:
@@ -143,12 +147,12 @@ def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
                 {FORBIDDEN_PROPERTY: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=FORBIDDEN_PROPERTY):
-                await broker.roll(refused)
+                await broker.roll(INTERNAL, refused)
             first = broker._journal.files[0]
             for _ in range(3):
                 for value in values:
                     await produce(broker, rolled, [value])
-                await broker.roll(rolled)
+                await broker.roll(INTERNAL, rolled)
             assert broker._journal.files[0] == first
             broker._fetching._reader._begun.clear()
             assert await read_all(broker, refused) == list(enumerate(values))

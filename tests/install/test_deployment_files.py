@@ -12,6 +12,7 @@ import pytest
 
 from ingest_api.http_listener import GRACEFUL_SHUTDOWN_SECONDS
 from logstore.broker.roll_schedule import ROLL_AT_STOP_S
+from logstore.listening_sockets import BACKLOG
 from logstore.open_files import open_files_shortage
 from logstore.settings import Settings, load_settings
 from tests.support import deployment
@@ -36,6 +37,7 @@ def seconds(text: str) -> int:
     return int(number) * (1 if unit == "s" else 60)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("file", ["Dockerfile", "logstore.service"])
 def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path: Path):
     port = str(free_port())
@@ -106,11 +108,22 @@ def test_the_unit_fits_the_store():
     assert not [value for value in deployment.unit()["SystemCallFilter"] if "@resources" in value]
 
 
+def test_the_socket_is_where_the_store_would_listen():
+    held = deployment.sections(deployment.SOCKET_UNIT)["Socket"]
+    assert held == {"ListenStream": [f"{Settings().host}:{Settings().port}"], "Backlog": [str(BACKLOG)]}
+    assert deployment.SOCKET_UNIT.stem == deployment.UNIT.stem, "systemd joins them by their name"
+
+
+@pytest.mark.system
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path):
     analyze = tool("systemd-analyze")
     copy = tmp_path / deployment.UNIT.name
     copy.write_text(deployment.UNIT.read_text().replace("/opt/logstore/bin/logstore", sys.executable))
     ran = subprocess.run([analyze, "verify", copy], capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    socket_unit = tmp_path / deployment.SOCKET_UNIT.name
+    socket_unit.write_text(deployment.SOCKET_UNIT.read_text())
+    ran = subprocess.run([analyze, "verify", socket_unit], capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
     # 10.0 is a service without any protection.
     command = [analyze, "security", "--offline=true", "--threshold=20", copy]
@@ -118,6 +131,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path):
     assert ran.returncode == 0, ran.stdout[-500:]
 
 
+@pytest.mark.system
 def test_hadolint_finds_nothing_wrong_with_the_dockerfile():
     ran = subprocess.run(
         [tool("hadolint"), "--no-color", deployment.DOCKERFILE], capture_output=True, text=True, timeout=60, check=False

@@ -9,9 +9,13 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
+import pytest
+
 from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load
 from tests.faults.bench.history import Final, read_history
 from tests.faults.bench.schedule import faults
+
+pytestmark = pytest.mark.long
 
 KINDS = ("kill", "terminate", "pause", "overwrite")
 COMMITS = (

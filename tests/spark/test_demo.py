@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from docs.demo import posting, story
@@ -9,6 +10,8 @@ from docs.demo.flights import last_flights, read_flights
 from docs.demo.progress import Steps
 from docs.demo.reading import read_delta
 from tests.support.server_process import ServerProcess
+
+pytestmark = pytest.mark.long
 
 FLIGHTS_COUNT = 8_000
 

@@ -16,6 +16,8 @@ from logstore.errors import (
 from logstore.spark import group_read
 from logstore.spark.group_reader import NoCommittedOffsetError
 
+pytestmark = pytest.mark.spark
+
 
 @pytest.fixture
 def admin(store):

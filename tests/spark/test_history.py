@@ -19,6 +19,8 @@ from logstore.segments.writer import SegmentWriter
 from logstore.spark import read_offsets
 from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
 
+pytestmark = pytest.mark.spark
+
 COLUMNS = (
     "struct<topic:string,partition:int,offset:bigint,timestamp:timestamp,key:binary,value:binary,"
     "headers:array<struct<key:string,value:binary>>>"

@@ -16,6 +16,8 @@ from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.topics import HookedFileSystem, rewrite_files
 
+pytestmark = pytest.mark.spark
+
 NOW_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 LAG_MS = 3_600_000

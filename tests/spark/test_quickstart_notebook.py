@@ -3,10 +3,13 @@
 import os
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from tests.spark.conftest import QUICK
 from tests.support.server_process import ROOT, ServerProcess
+
+pytestmark = pytest.mark.long
 
 
 def test_the_quickstart_notebook_runs(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from logstore.client.admin import Admin
 from tests.spark.store import Store
 from tests.support.server_process import ROOT, ServerProcess
 
+pytestmark = pytest.mark.long
+
 FLIGHTS = 60_010
 PARTITIONS = 4
 

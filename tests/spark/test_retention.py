@@ -2,10 +2,14 @@
 
 import json
 
+import pytest
+
 from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.report import Totals
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
+
+pytestmark = pytest.mark.spark
 
 NOW_MS = 1_700_000_000_000
 

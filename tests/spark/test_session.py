@@ -13,6 +13,8 @@ from logstore.spark import session
 from logstore.spark.session import SparkStartError
 from logstore.spark.spark_conf import DELTA_EXTENSION, PACKAGE_ROOT
 
+pytestmark = pytest.mark.spark
+
 
 def test_what_a_session_is(spark):
     conf = spark.sparkContext.getConf()

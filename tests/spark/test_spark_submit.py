@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pyspark
+import pytest
 
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.server_process import ROOT
+
+pytestmark = pytest.mark.long
 
 SUBMIT = Path(pyspark.__file__).parent / "bin/spark-submit"
 

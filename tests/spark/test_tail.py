@@ -20,6 +20,8 @@ from tests.spark.store import Store
 from tests.support.produce_load import ProduceLoad
 from tests.support.server_process import ServerProcess, free_port
 
+pytestmark = pytest.mark.spark
+
 
 def rows_of(frame):
     rows = frame.selectExpr("partition", "offset", "unix_micros(timestamp) us", "key", "value", "headers").collect()

@@ -3,6 +3,7 @@
 import os
 import time
 
+import pytest
 from deltalake import DeltaTable
 
 from compaction_jobs.jobs import run_job, topics_of
@@ -10,6 +11,8 @@ from logstore.segments.writer import SegmentWriter
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record, batch
 from tests.support.topics import rewrite_files
+
+pytestmark = pytest.mark.spark
 
 DAY_S = 86_400
 

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from logstore.broker.context import INTERNAL
 from logstore.errors import OffsetOutOfRangeError
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.examples import examples
 from tests.support.running_broker import produce, read_all, start_broker, stop_broker
 
 PARTITIONS = 2
@@ -45,13 +47,13 @@ class BrokerModel(RuleBasedStateMachine):
 
     @property
     def topic(self) -> Any:
-        return self.broker.topic("t")
+        return self.broker.topic(INTERNAL, "t")
 
     @initialize(segment_bytes=st.sampled_from([1, 2_000, 10_000_000]))
     def begin(self, segment_bytes: int) -> None:
         self.open()
         configs = {"segment.bytes": str(segment_bytes), "segment.ms": "100000000"}
-        self.run(self.broker.create_topic("t", partitions=PARTITIONS, configs=configs))
+        self.run(self.broker.create_topic(INTERNAL, "t", partitions=PARTITIONS, configs=configs))
 
     @rule(partition=partitions, values=batches)
     def produce(self, partition: int, values: list[bytes | None]) -> None:
@@ -71,13 +73,13 @@ class BrokerModel(RuleBasedStateMachine):
 
     @rule()
     def roll(self) -> None:
-        result = self.run(self.broker.roll(self.topic))
+        result = self.run(self.broker.roll(INTERNAL, self.topic))
         assert result.sealed == {p: len(self.model[p]) for p in range(PARTITIONS)}
 
     @rule(partition=partitions, share=st.floats(0, 1))
     def delete_records(self, partition: int, share: float) -> None:
         before = int(len(self.model[partition]) * share)
-        start = self.run(self.broker.delete_records(self.topic, partition, before))
+        start = self.run(self.broker.delete_records(INTERNAL, self.topic, partition, before))
         self.start[partition] = max(self.start[partition], before)
         assert start == self.start[partition]
 
@@ -86,7 +88,7 @@ class BrokerModel(RuleBasedStateMachine):
         rows, start = self.model[partition], self.start[partition]
         offset = start + int((len(rows) - start) * share)
         result = self.run(
-            self.broker.fetch(self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+            self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0),
         )
         count = result.records.num_rows
         assert count >= (1 if offset < len(rows) else 0)
@@ -104,7 +106,9 @@ class BrokerModel(RuleBasedStateMachine):
     def fetch_out_of_range(self, partition: int, beyond: int) -> None:
         for offset in (len(self.model[partition]) + beyond, self.start[partition] - beyond):
             with pytest.raises(OffsetOutOfRangeError):
-                self.run(self.broker.fetch(self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0))
+                self.run(
+                    self.broker.fetch(INTERNAL, self.topic, partition, offset, max_bytes=1, min_bytes=1, max_wait_ms=0),
+                )
 
     @rule()
     def restart(self) -> None:
@@ -150,5 +154,5 @@ class BrokerModel(RuleBasedStateMachine):
 
 TestBrokerModel = BrokerModel.TestCase
 TestBrokerModel.settings = settings(
-    max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

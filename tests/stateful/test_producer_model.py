@@ -25,6 +25,7 @@ from logstore.errors import (
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
 from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity, unpack_batches
+from tests.support.examples import examples
 from tests.support.manual_clock import ManualClock
 
 LOOP = 2**31
@@ -222,5 +223,5 @@ class ProducerModel(RuleBasedStateMachine):
 
 TestProducerModel = ProducerModel.TestCase
 TestProducerModel.settings = settings(
-    max_examples=80, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(80), stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

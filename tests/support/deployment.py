@@ -19,6 +19,7 @@ from tests.support.server_process import ROOT
 DOCKERFILE = ROOT / "conf/Dockerfile"
 COMPOSE_FILE = ROOT / "conf/compose.yaml"
 UNIT = ROOT / "conf/logstore.service"
+SOCKET_UNIT = ROOT / "conf/logstore.socket"
 PORT = "8082"
 _START_SECONDS = 120
 
@@ -59,14 +60,22 @@ def health_check() -> list[str]:
     return command
 
 
-def unit() -> dict[str, list[str]]:
-    """The values of each key, whatever its section."""
-    found: dict[str, list[str]] = {}
-    for line in UNIT.read_text().splitlines():
+def sections(file: Path) -> dict[str, dict[str, list[str]]]:
+    """The values of each key of each section of a unit."""
+    found: dict[str, dict[str, list[str]]] = {}
+    section: dict[str, list[str]] = {}
+    for line in file.read_text().splitlines():
+        if line.startswith("["):
+            section = found[line.strip("[]")] = {}
         key, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            found.setdefault(key, []).append(value)
+            section.setdefault(key, []).append(value)
     return found
+
+
+def unit() -> dict[str, list[str]]:
+    """The values of each key of the service, whatever its section."""
+    return {key: values for section in sections(UNIT).values() for key, values in section.items()}
 
 
 def unit_command() -> list[str]:

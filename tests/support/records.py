@@ -70,3 +70,11 @@ def arrow_stream(*batches: pa.RecordBatch, **options: object) -> bytes:
         for batch in batches:
             writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+def compressed_payload(batch: pa.RecordBatch, codec: str) -> pa.Buffer:
+    """The record batch message that a producer sends with buffers compressed by ``codec`` (lz4, zstd)."""
+    # Only streams take a codec: the record batch is the second message of one.
+    messages = pa.ipc.MessageReader.open_stream(arrow_stream(batch, compression=codec))
+    messages.read_next_message()
+    return messages.read_next_message().serialize()

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
+from logstore.broker.access import Access
 from logstore.broker.broker import Broker
+from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
 from logstore.broker.coordinator import EmbeddedCoordinator
 from logstore.clock import Clock
 from logstore.errors import QuarantinedError
@@ -21,6 +23,9 @@ from logstore.settings import Settings
 
 T = TypeVar("T")
 
+#: Of somebody outside of the store.
+CLIENT = RequestContext("1", "test", "HTTP", "127.0.0.1", None, ANONYMOUS)
+
 
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Run to the end on a new event loop, two minutes at most."""
@@ -28,13 +33,17 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def start_broker(
-    settings: Settings, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    settings: Settings,
+    *,
+    access: Access | None = None,
+    clock: Clock | None = None,
+    filesystem: FileSystem | None = None,
 ) -> Broker:
     """A broker and the coordinator under it; ``stop_broker`` ends both."""
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
     await coordinator.start()
     try:
-        return await Broker.start(settings, coordinator, clock=clock, filesystem=filesystem)
+        return await Broker.start(settings, coordinator, access or Access(), clock=clock, filesystem=filesystem)
     except BaseException:
         await coordinator.stop()
         raise
@@ -63,11 +72,11 @@ async def running_broker(
 async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
     """Why a broker that starts on ``data`` refuses the topic, to readers and writers."""
     async with running_broker(data, **settings) as broker:
-        (problem,) = [problem for problem in broker.problems() if problem.topic == name]
+        (problem,) = [problem for problem in broker.problems(INTERNAL) if problem.topic == name]
         with pytest.raises(QuarantinedError):
-            await produce(broker, broker.topic(name), [b"refused"])
+            await produce(broker, broker.topic(INTERNAL, name), [b"refused"])
         with pytest.raises(QuarantinedError):
-            await broker.fetch(broker.topic(name), 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+            await broker.fetch(INTERNAL, broker.topic(INTERNAL, name), 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
         return problem.reason
 
 
@@ -89,7 +98,7 @@ def records(
 
 async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
     """The base offset that the values got."""
-    result = await broker.produce(topic, records(values), partition=partition)
+    result = await broker.produce(INTERNAL, topic, records(values), partition=partition)
     return result.ranges[0].base_offset
 
 
@@ -101,7 +110,7 @@ async def read_all(
     at = partition_log.log_start_offset
     found: list[tuple[int, bytes | None]] = []
     while at < partition_log.high_watermark:
-        fetched = await broker.fetch(topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+        fetched = await broker.fetch(INTERNAL, topic, partition, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
         assert fetched.next_offset > at
         found += zip(fetched.records["offset"].to_pylist(), fetched.records["value"].to_pylist(), strict=True)
         at = fetched.next_offset

@@ -15,6 +15,7 @@ def _hold(directory: Path, held: "multiprocessing.synchronize.Event", end: "mult
     lock.release()
 
 
+@pytest.mark.system
 def test_a_lock_excludes_other_processes_until_it_is_released_and_the_refusal_names_its_holder(tmp_path: Path) -> None:
     spawn = multiprocessing.get_context("spawn")
     held, end = spawn.Event(), spawn.Event()

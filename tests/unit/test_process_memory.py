@@ -7,6 +7,8 @@ import sys
 import pyarrow as pa
 import pytest
 
+pytestmark = pytest.mark.system
+
 _PROCESS = """
 from logstore.process_memory import tune_allocators
 tune_allocators()

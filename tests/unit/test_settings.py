@@ -2,10 +2,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, SecretStr, ValidationError
 
 from logstore.errors import InvalidConfigError
-from logstore.settings import Settings, load_settings, setting_name
+from logstore.settings import Settings, _explain, load_settings, secret_settings, setting_name
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -161,3 +161,21 @@ def test_the_examples_in_the_file_that_comes_along_are_valid_too(elsewhere: Path
     settings = load_settings()
     assert settings.topic_defaults == {"segment.ms": "60000", "segment.bytes": "134217728", "retention.ms": "-1"}
     assert settings.location == "file:///srv/logstore"
+
+
+def test_a_setting_that_holds_a_secret_has_the_type_of_one():
+    secrets = {name for name in Settings.model_fields if {"password", "secret", "token"} & set(name.split("_"))}
+    assert secrets == secret_settings()
+
+
+def test_a_secret_is_not_shown_when_it_is_wrong_either():
+    class WithPassword(Settings):
+        truststore_password: SecretStr = Field(SecretStr("long enough"), min_length=8)
+
+    assert secret_settings(WithPassword) == {"truststore_password"}
+    assert "long enough" not in repr(WithPassword())
+    with pytest.raises(ValidationError) as raised:
+        WithPassword(truststore_password="hunter2", port=-1)
+    password, port = sorted(_explain(raised.value, WithPassword), reverse=True)
+    assert password.startswith("truststore.password cannot be what was given: ")
+    assert port.startswith("port cannot be '-1'")

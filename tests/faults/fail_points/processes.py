@@ -14,6 +14,7 @@ import structlog
 
 from logstore.broker import broker as broker_module
 from logstore.broker import roll_schedule
+from logstore.broker.context import INTERNAL
 from logstore.delta import maintenance
 from logstore.errors import LogStoreError
 from logstore.records.offset_record import OFFSETS_TOPIC
@@ -84,9 +85,9 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
 async def _work(script: Script) -> None:
     """Every topic and a group take what they are given, and a topic can be made; the stop rolls it all."""
-    for topic in script.broker.topics():
+    for topic in script.broker.topics(INTERNAL):
         await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
-        if script.groups.groups():
+        if script.groups.groups(INTERNAL):
             await script.commit("after", (topic.name, 0, 1))
     await script.create("new", 1)
 
@@ -94,7 +95,7 @@ async def _work(script: Script) -> None:
 async def _state(script: Script) -> dict[str, Any]:
     """All that the store would tell its users."""
     topics = {}
-    for topic in script.broker.topics():
+    for topic in script.broker.topics(INTERNAL):
         logs = []
         for log in topic.partitions:
             log.check()
@@ -103,8 +104,8 @@ async def _state(script: Script) -> dict[str, Any]:
             logs.append({"log_start": log.log_start_offset, "high_watermark": log.high_watermark, "rows": rows})
         topics[topic.name] = {"configs": topic.config_overrides, "partitions": logs}
     groups = {
-        group: [(c.topic, c.partition, c.offset) for c in script.groups.committed(group)]
-        for group in script.groups.groups()
+        group: [(c.topic, c.partition, c.offset) for c in script.groups.committed(INTERNAL, group)]
+        for group in script.groups.groups(INTERNAL)
     }
     offsets = {}
     with contextlib.suppress(LogStoreError):

@@ -30,8 +30,8 @@ from compaction_jobs.topics import JobTopic
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
 from ingest_api.app import create_app
 from ingest_api.state import ApiState
-from logstore.broker.access import Access
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.clock import SystemClock
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
@@ -113,29 +113,33 @@ class Script:
 
         async def work() -> None:
             try:
-                await self.broker.create_topic(name, partitions=partitions, configs=configs)
+                await self.broker.create_topic(INTERNAL, name, partitions=partitions, configs=configs)
             except TopicExistsError:
-                self.broker.topic(name)
+                self.broker.topic(INTERNAL, name)
 
         await self._do("create", work, topic=name, partitions=partitions, configs=configs)
 
     async def delete(self, name: str) -> None:
         async def work() -> None:
             with contextlib.suppress(UnknownTopicError):
-                await self.broker.delete_topic(name)
+                await self.broker.delete_topic(INTERNAL, name)
 
         await self._do("delete", work, topic=name)
 
     async def alter(self, name: str, changes: Mapping[str, str | None]) -> None:
-        await self._do("alter", lambda: self.broker.alter_configs(name, changes), topic=name, changes=dict(changes))
+        await self._do(
+            "alter", lambda: self.broker.alter_configs(INTERNAL, name, changes), topic=name, changes=dict(changes)
+        )
 
     async def add_partitions(self, name: str, total: int) -> None:
-        await self._do("add_partitions", lambda: self.broker.add_partitions(name, total), topic=name, total=total)
+        await self._do(
+            "add_partitions", lambda: self.broker.add_partitions(INTERNAL, name, total), topic=name, total=total
+        )
 
     async def delete_records(self, name: str, partition: int, before: int) -> None:
         await self._do(
             "delete_records",
-            lambda: self.broker.delete_records(self.topic(name), partition, before),
+            lambda: self.broker.delete_records(INTERNAL, self.topic(name), partition, before),
             topic=name,
             partition=partition,
             before=before,
@@ -154,7 +158,7 @@ class Script:
         async def work(topic: str, parts: dict[str, list[str]]) -> dict[str, Any]:
             batch = records([value.encode() for values in parts.values() for value in values]).batch
             partitions = np.concatenate([np.full(len(values), int(p), np.int32) for p, values in parts.items()])
-            done = await self.broker.produce(self.topic(topic), DecodedRecords(batch, partitions))
+            done = await self.broker.produce(INTERNAL, self.topic(topic), DecodedRecords(batch, partitions))
             return {"bases": {str(made.partition): made.base_offset for made in done.ranges}}
 
         await self._do("produce", work, fields)
@@ -184,8 +188,8 @@ class Script:
     @functools.cached_property
     def _app(self) -> FastAPI:
         """Of the store that runs when it is first needed."""
-        app = create_app(self._settings, Access())
-        app.open(ApiState(self._settings, self.broker, self.groups, app.guard.access))
+        app = create_app(self._settings, self.broker.access)
+        app.open(ApiState(self._settings, self.broker, self.groups))
         return app
 
     async def _post(self, path: str, body: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:
@@ -218,17 +222,17 @@ class Script:
 
     async def commit(self, group: str, *offsets: tuple[str, int, int]) -> None:
         asked = [OffsetToCommit(*offset) for offset in offsets]
-        await self._do("commit", lambda: self.groups.commit(group, asked), group=group, offsets=offsets)
+        await self._do("commit", lambda: self.groups.commit(INTERNAL, group, asked), group=group, offsets=offsets)
 
     async def delete_group(self, group: str) -> None:
         async def work() -> None:
             with contextlib.suppress(UnknownGroupError):
-                await self.groups.delete(group)
+                await self.groups.delete(INTERNAL, group)
 
         await self._do("delete_group", work, group=group)
 
     async def roll(self, name: str) -> None:
-        await self._do("roll", lambda: self.broker.roll(self.topic(name)), topic=name)
+        await self._do("roll", lambda: self.broker.roll(INTERNAL, self.topic(name)), topic=name)
 
     async def look_at_table(self, name: str) -> None:
         """What happens every few seconds: follow the table, write a checkpoint when it is time, clean up."""
@@ -254,7 +258,7 @@ class Script:
         await self._do("retention", lambda: asyncio.to_thread(job), topic=name)
 
     def topic(self, name: str) -> Topic:
-        return self.broker.topic(name)
+        return self.broker.topic(INTERNAL, name)
 
     # ---- trying ------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState
 from logstore.errors import StorageFullError, ThrottledError
 from logstore.log.topic import Topic
+from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 
@@ -17,7 +19,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 async def new_topic(broker: Broker, name: str, partitions: int = 1) -> Topic:
-    topic = await broker.create_topic(name, partitions=partitions, configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs=NEVER)
     assert topic is not None
     return topic
 
@@ -26,7 +28,7 @@ async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
     """Append records of ``num_bytes`` until one is refused."""
     for _ in range(100):
         try:
-            await broker.produce(topic, records([bytes(num_bytes)]), internal=topic.is_internal)
+            await broker.produce(INTERNAL, topic, records([bytes(num_bytes)]))
         except ThrottledError as error:
             return error
     raise AssertionError("never refused")
@@ -66,14 +68,14 @@ def test_a_topic_that_cannot_roll_is_refused_alone(tmp_path: Path) -> None:
                 assert broker.journal.needed_bytes <= 16 * MIB
             assert other.partition(0).next_offset == 100
 
-            problem = next(problem for problem in broker.problems() if problem.topic == "stuck")
+            problem = next(problem for problem in broker.problems(INTERNAL) if problem.topic == "stuck")
             assert (problem.topic, problem.partition, problem.state) == ("stuck", None, ProblemState.JOURNAL_FULL)
             assert "Input/output error" in problem.reason
             assert "logstore topic roll stuck" in problem.remedy
 
             disk.heal()
-            await broker.roll(stuck)
-            assert broker.problems() == []
+            await broker.roll(INTERNAL, stuck)
+            assert broker.problems(INTERNAL) == []
             values.append(b"again")
             await produce(broker, stuck, [b"again"])
             assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
@@ -98,7 +100,7 @@ def test_copies_of_a_stuck_topic_survive_a_restart(tmp_path: Path) -> None:
             held = stuck.journal_bytes
         disk.heal()
         async with running_broker(tmp_path, journal_max_bytes=16 * MIB) as broker:
-            stuck = broker.topic("stuck")
+            stuck = broker.topic(INTERNAL, "stuck")
             assert (stuck.journal_bytes, counted(stuck)) == (held, held)
             assert await read_all(broker, stuck, max_bytes=10**8) == list(enumerate(values))
 
@@ -112,17 +114,15 @@ def test_the_last_of_the_journal_is_for_internal_topics(tmp_path: Path) -> None:
         limits = {"journal_max_bytes": 4 * MIB, "journal_topic_max_bytes": 4 * MIB}
         async with running_broker(tmp_path, filesystem=disk, **limits) as broker:
             topic = await new_topic(broker, "t")
-            offsets = await broker.internal_topic("__offsets", partitions=1, configs=NEVER)
+            offsets = await broker.internal_topic(INTERNAL, "__offsets", partitions=1, configs=NEVER)
             disk.fail("create", path="topics/", times=10**6)
             error = await fill(broker, topic, 50_000)
             assert "journal.max.bytes" in error.message
             assert broker.journal.needed_bytes <= 4 * MIB * 15 // 16
-            await broker.produce(offsets, records([bytes(100_000)]), internal=True)
+            await broker.produce(INTERNAL, offsets, records([bytes(100_000)]))
             await fill(broker, offsets, 50_000)
             assert 4 * MIB * 15 // 16 < broker.journal.needed_bytes <= 4 * MIB
-            async with asyncio.timeout(20):
-                while "t" not in [problem.topic for problem in broker.problems()]:  # noqa: ASYNC110 - rolls go by a clock
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: "t" in [problem.topic for problem in broker.problems(INTERNAL)])
 
     run(scenario())
 
@@ -133,9 +133,7 @@ def test_a_topic_rolls_before_its_part_of_the_journal_is_full(tmp_path: Path) ->
             topic = await new_topic(broker, "t", partitions=2)
             for partition in (0, 1, 0):
                 await produce(broker, topic, [bytes(900_000)], partition=partition)
-            async with asyncio.timeout(20):
-                while topic.journal_bytes:  # noqa: ASYNC110 - rolls go by a clock
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: not topic.journal_bytes)
             assert [p.sealed_offset for p in topic.partitions] == [2, 1]
 
     run(scenario())
@@ -163,20 +161,18 @@ def test_bytes_of_a_topic_are_counted_from_the_append_until_they_are_sealed(tmp_
             assert topic.journal_bytes == counted(topic) > 4000
             disk.fill()
             for acks in (-1, 0):
-                append = broker.produce(topic, records([bytes(900_000)] * 8), partition=0, acks=acks)
+                append = broker.produce(INTERNAL, topic, records([bytes(900_000)] * 8), partition=0, acks=acks)
                 if acks:
                     with pytest.raises(StorageFullError):
                         await append
                 else:
                     await append
                     assert topic.journal_bytes > 7_000_000, "while it is on its way"
-            async with asyncio.timeout(20):
-                while topic.journal_bytes > 7_000_000:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually_async(lambda: topic.journal_bytes <= 7_000_000)
             assert topic.journal_bytes == counted(topic)
             disk.heal()
             await produce(broker, topic, [b"y"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert topic.journal_bytes == counted(topic) == 0
             await produce(broker, topic, [b"z"])
             held = topic.journal_bytes

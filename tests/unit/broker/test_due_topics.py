@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from logstore.broker import roll_schedule
+from logstore.broker.context import INTERNAL
 from logstore.broker.due_topics import DueTopics
+from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, records, run, running_broker
 from tests.support.topics import HookedFileSystem
@@ -21,8 +23,8 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
     async def scenario() -> None:
         clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
-            old = await broker.create_topic("old", configs={"segment.ms": "50000"})
-            quiet = await broker.create_topic("quiet", configs={"segment.ms": "50000"})
+            old = await broker.create_topic(INTERNAL, "old", configs={"segment.ms": "50000"})
+            quiet = await broker.create_topic(INTERNAL, "quiet", configs={"segment.ms": "50000"})
             assert old
             assert quiet
             for topic in (old, quiet):
@@ -37,7 +39,7 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
             assert due.take(clock.monotonic()) == []
             clock.advance(1_100)
             assert due.take(clock.monotonic()) == [old]
-            await broker.roll(old)
+            await broker.roll(INTERNAL, old)
             due.touch(old)
             clock.advance(1e9)
             assert due.take(clock.monotonic()) == []
@@ -49,7 +51,7 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic("t", partitions=2, configs={"segment.bytes": str(1 << 20)})
+            topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs={"segment.bytes": str(1 << 20)})
             assert topic
             await produce(broker, topic, [bytes(1 << 19)], partition=1)
             due.touch(topic)
@@ -66,11 +68,11 @@ def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
         clock, due, synced = ManualClock(), DueTopics(journal_bytes_max=10**9), threading.Event()
         filesystem = HookedFileSystem()
         async with running_broker(tmp_path, clock=clock, filesystem=filesystem) as broker:
-            topic = await broker.create_topic("t")
+            topic = await broker.create_topic(INTERNAL, "t")
             assert topic
             filesystem.at("journal.written", lambda: synced.wait(30))
-            producing = asyncio.create_task(broker.produce(topic, records([b"a"]), partition=0))
-            await asyncio.sleep(0.05)
+            producing = asyncio.create_task(broker.produce(INTERNAL, topic, records([b"a"]), partition=0))
+            await eventually_async(lambda: "journal.written" in filesystem.points)
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
             synced.set()
@@ -86,12 +88,12 @@ def test_a_shorter_time_counts_from_when_it_is_known(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic("t")
+            topic = await broker.create_topic(INTERNAL, "t")
             assert topic
             await produce(broker, topic, [b"a"])
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
-            await broker.alter_configs("t", {"segment.ms": "1000"})
+            await broker.alter_configs(INTERNAL, "t", {"segment.ms": "1000"})
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
             clock.advance(1_100)
@@ -104,12 +106,12 @@ def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic("t")
+            topic = await broker.create_topic(INTERNAL, "t")
             assert topic
             await produce(broker, topic, [b"a"])
             due.touch(topic)
             assert due.take(clock.monotonic()) == []
-            await broker.delete_topic("t")
+            await broker.delete_topic(INTERNAL, "t")
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == []
 

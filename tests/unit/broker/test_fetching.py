@@ -1,6 +1,7 @@
 """Fetches of many partitions: the end of their wait, and the bytes that they hold before it and after it."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.broker import Broker, FetchResult
+from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import Fetched, FetchLimits, FetchPartition
 from logstore.errors import (
     LogStoreError,
@@ -19,7 +21,9 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.log.topic import Topic
-from tests.support.running_broker import produce, run, running_broker
+from tests.support.access_views import Denied
+from tests.support.eventually import loop_turns
+from tests.support.running_broker import CLIENT, produce, run, running_broker
 
 MIB = 1 << 20
 LIMITS = {"queued_max_request_bytes": 4 * MIB, "max_request_size": 4 * MIB}
@@ -28,7 +32,7 @@ LIMITS = {"queued_max_request_bytes": 4 * MIB, "max_request_size": 4 * MIB}
 @asynccontextmanager
 async def store(tmp_path: Path, partitions: int = 1) -> AsyncIterator[tuple[Broker, Topic]]:
     async with running_broker(tmp_path, **LIMITS) as broker:
-        topic = await broker.create_topic("t", partitions=partitions, configs={"segment.ms": "100000000"})
+        topic = await broker.create_topic(INTERNAL, "t", partitions=partitions, configs={"segment.ms": "100000000"})
         assert topic is not None
         yield broker, topic
 
@@ -65,7 +69,7 @@ def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 async def until_waiting(broker: Broker, partition: int = 0) -> None:
     async with asyncio.timeout(10):
-        while broker.topic("t").partition(partition)._advanced is None:  # noqa: ASYNC110
+        while broker.topic(INTERNAL, "t").partition(partition)._advanced is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -77,11 +81,11 @@ def test_many_readers_that_wait_for_many_bytes_hold_none_and_read_once(
             await produce(broker, topic, [bytes(900_000)])
             reads = count_reads(broker, monkeypatch)
             wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, min_bytes=2_500_000)
-            polls = [asyncio.create_task(broker.fetch_stored(places(0), wanted)) for _ in range(50)]
+            polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), wanted)) for _ in range(50)]
             await until_waiting(broker)
             await produce(broker, topic, [bytes(300_000)])
-            for _ in range(10):
-                await asyncio.sleep(0.01)
+            for _ in range(100):
+                await loop_turns(1)
                 assert (reads(), broker.admission.answers.reserved) == (0, 0)
             assert not any(poll.done() for poll in polls)
             await produce(broker, topic, [bytes(900_000)])
@@ -111,13 +115,13 @@ def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
             for _ in range(4):
                 await produce(broker, topic, [bytes(600_000)])
             if rolled:
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             answers = broker.admission.answers
             wanted = limits(max_bytes=2 * MIB, max_partition_bytes=2 * MIB, max_wait_ms=100)
 
             async def fetch() -> Fetched | ThrottledError:
                 try:
-                    return await getattr(broker, form)(places(0), wanted)
+                    return await getattr(broker, form)(INTERNAL, places(0), wanted)
                 except ThrottledError as error:
                     return error
                 finally:
@@ -144,11 +148,11 @@ def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_wh
             await produce(broker, topic, [bytes(900_000)])
             answers = broker.admission.answers
             with answers.reserve(4 * MIB - 10):
-                polls = [asyncio.create_task(broker.fetch_stored(places(0), limits())) for _ in range(3)]
-                await asyncio.sleep(0.05)
+                polls = [asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), limits())) for _ in range(3)]
+                await loop_turns()
                 assert not any(poll.done() for poll in polls)
                 polls[0].cancel()
-                await asyncio.sleep(0.01)
+                await loop_turns()
             for poll in polls[1:]:
                 assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
             assert (answers.reserved, list(answers._waiting)) == (0, [])
@@ -159,14 +163,14 @@ def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_wh
 def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path, partitions=3) as (broker, topic):
-            poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 0), limits()))
+            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 0), limits()))
             await until_waiting(broker, 2)
             await produce(broker, topic, [b"x"], partition=2)
             assert counts(await asyncio.wait_for(poll, 10)) == {2: 1}
 
-            poll = asyncio.create_task(broker.fetch_stored(places(0, 0, 1), limits()))
+            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 1), limits()))
             await until_waiting(broker)
-            await broker.delete_topic("t")
+            await broker.delete_topic(INTERNAL, "t")
             assert counts(await asyncio.wait_for(poll, 10)) == dict.fromkeys(range(3), UnknownTopicError)
 
     run(scenario())
@@ -184,7 +188,7 @@ def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
                 FetchPartition("t", 1, 0),
                 FetchPartition("t", 1, 1),
             ]
-            fetched = await asyncio.wait_for(broker.fetch_stored(wanted, limits(min_bytes=MIB)), 10)
+            fetched = await asyncio.wait_for(broker.fetch_stored(INTERNAL, wanted, limits(min_bytes=MIB)), 10)
             refused = [UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, UnknownTopicIdError]
             assert counts(fetched) == {**dict(enumerate(refused)), 4: 1}
 
@@ -200,7 +204,10 @@ def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
                 for _ in range(3):
                     await produce(broker, topic, [bytes(10_000)], partition=partition)
             wanted = limits(max_partition_bytes=15_000, min_bytes=100_000)
-            assert counts(await asyncio.wait_for(broker.fetch_stored(places(0, 0), wanted), 10)) == {0: 1, 1: 1}
+            assert counts(await asyncio.wait_for(broker.fetch_stored(INTERNAL, places(0, 0), wanted), 10)) == {
+                0: 1,
+                1: 1,
+            }
 
     run(scenario())
 
@@ -212,7 +219,7 @@ def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path)
             for n in range(10):
                 await produce(broker, topic, [b"%d" % n * 500])
             in_tail = log.stored_bytes(0, 10)
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             (segment,) = log.segments
             assert log.stored_bytes(0, 10) == segment.size < in_tail
             assert log.stored_bytes(5, 10) == segment.size // 2
@@ -222,10 +229,10 @@ def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path)
             assert log.stored_bytes(11, 11) == 0
 
             wanted = limits(min_bytes=segment.size // 2 + log.stored_bytes(10, 11) + 1)
-            poll = asyncio.create_task(broker.fetch_stored(places(5), wanted))
+            poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(5), wanted))
             await until_waiting(broker)
             # What was counted in the tail is not counted again in the history.
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             await produce(broker, topic, [b""])
             assert counts(await asyncio.wait_for(poll, 10)) == {0: 7}
 
@@ -247,7 +254,7 @@ def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
 
             wanted = limits(min_bytes=MIB)
             poll, lost = (
-                asyncio.create_task(broker.fetch_stored(places(0), wanted, gone))
+                asyncio.create_task(broker.fetch_stored(INTERNAL, places(0), wanted, gone))
                 for gone in (wants_its_answer, is_gone)
             )
             await until_waiting(broker)
@@ -260,20 +267,61 @@ def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_the_next_look(tmp_path: Path) -> None:
+def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path, partitions=2) as (broker, topic):
             await produce(broker, topic, [b"x"])
-            refusals: list[LogStoreError] = []
-
-            def refused(name: str) -> LogStoreError | None:
-                assert name == "t"
-                return next(iter(refusals), None)
-
-            poll = asyncio.create_task(broker.fetch_stored(places(0, 0), limits(min_bytes=MIB), refused=refused))
+            forever = dataclasses.replace(limits(min_bytes=MIB), max_wait_ms=600_000)
+            polls = [
+                asyncio.create_task(broker.fetch_stored(CLIENT, places(0, 0), forever)),
+                asyncio.create_task(broker.fetch_records(CLIENT, places(0, 0), forever)),
+            ]
+            of_one = broker.fetch(CLIENT, topic, 0, 1, max_bytes=MIB, min_bytes=MIB, max_wait_ms=600_000)
+            poll_of_one = asyncio.create_task(of_one)
             await until_waiting(broker)
-            refusals.append(TopicAuthorizationError("no more"))
-            await produce(broker, topic, [b"y"], partition=1)
-            assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError, 1: TopicAuthorizationError}
+            broker.access.replace(Denied({"another"}, 1))
+            await loop_turns()
+            assert not any(poll.done() for poll in (*polls, poll_of_one)), "this change is none for them"
+            broker.access.replace(Denied({"t"}, 2))
+            for poll in polls:
+                answers = counts(await asyncio.wait_for(poll, 10))
+                assert answers == {0: TopicAuthorizationError, 1: TopicAuthorizationError}
+            with pytest.raises(TopicAuthorizationError):
+                await asyncio.wait_for(poll_of_one, 10)
+            assert broker.admission.answers.reserved == 0
+            assert counts(await broker.fetch_stored(INTERNAL, places(0, 0), limits())) == {0: 1}
+
+    run(scenario())
+
+
+def test_a_topic_that_may_not_be_read_keeps_no_other_from_being_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            await produce(broker, topic, [b"x"])
+            other = await broker.create_topic(INTERNAL, "other", partitions=1)
+            await produce(broker, other, [b"y"])
+            broker.access.replace(Denied({"t", "none"}, 1))
+            wanted = [FetchPartition(name, 0, 0) for name in ("t", "other", "none")]
+            # Whether there is such a topic is not told to whom it is not shown.
+            assert counts(await broker.fetch_stored(CLIENT, wanted, limits())) == {
+                0: TopicAuthorizationError,
+                1: 1,
+                2: TopicAuthorizationError,
+            }
+
+    run(scenario())
+
+
+def test_room_that_comes_after_the_permission_went_is_no_way_to_read(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with store(tmp_path) as (broker, topic):
+            await produce(broker, topic, [b"x"])
+            answers = broker.admission.answers
+            held = answers.reserve(answers.limit)
+            poll = asyncio.create_task(broker.fetch_stored(CLIENT, places(0), limits()))
+            await loop_turns()
+            broker.access.replace(Denied({"t"}, 1))
+            held.release()
+            assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError}
 
     run(scenario())

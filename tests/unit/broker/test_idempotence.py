@@ -10,6 +10,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
 from logstore.errors import (
     DuplicateSequenceError,
     IdempotencyKeyReusedError,
@@ -28,6 +29,7 @@ from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
 from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
 from logstore.segments.reader import read_footer
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import read_all, records, run, running_broker
@@ -38,7 +40,7 @@ WINDOW_MS = 600_000
 
 async def new_topic(broker: Broker, partitions: int = 1, **configs: str) -> Topic:
     given = {key.replace("_", "."): value for key, value in configs.items()}
-    topic = await broker.create_topic("t", partitions=partitions, configs={**NEVER, **given})
+    topic = await broker.create_topic(INTERNAL, "t", partitions=partitions, configs={**NEVER, **given})
     assert topic is not None
     return topic
 
@@ -51,7 +53,9 @@ async def put(broker: Broker, name: str, values: list[bytes | None], **options: 
     """With an idempotency key, to where keys and the key's name send them."""
     keys = [value[:1] if value and value[:1] != b"-" else None for value in values]
     identity = key(name, values, broker.idempotency_secret)
-    result = await broker.produce(broker.topic("t"), records(values, keys=keys), identity=identity, **options)
+    result = await broker.produce(
+        INTERNAL, broker.topic(INTERNAL, "t"), records(values, keys=keys), identity=identity, **options
+    )
     return [(r.partition, r.base_offset, r.count) for r in result.ranges]
 
 
@@ -60,12 +64,14 @@ async def send(
 ) -> int:
     """The base offset."""
     identity = ProducerIdentity(*producer, {partition: sequence})
-    result = await broker.produce(broker.topic("t"), records(values), partition=partition, identity=identity)
+    result = await broker.produce(
+        INTERNAL, broker.topic(INTERNAL, "t"), records(values), partition=partition, identity=identity
+    )
     return result.ranges[0].base_offset
 
 
 async def stored(broker: Broker) -> list[list[bytes | None]]:
-    topic = broker.topic("t")
+    topic = broker.topic(INTERNAL, "t")
     return [[value for _, value in await read_all(broker, topic, p.partition)] for p in topic.partitions]
 
 
@@ -91,8 +97,8 @@ def test_producer_ids_are_never_given_twice(tmp_path: Path) -> None:
         seen = []
         for _ in range(3):
             async with running_broker(tmp_path) as broker:
-                seen += [await broker.init_producer() for _ in range(3)]
-                bumped = await broker.init_producer(*seen[0])
+                seen += [await broker.init_producer(INTERNAL) for _ in range(3)]
+                bumped = await broker.init_producer(INTERNAL, *seen[0])
                 assert bumped == (seen[0].producer_id, 1)
         assert len({producer_id for producer_id, _ in seen}) == 9
         assert all(epoch == 0 for _, epoch in seen)
@@ -106,7 +112,7 @@ def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a", b"b"])
             await put(broker, "k", [b"c"])
         lose_journal(tmp_path)
@@ -122,9 +128,9 @@ def test_without_journal_and_segments_nothing_is_remembered(tmp_path: Path) -> N
 def test_epochs_end_at_32767_and_a_new_id_follows(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            producer_id, _ = await broker.init_producer()
-            assert await broker.init_producer(producer_id, 32766) == (producer_id, 32767)
-            after = await broker.init_producer(producer_id, 32767)
+            producer_id, _ = await broker.init_producer(INTERNAL)
+            assert await broker.init_producer(INTERNAL, producer_id, 32766) == (producer_id, 32767)
+            after = await broker.init_producer(INTERNAL, producer_id, 32767)
             assert after.producer_epoch == 0
             assert after.producer_id > producer_id
 
@@ -135,11 +141,11 @@ def test_ids_that_nobody_has_are_refused_before_somebody_gets_them(tmp_path: Pat
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer_id, _ = await broker.init_producer()
+            producer_id, _ = await broker.init_producer(INTERNAL)
             with pytest.raises(InvalidProducerRequestError, match="not issued"):
                 await send(broker, (producer_id + 1, 0), 0, [b"a"])
             with pytest.raises(InvalidProducerRequestError, match="not issued"):
-                await broker.init_producer(producer_id + 1, 0)
+                await broker.init_producer(INTERNAL, producer_id + 1, 0)
             assert await stored(broker) == [[]]
 
     run(scenario())
@@ -154,10 +160,10 @@ def test_what_a_producer_has_stored_is_known_after_a_start(tmp_path: Path, how: 
         data = tmp_path / "0"
         async with running_broker(data) as broker:
             await new_topic(broker)
-            fenced = await broker.init_producer()
+            fenced = await broker.init_producer(INTERNAL)
             for n in range(7):
                 assert await send(broker, fenced, 2 * n, [b"%d" % n, b"."]) == 2 * n
-            moved = await broker.init_producer(*await broker.init_producer())
+            moved = await broker.init_producer(INTERNAL, *await broker.init_producer(INTERNAL))
             assert await send(broker, moved, 0, [b"m"]) == 14
             if how == "crash":
                 copy_of_one_moment(data, tmp_path / "1")
@@ -189,18 +195,18 @@ def test_some_partitions_of_a_request_may_be_repetitions(tmp_path: Path) -> None
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=3)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"0"], partition=1)
             identity = ProducerIdentity(*producer, {0: 0, 1: 0, 2: 0})
             named = DecodedRecords(records([b"2", b"0", b"1"]).batch, np.array([2, 1, 0], np.int32))
-            result = await broker.produce(topic, named, identity=identity)
+            result = await broker.produce(INTERNAL, topic, named, identity=identity)
             assert [(r.partition, r.base_offset, r.rows.tolist()) for r in result.ranges] == [
                 (0, 0, [2]),
                 (1, 0, [1]),
                 (2, 0, [0]),
             ]
             assert not result.replayed
-            assert (await broker.produce(topic, named, identity=identity)).replayed
+            assert (await broker.produce(INTERNAL, topic, named, identity=identity)).replayed
             assert await stored(broker) == [[b"1"], [b"0"], [b"2"]]
 
     run(scenario())
@@ -210,18 +216,20 @@ def test_several_batches_for_a_partition_have_sequences_that_follow_each_other(t
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             first = ProducerIdentity(*producer, {0: 0, 1: 0})
             sent = in_partitions(0, 1, 0)
-            result = await broker.produce(topic, sent, identity=first)
+            result = await broker.produce(INTERNAL, topic, sent, identity=first)
             assert [r.base_offset for r in result.ranges] == [0, 0, 1]
             # The first of the batches for partition 0 is known, the third is not.
             longer = in_partitions(0, 1, 0, 0)
-            again = await broker.produce(topic, longer, identity=first)
+            again = await broker.produce(INTERNAL, topic, longer, identity=first)
             assert [r.base_offset for r in again.ranges] == [0, 0, 1, 2]
             assert await send(broker, producer, 3, [b"next"]) == 3
             with pytest.raises(InvalidProducerRequestError, match="5 batches"):
-                await broker.produce(topic, in_partitions(*[0] * 6), identity=ProducerIdentity(*producer, {0: 4}))
+                await broker.produce(
+                    INTERNAL, topic, in_partitions(*[0] * 6), identity=ProducerIdentity(*producer, {0: 4})
+                )
 
     run(scenario())
 
@@ -230,16 +238,18 @@ def test_one_partition_that_does_not_follow_refuses_the_whole_request(tmp_path: 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
             identity = ProducerIdentity(*producer, {0: 1, 1: 5})
             with pytest.raises(OutOfOrderSequenceError, match="t-1 has stored nothing yet"):
-                await broker.produce(topic, in_partitions(0, 1), identity=identity)
+                await broker.produce(INTERNAL, topic, in_partitions(0, 1), identity=identity)
             for wrong in ({0: 1}, {0: 1, 1: 0, 7: 0}):
                 with pytest.raises(InvalidProducerRequestError, match="one base sequence for each partition"):
-                    await broker.produce(topic, in_partitions(0, 1), identity=ProducerIdentity(*producer, wrong))
+                    await broker.produce(
+                        INTERNAL, topic, in_partitions(0, 1), identity=ProducerIdentity(*producer, wrong)
+                    )
             with pytest.raises(InvalidProducerRequestError, match="where each record goes"):
-                await broker.produce(topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1}))
+                await broker.produce(INTERNAL, topic, records([b"a"]), identity=ProducerIdentity(*producer, {0: 1}))
             assert await stored(broker) == [[b"a"], []]
 
     run(scenario())
@@ -250,7 +260,7 @@ def test_batches_on_their_way_count_until_they_fail(tmp_path: Path) -> None:
         disk = FaultyFileSystem()
         async with running_broker(tmp_path, filesystem=disk) as broker:
             await new_topic(broker)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
             disk.fail("journal.write_at", errno.ENOSPC, times=100)
             tries = [send(broker, producer, sequence, [b"x", b"x"]) for sequence in (1, 1, 3)]
@@ -269,7 +279,7 @@ def test_a_producer_that_appends_nothing_for_long_is_forgotten_and_may_go_on(tmp
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, producer_id_expiration_ms=1000) as broker:
             await new_topic(broker)
-            producer, other = await broker.init_producer(), await broker.init_producer()
+            producer, other = await broker.init_producer(INTERNAL), await broker.init_producer(INTERNAL)
             await send(broker, producer, 0, [b"a"])
             clock.advance(999)
             assert await send(broker, producer, 0, [b"a"]) == 0
@@ -291,7 +301,7 @@ def test_past_the_bound_the_producer_goes_that_has_not_appended_for_longest(
         before = PRODUCERS_FORGOTTEN._value.get()
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            a, b, c = [await broker.init_producer() for _ in range(3)]
+            a, b, c = [await broker.init_producer(INTERNAL) for _ in range(3)]
             for producer in (a, b):
                 await send(broker, producer, 0, [b"0"])
             await send(broker, a, 1, [b"1"])
@@ -313,7 +323,7 @@ def test_a_key_is_known_after_a_start(tmp_path: Path, how: str) -> None:
         async with running_broker(data) as broker:
             topic = await new_topic(broker, partitions=4)
             first = await put(broker, "early", [b"a", b"b", b"-", b"c"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             second = await put(broker, "late", [b"-", b"a"])
             if how == "crash":
                 copy_of_one_moment(data, tmp_path / "1")
@@ -370,7 +380,7 @@ def test_a_repetition_waits_for_the_first_try_and_fails_with_it(tmp_path: Path) 
             assert topic.partition(0).next_offset == 1
             disk.slow("journal.fdatasync", 0.2)
             first = asyncio.create_task(put(broker, "slow", [b"s"]))
-            await asyncio.sleep(0.01)
+            await loop_turns()
             assert await put(broker, "slow", [b"s"]) == [(0, 1, 1)]
             assert topic.partition(0).high_watermark == 2, "told before it was durable"
             assert await first == [(0, 1, 1)]
@@ -385,7 +395,7 @@ def test_a_retry_stores_what_a_crash_kept_from_being_stored(tmp_path: Path, fram
         sent, name = in_partitions(1, 0, 1), key("k")
         async with running_broker(data) as broker:
             topic = await new_topic(broker, partitions=2)
-            first = await broker.produce(topic, sent, identity=name)
+            first = await broker.produce(INTERNAL, topic, sent, identity=name)
             copy_of_one_moment(data, tmp_path / "1")
         data = tmp_path / "1"
         journal = data / "brokers" / "0" / "journal" / "0"
@@ -394,15 +404,15 @@ def test_a_retry_stores_what_a_crash_kept_from_being_stored(tmp_path: Path, fram
         with path.open("r+b") as file:
             file.truncate(torn.position - int(path.stem) + 100)
         async with running_broker(data) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             assert sum(p.next_offset for p in topic.partitions) == frames_stored
             # Somebody else is faster.
-            await broker.produce(topic, records([b"other"]), partition=1)
-            result = await broker.produce(topic, sent, identity=name)
+            await broker.produce(INTERNAL, topic, records([b"other"]), partition=1)
+            result = await broker.produce(INTERNAL, topic, sent, identity=name)
             assert not result.replayed
             assert [r.base_offset for r in result.ranges] == [0, 0, 2]
             assert [r.base_offset for r in first.ranges] == [0, 0, 1]
-            again = await broker.produce(topic, sent, identity=name)
+            again = await broker.produce(INTERNAL, topic, sent, identity=name)
             assert (again.replayed, again.ranges) == (True, again.ranges)
             assert [r.base_offset for r in again.ranges] == [0, 0, 2]
             assert await stored(broker) == [[b"1"], [b"0", b"other", b"2"]]
@@ -419,7 +429,7 @@ def test_partitions_that_were_added_do_not_make_another_request_of_it(tmp_path: 
                 await put(broker, name, [b"-"])
                 await put(broker, f"{name}-two", [name[-1:].encode(), b"-"])
             before = await stored(broker)
-            await broker.add_partitions("t", 3)
+            await broker.add_partitions(INTERNAL, "t", 3)
             moved = 0
             for name in names:
                 for text, values in ((name, [b"-"]), (f"{name}-two", [name[-1:].encode(), b"-"])):
@@ -442,9 +452,9 @@ def test_records_that_change_places_are_another_request(tmp_path: Path) -> None:
             first, swapped = (
                 DecodedRecords(records([b"a", b"b"]).batch, np.array(p, np.int32)) for p in ([0, 1], [1, 0])
             )
-            await broker.produce(topic, first, identity=key("k"))
+            await broker.produce(INTERNAL, topic, first, identity=key("k"))
             with pytest.raises(IdempotencyKeyReusedError):
-                await broker.produce(topic, swapped, identity=key("k"))
+                await broker.produce(INTERNAL, topic, swapped, identity=key("k"))
 
     run(scenario())
 
@@ -455,23 +465,25 @@ def test_beyond_the_bound_new_keys_wait_until_old_ones_are_over(tmp_path: Path) 
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await new_topic(broker, partitions=2, idempotency_keys_max="3")
             for n in range(3):
-                await broker.produce(topic, records([b"x"]), partition=0, identity=key(f"k{n}"))
+                await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key(f"k{n}"))
                 clock.advance(10_000)
             with pytest.raises(ThrottledError, match=r"idempotency\.keys\.max is 3") as refused:
-                await broker.produce(topic, in_partitions(1, 0), identity=key("new"))
+                await broker.produce(INTERNAL, topic, in_partitions(1, 0), identity=key("new"))
             assert refused.value.retry_after_s == 60, "at most"
             assert [p.next_offset for p in topic.partitions] == [3, 0], "nothing, also where there is room"
-            known = await broker.produce(topic, records([b"x"]), partition=0, identity=key("k0"))
+            known = await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("k0"))
             assert known.replayed
             assert known.ranges[0].base_offset == 0
             clock.advance(WINDOW_MS - 30_000 - 2_500)
             with pytest.raises(ThrottledError) as refused:
-                await broker.produce(topic, records([b"x"]), partition=0, identity=key("new"))
+                await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("new"))
             assert refused.value.retry_after_s == 3
             clock.advance(2_500)
-            assert not (await broker.produce(topic, records([b"x"]), partition=0, identity=key("new"))).replayed
+            assert not (
+                await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("new"))
+            ).replayed
             with pytest.raises(ThrottledError):
-                await broker.produce(topic, records([b"x"]), partition=0, identity=key("k0"))
+                await broker.produce(INTERNAL, topic, records([b"x"]), partition=0, identity=key("k0"))
 
     run(scenario())
 
@@ -483,7 +495,7 @@ def test_a_key_means_nothing_when_its_window_is_over_also_after_a_start(tmp_path
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await new_topic(broker)
             await put(broker, "old", [b"a"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             clock.advance(1000)
             await put(broker, "young", [b"a"])
         if journal_lost:
@@ -492,7 +504,7 @@ def test_a_key_means_nothing_when_its_window_is_over_also_after_a_start(tmp_path
         async with running_broker(tmp_path, clock=clock) as broker:
             assert await put(broker, "young", [b"a"]) == [(0, 1, 1)]
             assert await put(broker, "old", [b"a"]) == [(0, 2, 1)]
-            await broker.alter_configs("t", {"idempotency.window.ms": "0"})
+            await broker.alter_configs(INTERNAL, "t", {"idempotency.window.ms": "0"})
             assert await put(broker, "young", [b"a"]) == [(0, 3, 1)]
 
     run(scenario())
@@ -520,12 +532,14 @@ def test_without_the_secret_new_keys_wait_until_the_old_ones_are_over(tmp_path: 
                     with pytest.raises(ThrottledError, match="secret was lost") as refused:
                         await put(broker, name, [b"-"])
                     assert refused.value.retry_after_s == (60 if not waited_ms else 1)
-                topic = broker.topic("t")
+                topic = broker.topic(INTERNAL, "t")
                 other = (first[0] + 1) % 4
                 with pytest.raises(ThrottledError):  # elsewhere, too: where the first try went is not known
-                    await broker.produce(topic, records([b"x"]), partition=other, identity=key("k"))
-                await broker.produce(topic, records([b"plain"]), partition=first[0])
-                assert await send(broker, await broker.init_producer(), 0, [b"p"], partition=first[0]) > first[1]
+                    await broker.produce(INTERNAL, topic, records([b"x"]), partition=other, identity=key("k"))
+                await broker.produce(INTERNAL, topic, records([b"plain"]), partition=first[0])
+                assert (
+                    await send(broker, await broker.init_producer(INTERNAL), 0, [b"p"], partition=first[0]) > first[1]
+                )
                 assert sum(map(len, await stored(broker))) == sum(map(len, before)) + 2
         clock.advance(1)
         async with running_broker(tmp_path, clock=clock) as broker:
@@ -541,20 +555,20 @@ def test_what_was_stored_is_not_asked_for_what_is_asked_of_new_records_by_now(tm
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, journal_max_bytes=32 << 20) as broker:
             topic = await new_topic(broker, partitions=2)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             both = ProducerIdentity(*producer, {0: 0, 1: 0})
             named = DecodedRecords(records([b"a" * 100, b"b"]).batch, np.array([0, 1], np.int32))
 
             async def again(expected: list[int]) -> None:
                 assert await send(broker, producer, 1, [b"c" * 100]) == 1
                 assert await put(broker, "k", [b"-" * 100]) == first
-                result = await broker.produce(topic, named, identity=both)
+                result = await broker.produce(INTERNAL, topic, named, identity=both)
                 assert ([r.base_offset for r in result.ranges], result.replayed) == (expected, True)
 
-            await broker.produce(topic, named, identity=both)
+            await broker.produce(INTERNAL, topic, named, identity=both)
             await send(broker, producer, 1, [b"c" * 100])
             first = await put(broker, "k", [b"-" * 100])
-            await broker.alter_configs("t", {"max.message.bytes": "10"})
+            await broker.alter_configs(INTERNAL, "t", {"max.message.bytes": "10"})
             await again([0, 0])
             for refused in (send(broker, producer, 2, [b"d" * 11]), put(broker, "new", [b"-" * 11])):
                 with pytest.raises(RecordTooLargeError, match="Record 0 of the request has 11 bytes"):
@@ -562,8 +576,8 @@ def test_what_was_stored_is_not_asked_for_what_is_asked_of_new_records_by_now(tm
             # What partition 0 has is known, and larger.
             more = DecodedRecords(records([b"c" * 100, b"e" * 11]).batch, np.array([0, 1], np.int32))
             with pytest.raises(RecordTooLargeError, match="Record 1 of the request has 11 bytes"):
-                await broker.produce(topic, more, identity=ProducerIdentity(*producer, {0: 1, 1: 1}))
-            await broker.alter_configs("t", {"cleanup.policy": "compact"})
+                await broker.produce(INTERNAL, topic, more, identity=ProducerIdentity(*producer, {0: 1, 1: 1}))
+            await broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
             await again([0, 0])
             for refused in (send(broker, producer, 2, [b"d"]), put(broker, "new", [b"-"])):
                 with pytest.raises(InvalidRecordError, match="Record 0 has no key"):
@@ -580,11 +594,18 @@ def test_acks_0_is_stored_once_too(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             await new_topic(broker)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             identity = ProducerIdentity(*producer, {0: 0})
             for _ in range(3):
                 await put(broker, "k", [b"a"], acks=0)
-                await broker.produce(broker.topic("t"), records([b"p"]), partition=0, acks=0, identity=identity)
+                await broker.produce(
+                    INTERNAL,
+                    broker.topic(INTERNAL, "t"),
+                    records([b"p"]),
+                    partition=0,
+                    acks=0,
+                    identity=identity,
+                )
             await put(broker, "last", [b"b"])
             assert await stored(broker) == [[b"a", b"p", b"b"]]
 
@@ -597,8 +618,8 @@ def test_a_topic_of_the_same_name_knows_nothing_of_the_old_one(tmp_path: Path) -
             async with running_broker(tmp_path) as broker:
                 await new_topic(broker)
                 assert await put(broker, "k", [b"a"]) == [(0, 0, 1)]
-                assert await send(broker, await broker.init_producer(), 0, [b"b"]) == 1
-                await broker.delete_topic("t")
+                assert await send(broker, await broker.init_producer(INTERNAL), 0, [b"b"]) == 1
+                await broker.delete_topic(INTERNAL, "t")
 
     run(scenario())
 
@@ -609,27 +630,27 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
     async def scenario() -> None:
         async with running_broker(tmp_path / "0", journal_max_bytes=32 << 20) as broker:
             await new_topic(broker, partitions=2)
-            busy = await broker.create_topic("busy")
+            busy = await broker.create_topic(INTERNAL, "busy")
             assert busy
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             first = await put(broker, "slow", [b"a", b"b", b"-"])
             await send(broker, producer, 0, [b"x"], partition=1)
             journal = broker._journal
             oldest, _ = journal.files[0]
             copied = 0
             while journal.files[0][0] == oldest:
-                await broker.produce(busy, records([bytes(500_000)]), partition=0)
-                await broker.roll(busy)
+                await broker.produce(INTERNAL, busy, records([bytes(500_000)]), partition=0)
+                await broker.roll(INTERNAL, busy)
                 for header, location in await journal.relocate_oldest():
-                    log = broker.topic("t").partition(header.partition)
+                    log = broker.topic(INTERNAL, "t").partition(header.partition)
                     log.index.move(header.base_offset, location)
                     copied += 1
                 await asyncio.sleep(0)
             assert copied
             copy_of_one_moment(tmp_path / "0", tmp_path / "1")
         async with running_broker(tmp_path / "1") as broker:
-            assert [log.remembered_end for log in broker.topic("t").partitions] == [
-                log.log_end_offset for log in broker.topic("t").partitions
+            assert [log.remembered_end for log in broker.topic(INTERNAL, "t").partitions] == [
+                log.log_end_offset for log in broker.topic(INTERNAL, "t").partitions
             ]
             before = await stored(broker)
             assert await put(broker, "slow", [b"a", b"b", b"-"]) == first
@@ -643,11 +664,11 @@ def test_segments_tell_of_their_own_keys_and_of_all_producers(tmp_path: Path) ->
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            producer = await broker.init_producer()
+            producer = await broker.init_producer(INTERNAL)
             for n in range(2):
                 await send(broker, producer, n, [b"p"])
                 await put(broker, f"k{n}", [b"a"])
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
         footers = [read_footer(path) for path in segments_of(tmp_path)]
         assert [[b.base_offset for b in f.producers] for f in footers] == [[0], [0, 2]]
         assert [[(b.owner, b.base_offset) for b in f.idempotency_keys] for f in footers] == [

@@ -12,6 +12,7 @@ import pytest
 
 from logstore.broker import roll_schedule
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.settings import Settings
 from tests.support.captured_logs import captured_logs
@@ -40,13 +41,13 @@ def test_a_start_opens_each_table_once(tmp_path: Path, opened: Counter[str]) -> 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in TOPICS:
-                topic = await broker.create_topic(name)
+                topic = await broker.create_topic(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
         opened.clear()
         async with running_broker(tmp_path) as broker:
             assert opened == dict.fromkeys(TOPICS, 1)
-            assert await read_all(broker, broker.topic(TOPICS[-1])) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topic(INTERNAL, TOPICS[-1])) == [(0, b"a"), (1, b"b")]
 
     run(scenario())
 
@@ -72,7 +73,7 @@ class Looks:
 
 def make_old(broker: Broker) -> None:
     """The logs of all tables changed an hour ago, for the last time."""
-    for topic in broker.topics():
+    for topic in broker.topics(INTERNAL):
         log = topic.table.path / "_delta_log"
         then = log.stat().st_mtime_ns - 3600 * 10**9
         os.utime(log, ns=(then, then))
@@ -84,17 +85,17 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in TOPICS[:20]:
-                topic = await broker.create_topic(name)
+                topic = await broker.create_topic(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             make_old(broker)
             await until(lambda: len(broker._schedule._seen) == 20)
             looks = Looks(monkeypatch)
             await asyncio.sleep(0.5)
             # One in each pass: so all have their turn, also those whose change left no trace.
             assert 1 <= len(looks.names) <= 51
-            overwritten = broker.topic(TOPICS[7])
+            overwritten = broker.topic(INTERNAL, TOPICS[7])
             overwrite_entry(overwritten.table, overwritten.version)
             await until(lambda: overwritten.version == 2)
             assert deltalake.DeltaTable(overwritten.table.path).to_pyarrow_table().num_rows == 2
@@ -113,7 +114,7 @@ def test_a_change_in_the_moment_of_the_last_one_is_not_passed_over(tmp_path: Pat
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t")
+            topic = await broker.create_topic(INTERNAL, "t")
             assert topic
             assert topic.table.log_mark() is None, "too young to tell"
             make_old(broker)
@@ -133,7 +134,7 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
     async def scenario() -> None:
         broker = await start_broker(Settings(data=tmp_path), clock=clock, filesystem=filesystem)
         for name in TOPICS[:5]:
-            topic = await broker.create_topic(name)
+            topic = await broker.create_topic(INTERNAL, name)
             assert topic
             await produce(broker, topic, [b"a", b"b"])
         filesystem.at("delta.committed", lambda: clock.advance(4_000), lambda: clock.advance(4_000))
@@ -142,11 +143,11 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
         (said,) = [line for line in lines if line["event"] == "broker.left_in_journal_at_stop"]
         assert (said["topics"], said["records"]) == (3, 6)
         async with running_broker(tmp_path, clock=clock) as broker:
-            sealed = [broker.topic(name).partition(0).sealed_offset for name in TOPICS[:5]]
+            sealed = [broker.topic(INTERNAL, name).partition(0).sealed_offset for name in TOPICS[:5]]
             assert sealed == [2, 2, 0, 0, 0]
             for name in TOPICS[:5]:
-                assert await read_all(broker, broker.topic(name)) == [(0, b"a"), (1, b"b")]
+                assert await read_all(broker, broker.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
             clock.advance(60_000)
-            await until(lambda: not any(topic.has_unsealed for topic in broker.topics()))
+            await until(lambda: not any(topic.has_unsealed for topic in broker.topics(INTERNAL)))
 
     run(scenario())

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from logstore.broker.broker import FetchResult
+from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
@@ -31,10 +32,10 @@ NEVER = {"segment.ms": "100000000"}
 
 async def orders(broker, *, partitions: int = 1) -> Topic:
     """Three sealed records and two that are in the journal alone, in every partition."""
-    topic = await broker.create_topic("orders", partitions=partitions, configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, "orders", partitions=partitions, configs=NEVER)
     for partition in range(partitions):
         await produce(broker, topic, [b"a", b"b", b"c"], partition=partition)
-    await broker.roll(topic)
+    await broker.roll(INTERNAL, topic)
     for partition in range(partitions):
         await produce(broker, topic, [b"d", b"e"], partition=partition)
     return topic
@@ -44,7 +45,7 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
     """A data directory as a kill leaves it, with ``orders`` and a topic that nothing happens to."""
     async with running_broker(data) as broker:
         await orders(broker, partitions=partitions)
-        other = await broker.create_topic("other", configs=NEVER)
+        other = await broker.create_topic(INTERNAL, "other", configs=NEVER)
         await produce(broker, other, [b"x"])
         copy_of_one_moment(data, data.with_name("after"))
     return data.with_name("after")
@@ -53,16 +54,16 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
 async def fetch_stored(broker, offset: int):
     """What a reader of stored batches of orders-0 is answered."""
     limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
-    fetched = await broker.fetch_stored([FetchPartition("orders", 0, offset)], limits)
+    fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
     fetched.reservation.release()
     return fetched.answers[0]
 
 
 async def assert_the_other_is_served(broker) -> None:
-    other = broker.topic("other")
+    other = broker.topic(INTERNAL, "other")
     offset = await produce(broker, other, [b"y"])
     assert (offset, b"y") in await read_all(broker, other)
-    await broker.roll(other)
+    await broker.roll(INTERNAL, other)
 
 
 ALL = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"), (4, b"e")]
@@ -90,10 +91,10 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
         else:
             copy.symlink_to("orders")
         async with running_broker(data) as broker:
-            assert await read_all(broker, broker.topic("orders")) == ALL
-            assert await produce(broker, broker.topic("orders"), [b"f"]) == 5
-            await broker.roll(broker.topic("orders"))
-            (problem,) = broker.problems()
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+            assert await produce(broker, broker.topic(INTERNAL, "orders"), [b"f"]) == 5
+            await broker.roll(INTERNAL, broker.topic(INTERNAL, "orders"))
+            (problem,) = broker.problems(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == (name, None, ProblemState.QUARANTINED)
             if how == "copy":
                 assert "is the table of topic 'orders', or a copy of it" in problem.reason
@@ -101,11 +102,11 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
             else:
                 assert "is a link to topic 'orders'" in problem.reason
             with pytest.raises(QuarantinedError, match="topic 'orders'"):
-                broker.topic(name)
+                broker.topic(INTERNAL, name)
             with pytest.raises(QuarantinedError):
-                await broker.delete_topic(name)  # which would give up the records of the original
+                await broker.delete_topic(INTERNAL, name)  # which would give up the records of the original
             with pytest.raises(TopicExistsError):
-                await broker.create_topic(name)
+                await broker.create_topic(INTERNAL, name)
             await assert_the_other_is_served(broker)
 
     run(scenario())
@@ -117,7 +118,7 @@ def test_a_table_that_does_not_say_which_topic_it_is_says_so_from_the_next_start
         table = data / "topics" / "orders"
         DeltaTable(str(table)).alter.set_table_properties({"logstore.topic": ""}, raise_if_not_exists=False)
         async with running_broker(data) as broker:
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
         assert TopicTable.open(table).snapshot().topic_name == "orders"
 
     run(scenario())
@@ -131,11 +132,14 @@ def test_two_tables_that_both_say_to_be_the_original_are_both_refused(tmp_path: 
             {"logstore.topic": "orders2"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert [p.topic for p in broker.problems() if "have the same id" in p.reason] == ["orders", "orders2"]
+            assert [p.topic for p in broker.problems(INTERNAL) if "have the same id" in p.reason] == [
+                "orders",
+                "orders2",
+            ]
             await assert_the_other_is_served(broker)
         shutil.rmtree(data / "topics" / "orders2")
         async with running_broker(data) as broker:
-            assert await read_all(broker, broker.topic("orders")) == ALL
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
 
     run(scenario())
 
@@ -147,9 +151,9 @@ def test_names_of_delta_lakes_own_files_are_refused_and_leave_nothing_behind(tmp
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.create_topic(name)
+                await broker.create_topic(INTERNAL, name)
             with pytest.raises(InvalidTopicError, match="Delta Lake has files of its own"):
-                await broker.topic_for_produce(name)
+                await broker.topic_for_produce(INTERNAL, name)
             assert not list((tmp_path / "topics").iterdir())
 
     run(scenario())
@@ -163,9 +167,9 @@ def test_a_creation_that_fails_after_the_table_is_there_takes_it_back(
             with monkeypatch.context() as patched:
                 patched.setattr(TopicTable, "snapshot", lambda _: (_ for _ in ()).throw(OSError("no")))
                 with pytest.raises(OSError, match="no"):
-                    await broker.create_topic("t")
+                    await broker.create_topic(INTERNAL, "t")
             assert not list((tmp_path / "topics").iterdir())
-            assert await broker.create_topic("t")
+            assert await broker.create_topic(INTERNAL, "t")
 
     run(scenario())
 
@@ -180,11 +184,11 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
         table.alter.set_table_properties({"logstore.partitions": value}, raise_if_not_exists=False)
         for _ in range(2):  # the journal's part of it outlives a restart, and more files of the journal
             async with running_broker(data) as broker:
-                problems = broker.problems()
+                problems = broker.problems(INTERNAL)
                 assert [p.topic for p in problems if "logstore.partitions" in p.reason] == ["orders"]
                 assert any(re.search("The journal holds [1-9][0-9]* records", p.reason) for p in problems)
                 with pytest.raises(QuarantinedError, match=r"logstore\.partitions"):
-                    broker.topic("orders")
+                    broker.topic(INTERNAL, "orders")
                 await assert_the_other_is_served(broker)
         remedy = next(p.reason for p in problems if "SET TBLPROPERTIES" in p.reason)
         assert "SET TBLPROPERTIES ('logstore.partitions' = '2')" in remedy
@@ -192,9 +196,9 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
             {"logstore.partitions": "2"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
             for partition in (0, 1):
-                assert await read_all(broker, broker.topic("orders"), partition) == ALL
+                assert await read_all(broker, broker.topic(INTERNAL, "orders"), partition) == ALL
 
     run(scenario())
 
@@ -210,32 +214,32 @@ def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served
         if not while_it_runs:
             foreign_append(table, offsets)
         async with running_broker(data) as broker:
-            topic = broker.topic("orders")
+            topic = broker.topic(INTERNAL, "orders")
             if while_it_runs:
-                assert broker.problems() == []
+                assert broker.problems(INTERNAL) == []
                 foreign_append(table, offsets)
                 await broker._roller.refresh(topic)
-            (problem,) = broker.problems()
+            (problem,) = broker.problems(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.QUARANTINED)
             with pytest.raises(QuarantinedError):
                 await produce(broker, topic, [b"no"])
             with pytest.raises(QuarantinedError):
-                await broker.fetch(topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
             with pytest.raises(QuarantinedError):
-                await broker.delete_records(topic, 0, 1)
+                await broker.delete_records(INTERNAL, topic, 0, 1)
             assert await produce(broker, topic, [b"f"], partition=1) == 5
             assert (5, b"f") in await read_all(broker, topic, 1)
             # Records that leave the partition open go to the one that is served.
-            left_open = await broker.produce(topic, records([b"g"]))
+            left_open = await broker.produce(INTERNAL, topic, records([b"g"]))
             assert left_open.ranges[0].partition == 1
             await assert_the_other_is_served(broker)
 
             topic.table.drop_foreign_files()
             await broker._roller.refresh(topic)
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
             assert await read_all(broker, topic) == ALL
             assert await produce(broker, topic, [b"z"]) == 5
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
 
     run(scenario())
 
@@ -248,8 +252,8 @@ def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
         (data / "topics" / "half" / "_delta_log").mkdir(parents=True)
         (data / "topics" / "dangling").symlink_to("nowhere")
         async with running_broker(data) as broker:
-            assert {p.topic for p in broker.problems()} == {"_delta_log", "half", "stray"}
-            assert await read_all(broker, broker.topic("orders")) == ALL
+            assert {p.topic for p in broker.problems(INTERNAL)} == {"_delta_log", "half", "stray"}
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
             await assert_the_other_is_served(broker)
 
     run(scenario())
@@ -263,19 +267,19 @@ def test_what_the_journal_holds_of_a_quarantined_topic_outlives_many_files_of_th
         table = DeltaTable(str(data / "topics" / "orders"))
         table.alter.set_table_properties({"logstore.partitions": "abc"}, raise_if_not_exists=False)
         async with running_broker(data, journal_max_bytes=1 << 25) as broker:
-            other = broker.topic("other")
+            other = broker.topic(INTERNAL, "other")
             for _ in range(30):
                 await produce(broker, other, [os.urandom(200_000)])
                 if len(broker._journal.files) > 4:
-                    await broker.roll(other)
+                    await broker.roll(INTERNAL, other)
                     await broker._schedule._unpin_journal()
         assert len(list((data / "brokers/0/journal/0").glob("*.log"))) < 8
         DeltaTable(str(data / "topics" / "orders")).alter.set_table_properties(
             {"logstore.partitions": "1"}, raise_if_not_exists=False
         )
         async with running_broker(data) as broker:
-            assert broker.problems() == []
-            assert await read_all(broker, broker.topic("orders")) == ALL
+            assert broker.problems(INTERNAL) == []
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
 
     run(scenario())
 
@@ -284,11 +288,11 @@ def test_what_the_journal_holds_of_a_quarantined_topic_outlives_many_files_of_th
 
 
 async def two_rolls(broker) -> Topic:
-    topic = await broker.create_topic("orders", configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
     await produce(broker, topic, [b"a", b"b"])
-    await broker.roll(topic)
+    await broker.roll(INTERNAL, topic)
     await produce(broker, topic, [b"c", b"d"])
-    await broker.roll(topic)
+    await broker.roll(INTERNAL, topic)
     await produce(broker, topic, [b"e"])
     return topic
 
@@ -322,30 +326,30 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
                 await check(broker)
 
     async def check(broker) -> None:
-        topic = broker.topic("orders")
+        topic = broker.topic(INTERNAL, "orders")
         if missing is None:
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b"), (4, b"e")]
             return
-        (problem,) = broker.problems()
+        (problem,) = broker.problems(INTERNAL)
         start, end = missing
         assert problem == TopicProblem("orders", 0, ProblemState.RECORDS_MISSING, problem.reason, problem.remedy)
         assert f"Offsets {start} to {end - 1} of orders-0 are missing: {how} in version" in problem.reason
         if start:
-            fetched = await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
+            fetched = await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=10**6, max_wait_ms=0)
             assert fetched.next_offset == start
             stored = await fetch_stored(broker, 0)
             assert isinstance(stored, FetchResult)
             assert stored.next_offset == start
         for offset in range(start, end):
             with pytest.raises(MissingRecordsError, match="are missing"):
-                await broker.fetch(topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             refused = await fetch_stored(broker, offset)
             assert isinstance(refused, MissingRecordsError)
             assert "are missing" in refused.message
         with pytest.raises(MissingRecordsError):
-            await broker.offset_for_timestamp(topic, 0, 2**50)
-        after = await broker.fetch(topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            await broker.offset_for_timestamp(INTERNAL, topic, 0, 2**50)
+        after = await broker.fetch(INTERNAL, topic, 0, end, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
         assert after.records["value"].to_pylist()[0] == b"e"
         await produce(broker, topic, [b"more"])
 
@@ -369,12 +373,12 @@ def test_nobody_reads_by_a_table_of_which_it_is_not_known_yet_what_is_missing(
             take_away(topic.table.path, "RESTORE")
             refreshing = asyncio.create_task(broker._roller.refresh(topic))
             assert await asyncio.to_thread(looking.wait, 10)
-            fetched = await broker.fetch(topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert fetched.records["offset"].to_pylist()[0] == 2
             read.set()
             await refreshing
             with pytest.raises(MissingRecordsError):
-                await broker.fetch(topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
 
     run(scenario())
 
@@ -387,10 +391,10 @@ def test_rows_that_were_deleted_do_not_count_as_missing_after_a_quarantine(tmp_p
             await broker._roller.refresh(topic)
             foreign_append(topic.table.path, [1])
             await broker._roller.refresh(topic)
-            assert broker.problems()
+            assert broker.problems(INTERNAL)
             topic.table.drop_foreign_files()
             await broker._roller.refresh(topic)
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"e"]
 
     run(scenario())
@@ -403,16 +407,16 @@ def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_g
             version = topic.version
             take_away(topic.table.path, "RESTORE")
             await broker._roller.refresh(topic)
-            assert broker.problems()
+            assert broker.problems(INTERNAL)
             DeltaTable(str(topic.table.path)).restore(version)
             await broker._roller.refresh(topic)
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"c", b"d", b"e"]
 
             take_away(topic.table.path, "RESTORE")
             await broker._roller.refresh(topic)
-            assert await broker.delete_records(topic, 0, 4) == 4
-            assert broker.problems() == []
+            assert await broker.delete_records(INTERNAL, topic, 0, 4) == 4
+            assert broker.problems(INTERNAL) == []
             assert await read_all(broker, topic) == [(4, b"e")]
 
     run(scenario())
@@ -422,21 +426,21 @@ def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_g
 def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predicate: str) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("orders", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
             await produce(broker, topic, [b"a", b"b", b"c", b"d"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             DeltaTable(str(topic.table.path)).delete(predicate)
             await broker._roller.refresh(topic)
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
 
     run(scenario())
 
 
 async def three_rolls(broker) -> Topic:
-    topic = await broker.create_topic("orders", configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
     for values in ([b"a", b"b"], [b"c", b"d"], [b"e", b"f"]):
         await produce(broker, topic, values)
-        await broker.roll(topic)
+        await broker.roll(INTERNAL, topic)
     return topic
 
 
@@ -451,7 +455,7 @@ def test_what_is_left_of_a_gap_stays_missing_when_a_part_of_it_is_given_up_or_co
             take_away(topic.table.path, "WRITE")
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 6)]
-            await broker.delete_records(topic, 0, 1)
+            await broker.delete_records(INTERNAL, topic, 0, 1)
             assert missing_in(topic) == [(1, 6)]
             DeltaTable(str(topic.table.path)).restore(1)
             await broker._roller.refresh(topic)
@@ -474,7 +478,7 @@ def test_what_is_taken_away_below_the_clean_point_is_missing_and_what_compaction
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 2), (4, 6)]
         async with running_broker(tmp_path) as broker:
-            assert missing_in(broker.topic("orders")) == [(0, 2), (4, 6)]
+            assert missing_in(broker.topic(INTERNAL, "orders")) == [(0, 2), (4, 6)]
 
     run(scenario())
 
@@ -490,7 +494,7 @@ def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: P
         take_away(topic.table.path, "WRITE")
         DeltaTable(str(topic.table.path)).vacuum(0, dry_run=False, enforce_retention_duration=False)
         async with running_broker(tmp_path) as broker:
-            assert missing_in(broker.topic("orders")) == [(1, 6)]
+            assert missing_in(broker.topic(INTERNAL, "orders")) == [(1, 6)]
 
     run(scenario())
 
@@ -499,27 +503,27 @@ def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: P
 def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothing(tmp_path: Path, sealed: bool) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker:
-            topic = await broker.create_topic("orders", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
             shutil.copytree(topic.table.path / "_delta_log", tmp_path / "before")
-            await broker.add_partitions("orders", 2)
+            await broker.add_partitions(INTERNAL, "orders", 2)
             assert await produce(broker, topic, [b"a", b"b"], partition=1) == 0
             if sealed:
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             assert await produce(broker, topic, [b"c"], partition=1) == 2
             copy_of_one_moment(tmp_path / "data", tmp_path / "after")
         data = tmp_path / "after"
         shutil.rmtree(data / "topics/orders/_delta_log")
         shutil.copytree(tmp_path / "before", data / "topics/orders/_delta_log")
         async with running_broker(data) as broker:
-            (problem,) = broker.problems()
+            (problem,) = broker.problems(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 1, ProblemState.QUARANTINED)
             with pytest.raises(QuarantinedError):
-                await produce(broker, broker.topic("orders"), [b"no"], partition=1)
-            await produce(broker, broker.topic("orders"), [b"other"], partition=0)
+                await produce(broker, broker.topic(INTERNAL, "orders"), [b"no"], partition=1)
+            await produce(broker, broker.topic(INTERNAL, "orders"), [b"other"], partition=0)
         async with running_broker(data) as broker:
-            assert broker.problems() == []
-            assert await read_all(broker, broker.topic("orders"), 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
-            assert await produce(broker, broker.topic("orders"), [b"d"], partition=1) == 3
+            assert broker.problems(INTERNAL) == []
+            assert await read_all(broker, broker.topic(INTERNAL, "orders"), 1) == [(0, b"a"), (1, b"b"), (2, b"c")]
+            assert await produce(broker, broker.topic(INTERNAL, "orders"), [b"d"], partition=1) == 3
 
     run(scenario())
 
@@ -527,15 +531,15 @@ def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothin
 def test_partitions_that_a_foreign_commit_takes_away_while_the_store_runs_are_added_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("orders", configs=NEVER)
-            await broker.add_partitions("orders", 2)
+            topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
+            await broker.add_partitions(INTERNAL, "orders", 2)
             await produce(broker, topic, [b"a"], partition=1)
             entry = topic.table.path / "_delta_log" / f"{topic.version:020d}.json"
             temporary = entry.with_suffix(".tmp")
             temporary.write_text('{"commitInfo":{"operation":"WRITE"}}\n')
             temporary.rename(entry)
             await broker._roller.refresh(topic)
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert topic.table.snapshot().num_partitions == 2
             assert await read_all(broker, topic, 1) == [(0, b"a")]
 
@@ -550,7 +554,7 @@ def test_a_topic_whose_directory_is_gone_is_listed_though_all_of_it_was_sealed(t
             pass
         shutil.rmtree(topic.table.path / "_delta_log")
         async with running_broker(tmp_path) as broker:
-            assert [problem.topic for problem in broker.problems()] == [str(topic.topic_id)]
+            assert [problem.topic for problem in broker.problems(INTERNAL)] == [str(topic.topic_id)]
 
     run(scenario())
 
@@ -564,22 +568,22 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
             whole[30] ^= 1
             first.write_bytes(whole)
             with pytest.raises(CorruptionError):
-                await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert isinstance(await fetch_stored(broker, 0), CorruptionError)
-            (problem,) = broker.problems()
+            (problem,) = broker.problems(INTERNAL)
             assert (problem.partition, problem.state) == (0, ProblemState.UNREADABLE)
             assert first.name in problem.reason
-            assert (await broker.fetch(topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)).count == 1
+            assert (await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)).count == 1
             whole[30] ^= 1
             first.write_bytes(whole)
             await read_all(broker, topic)
-            assert broker.problems() == []
+            assert broker.problems(INTERNAL) == []
 
             DeltaTable(str(topic.table.path)).optimize.compact()
             await broker._roller.refresh(topic)
             with pytest.raises(CorruptionError):
-                await broker.fetch(topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
-            assert [problem.state for problem in broker.problems()] == [ProblemState.UNREADABLE]
+                await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
+            assert [problem.state for problem in broker.problems(INTERNAL)] == [ProblemState.UNREADABLE]
 
     run(scenario())
 
@@ -597,7 +601,7 @@ def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
                     await broker._roller.refresh(topic)
             told = [entry["event"] for entry in logs if entry["event"].startswith("partition.")]
             assert told == ["partition.quarantined"]
-            assert [problem.state for problem in broker.problems()] == [ProblemState.QUARANTINED]
+            assert [problem.state for problem in broker.problems(INTERNAL)] == [ProblemState.QUARANTINED]
 
     run(scenario())
 
@@ -618,7 +622,7 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
             temporary.rename(entry)
             await asyncio.sleep(0.01)
             await broker._roller.refresh(topic)
-            (problem,) = broker.problems()
+            (problem,) = broker.problems(INTERNAL)
             assert "Offsets 0 to 1 of orders-0 are missing" in problem.reason
 
     run(scenario())

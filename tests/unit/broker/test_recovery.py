@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from logstore.broker.context import INTERNAL
 from logstore.errors import CorruptionError
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker
@@ -17,17 +18,17 @@ def test_a_missing_segment_keeps_no_other_topic_from_being_served(tmp_path: Path
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             for name in ("whole", "broken"):
-                topic = await broker.create_topic(name)
+                topic = await broker.create_topic(INTERNAL, name)
                 assert topic
                 await produce(broker, topic, [b"a", b"b"])
         shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
         (segment,) = (tmp_path / "topics" / "broken").glob("*/*.parquet")
         segment.unlink()
         async with running_broker(tmp_path) as broker:
-            assert await read_all(broker, broker.topic("whole")) == [(0, b"a"), (1, b"b")]
+            assert await read_all(broker, broker.topic(INTERNAL, "whole")) == [(0, b"a"), (1, b"b")]
             with pytest.raises(CorruptionError, match=segment.name):
-                await read_all(broker, broker.topic("broken"))
-            assert await produce(broker, broker.topic("broken"), [b"c"]) == 2
+                await read_all(broker, broker.topic(INTERNAL, "broken"))
+            assert await produce(broker, broker.topic(INTERNAL, "broken"), [b"c"]) == 2
 
     run(scenario())
 
@@ -39,19 +40,19 @@ def test_append_times_go_on_from_appends_and_never_from_the_clocks_of_producers(
     async def scenario() -> None:
         clock = ManualClock(NOW_MS)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic("t")
+            topic = await broker.create_topic(INTERNAL, "t")
             assert topic
-            await broker.produce(topic, records([b"early"], timestamp=FAR_MS), partition=0)
-            await broker.alter_configs("t", {"message.timestamp.type": "LogAppendTime"})
+            await broker.produce(INTERNAL, topic, records([b"early"], timestamp=FAR_MS), partition=0)
+            await broker.alter_configs(INTERNAL, "t", {"message.timestamp.type": "LogAppendTime"})
         if journal_lost:
             shutil.rmtree(tmp_path / "brokers" / "0" / "journal")
         clock.step_wall(-3_600_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             await produce(broker, topic, [b"late"])
-            fetched = await broker.fetch(topic, 0, 0, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
             if fetched.records.num_rows == 1:
-                fetched = await broker.fetch(topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+                fetched = await broker.fetch(INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist()[-1] == NOW_MS
 
     run(scenario())
@@ -63,16 +64,16 @@ def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) ->
     async def scenario() -> None:
         clock = ManualClock(NOW_MS)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = await broker.create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
+            topic = await broker.create_topic(INTERNAL, "t", configs={"message.timestamp.type": "LogAppendTime"})
             await produce(broker, topic, [b"before"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
         async with running_broker(tmp_path, clock=clock):
             pass
         clock.step_wall(-3_600_000)
         async with running_broker(tmp_path, clock=clock) as broker:
-            topic = broker.topic("t")
+            topic = broker.topic(INTERNAL, "t")
             await produce(broker, topic, [b"after"])
-            fetched = await broker.fetch(topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+            fetched = await broker.fetch(INTERNAL, topic, 0, 1, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [NOW_MS]
 
     run(scenario())

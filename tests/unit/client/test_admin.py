@@ -18,6 +18,8 @@ from logstore.errors import (
     UnknownTopicError,
 )
 
+pytestmark = pytest.mark.system
+
 
 def test_the_stores_own_topics_are_listed_when_asked_for(admin: Admin):
     name = f"users-{uuid4().hex[:8]}"

@@ -13,6 +13,8 @@ from tests.support.posting import post
 from tests.support.server_process import ServerProcess
 from tests.support.stored_records import stored_records
 
+pytestmark = pytest.mark.long
+
 RECORDS = 700
 EVERY = {f"{partition}-{offset}" for partition in range(2) for offset in range(RECORDS)}
 

@@ -1,9 +1,13 @@
 import contextlib
 import re
 
+import pytest
+
 from logstore.client.admin import Admin
 from logstore.errors import TopicExistsError
 from tests.support.server_process import ROOT
+
+pytestmark = pytest.mark.long
 
 
 def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):

@@ -4,12 +4,15 @@ import subprocess
 import sys
 
 import pyarrow as pa
+import pytest
 
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 #: Each takes a good part of a second to import, where it is installed.
 HEAVY = ("pandas", "pyarrow.parquet", "pyarrow.dataset", "deltalake", "pydantic", "rich")
+pytestmark = pytest.mark.system
+
 READ = """
 import sys
 import logstore

@@ -2,10 +2,13 @@ import inspect
 import re
 import textwrap
 
+import pytest
+
 from logstore.client.admin import Admin
 from tests.support.server_process import ROOT
 
 
+@pytest.mark.long
 def test_the_examples_of_the_page_run(store: str, capsys):
     page = (ROOT / "docs" / "python-client.md").read_text()
     examples = [textwrap.dedent(text) for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]

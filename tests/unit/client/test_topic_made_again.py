@@ -16,6 +16,8 @@ from tests.support.faulty_proxy import FaultyProxy
 from tests.support.posting import post
 from tests.support.stored_records import stored_records
 
+pytestmark = pytest.mark.system
+
 OLD, NEW = [b"old"] * 50, [b"new %d" % i for i in range(200)]
 
 

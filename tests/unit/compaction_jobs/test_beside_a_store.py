@@ -5,6 +5,7 @@ import time
 import pytest
 
 from compaction_jobs.jobs import run_job, topics_of
+from logstore.broker.context import INTERNAL
 from logstore.errors import OffsetOutOfRangeError
 from tests.support.job_context import job_context
 from tests.support.running_broker import produce, read_all, run, running_broker
@@ -18,19 +19,19 @@ def retain(data) -> None:
 
 
 async def fetch(broker, topic, offset):
-    return await broker.fetch(topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
+    return await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1 << 20, min_bytes=1, max_wait_ms=0)
 
 
 def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("events", partitions=1, configs={"retention.bytes": "0"})
+            topic = await broker.create_topic(INTERNAL, "events", partitions=1, configs={"retention.bytes": "0"})
             await produce(broker, topic, [b"0", b"1", b"2"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             assert len(await read_all(broker, topic)) == 3
             retain(tmp_path)
             await produce(broker, topic, [b"3"])
-            await broker.roll(topic)
+            await broker.roll(INTERNAL, topic)
             await produce(broker, topic, [b"4"])
             assert topic.partition(0).log_start_offset == 3
             for offset in (0, 2):
@@ -39,7 +40,7 @@ def test_all_of_history_may_go_and_the_log_goes_on(tmp_path):
             assert await read_all(broker, topic) == [(3, b"3"), (4, b"4")]
         retain(tmp_path)
         async with running_broker(tmp_path) as broker:
-            topic = broker.topic("events")
+            topic = broker.topic(INTERNAL, "events")
             partition_log = topic.partition(0)
             assert (partition_log.log_start_offset, partition_log.sealed_offset) == (5, 5)
             assert await read_all(broker, topic) == []
@@ -54,10 +55,10 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("events", partitions=1, configs={"retention.bytes": "1"})
+            topic = await broker.create_topic(INTERNAL, "events", partitions=1, configs={"retention.bytes": "1"})
             for value in (b"0", b"1"):
                 await produce(broker, topic, [value])
-                await broker.roll(topic)
+                await broker.roll(INTERNAL, topic)
             first = topic.table.path / topic.partition(0).segments[0].path
             retain(tmp_path)
             first.unlink()

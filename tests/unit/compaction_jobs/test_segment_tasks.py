@@ -28,6 +28,7 @@ from logstore.errors import CorruptionError
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
+from tests.support.examples import examples
 from tests.support.keyed_topics import KeyedTopic, Record, batch
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
@@ -79,7 +80,7 @@ def compact(topic: KeyedTopic, now_ms: int, chunk: int) -> None:
     assert not topic.table.commit_rewrites([part], data_change=False, operation="key-compaction").refused
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(ROUNDS, st.sampled_from([1, 600, 10_000]), st.integers(1, 5))
 def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes, chunk):
     """Against a model: a dict of offsets, and of each offset when it was compacted first."""

@@ -12,6 +12,7 @@ import pytest
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
 from consumer_offsets.offset_log import _partition_of
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.errors import (
     BrokerNotReadyError,
     InvalidGroupError,
@@ -31,7 +32,7 @@ from logstore.errors import (
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
-from tests.support.running_broker import produce, records, run, running_broker
+from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 Store = tuple[Broker, GroupCoordinator]
 
@@ -47,18 +48,18 @@ async def running(data: Path, **options: Any) -> AsyncIterator[Store]:
 
 async def new_topic(broker: Broker, name: str = "t", partitions: int = 2, count: int = 5) -> None:
     """Every partition holds ``count`` records."""
-    topic = await broker.create_topic(name, partitions=partitions, configs={"segment.ms": "100000000"})
+    topic = await broker.create_topic(INTERNAL, name, partitions=partitions, configs={"segment.ms": "100000000"})
     assert topic is not None
     for partition in range(partitions):
         await produce(broker, topic, [b"x"] * count, partition=partition)
 
 
 def committed(groups: GroupCoordinator, group: str = "g") -> dict[tuple[str, int], int]:
-    return {(found.topic, found.partition): found.offset for found in groups.committed(group)}
+    return {(found.topic, found.partition): found.offset for found in groups.committed(INTERNAL, group)}
 
 
 def log_ends(broker: Broker) -> list[int]:
-    return [found.next_offset for found in broker.topic(OFFSETS_TOPIC).partitions]
+    return [found.next_offset for found in broker.topic(INTERNAL, OFFSETS_TOPIC).partitions]
 
 
 def test_what_was_committed_last_counts_also_after_a_restart(tmp_path: Path) -> None:
@@ -66,19 +67,19 @@ def test_what_was_committed_last_counts_also_after_a_restart(tmp_path: Path) -> 
         clock = ManualClock()
         async with running(tmp_path, clock=clock) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 5, "é\n"), OffsetToCommit("t", 1, 2)])
-            await groups.commit("g", [OffsetToCommit("t", 0, 3)])
-            await groups.commit("other", [OffsetToCommit("t", 1, 0, "\0")])
-            before = [*groups.committed("g"), *groups.committed("other")]
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 5, "é\n"), OffsetToCommit("t", 1, 2)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)])
+            await groups.commit(INTERNAL, "other", [OffsetToCommit("t", 1, 0, "\0")])
+            before = [*groups.committed(INTERNAL, "g"), *groups.committed(INTERNAL, "other")]
             assert [found.leader_epoch for found in before] == [1, 1, -1]
             assert {found.timestamp for found in before} == {clock.now_ms()}
-            assert [found.lag for found in groups.lag("g")] == [2, 3]
+            assert [found.lag for found in groups.lag(INTERNAL, "g")] == [2, 3]
         async with running(tmp_path) as (broker, groups):
-            assert [*groups.committed("g"), *groups.committed("other")] == before
-            assert groups.groups() == ["g", "other"]
-            assert [found.offset for found in groups.committed("g", "t")] == [3, 2]
+            assert [*groups.committed(INTERNAL, "g"), *groups.committed(INTERNAL, "other")] == before
+            assert groups.groups(INTERNAL) == ["g", "other"]
+            assert [found.offset for found in groups.committed(INTERNAL, "g", "t")] == [3, 2]
             await new_topic(broker, "u")
-            assert groups.committed("g", "u") == []
+            assert groups.committed(INTERNAL, "g", "u") == []
 
     run(scenario())
 
@@ -107,9 +108,9 @@ def test_what_is_refused_leaves_nothing(
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             with pytest.raises(error):
-                await groups.commit(group, offsets)
-            assert groups.groups() == []
-            assert [topic.name for topic in broker.topics(include_internal=True)] == ["t"]
+                await groups.commit(INTERNAL, group, offsets)
+            assert groups.groups(INTERNAL) == []
+            assert [topic.name for topic in broker.topics(INTERNAL, include_internal=True)] == ["t"]
 
     run(scenario())
 
@@ -118,8 +119,8 @@ def test_the_largest_that_is_allowed(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker, "t" * 249)
-            await groups.commit("g" * 249, [OffsetToCommit("t" * 249, 1, 5, "é" * 2048)])
-            assert groups.committed("g" * 249)[0].metadata == "é" * 2048
+            await groups.commit(INTERNAL, "g" * 249, [OffsetToCommit("t" * 249, 1, 5, "é" * 2048)])
+            assert groups.committed(INTERNAL, "g" * 249)[0].metadata == "é" * 2048
 
     run(scenario())
 
@@ -128,19 +129,19 @@ def test_commits_of_a_moment_end_as_the_log_orders_them(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker, count=100)
-            await asyncio.gather(*(groups.commit("g", [OffsetToCommit("t", 0, n)]) for n in range(100)))
+            await asyncio.gather(*(groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, n)]) for n in range(100)))
             assert committed(groups) == {("t", 0): 99}
             # A request of more than 1 MiB is encoded in a thread, and may come after those that were called later.
             large = [OffsetToCommit("wide", n, 0, "\x01" * 4096) for n in range(300)]
             await new_topic(broker, "wide", partitions=300, count=1)
             await asyncio.gather(
-                groups.commit("g", large),
-                *(groups.commit("g", [OffsetToCommit("wide", n, 1)]) for n in range(300)),
-                groups.delete("g"),
+                groups.commit(INTERNAL, "g", large),
+                *(groups.commit(INTERNAL, "g", [OffsetToCommit("wide", n, 1)]) for n in range(300)),
+                groups.delete(INTERNAL, "g"),
             )
-            before = {group: committed(groups, group) for group in groups.groups()}
+            before = {group: committed(groups, group) for group in groups.groups(INTERNAL)}
         async with running(tmp_path) as (broker, groups):
-            assert {group: committed(groups, group) for group in groups.groups()} == before
+            assert {group: committed(groups, group) for group in groups.groups(INTERNAL)} == before
 
     run(scenario())
 
@@ -150,17 +151,19 @@ def test_a_deleted_group_is_gone_with_what_was_on_its_way(tmp_path: Path) -> Non
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
             for group in ("g", "other"):
-                await groups.commit(group, [OffsetToCommit("t", 0, 1)])
-            await asyncio.gather(groups.commit("g", [OffsetToCommit("t", 1, 2)]), groups.delete("g"))
+                await groups.commit(INTERNAL, group, [OffsetToCommit("t", 0, 1)])
+            await asyncio.gather(
+                groups.commit(INTERNAL, "g", [OffsetToCommit("t", 1, 2)]), groups.delete(INTERNAL, "g")
+            )
             for _ in range(2):
                 with pytest.raises(UnknownGroupError):
-                    await groups.delete("g")
+                    await groups.delete(INTERNAL, "g")
                 with pytest.raises(UnknownGroupError):
-                    groups.committed("g")
+                    groups.committed(INTERNAL, "g")
                 with pytest.raises(UnknownGroupError):
-                    groups.lag("g")
-            assert groups.groups() == ["other"]
-            await groups.commit("g", [OffsetToCommit("t", 1, 3)])
+                    groups.lag(INTERNAL, "g")
+            assert groups.groups(INTERNAL) == ["other"]
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 1, 3)])
         async with running(tmp_path) as (broker, groups):
             assert committed(groups) == {("t", 1): 3}
             assert committed(groups, "other") == {("t", 0): 1}
@@ -173,19 +176,21 @@ def test_offsets_belong_to_a_topic_and_not_to_its_name(tmp_path: Path) -> None:
         async with running(tmp_path) as (broker, groups):
             for name in ("t", "u"):
                 await new_topic(broker, name)
-                await groups.commit("g", [OffsetToCommit(name, 0, 4)])
-            await groups.commit("only-t", [OffsetToCommit("t", 1, 1)])
+                await groups.commit(INTERNAL, "g", [OffsetToCommit(name, 0, 4)])
+            await groups.commit(INTERNAL, "only-t", [OffsetToCommit("t", 1, 1)])
             racing = asyncio.gather(
-                broker.delete_topic("t"), groups.commit("late", [OffsetToCommit("t", 1, 1)]), return_exceptions=True
+                broker.delete_topic(INTERNAL, "t"),
+                groups.commit(INTERNAL, "late", [OffsetToCommit("t", 1, 1)]),
+                return_exceptions=True,
             )
             await racing
             await new_topic(broker, "t")
-            assert groups.groups() == ["g"]
+            assert groups.groups(INTERNAL) == ["g"]
             assert committed(groups) == {("u", 0): 4}
-            assert {found.topic for found in groups.lag("g")} == {"u"}
-            await groups.commit("g", [OffsetToCommit("t", 0, 2)])
+            assert {found.topic for found in groups.lag(INTERNAL, "g")} == {"u"}
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 2)])
         async with running(tmp_path) as (broker, groups):
-            assert groups.groups() == ["g"]
+            assert groups.groups(INTERNAL) == ["g"]
             assert committed(groups) == {("t", 0): 2, ("u", 0): 4}
 
     run(scenario())
@@ -197,8 +202,8 @@ def test_a_commit_that_waits_while_its_topic_is_made_again_is_refused(
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("other", [OffsetToCommit("t", 0, 0)])
-            before = str(broker.topic("t").topic_id)
+            await groups.commit(INTERNAL, "other", [OffsetToCommit("t", 0, 0)])
+            before = str(broker.topic(INTERNAL, "t").topic_id)
             internal_topic, going_on = broker.internal_topic, asyncio.Event()
 
             async def wait_for_it(*given: Any, **options: Any) -> Any:
@@ -207,18 +212,20 @@ def test_a_commit_that_waits_while_its_topic_is_made_again_is_refused(
 
             monkeypatch.setattr(broker, "internal_topic", wait_for_it)
             offsets = [OffsetToCommit("t", 0, 4, topic_id=before)]
-            committing = asyncio.create_task(groups.commit("g", offsets))
+            committing = asyncio.create_task(groups.commit(INTERNAL, "g", offsets))
             await asyncio.sleep(0)
             monkeypatch.undo()
-            await broker.delete_topic("t")
+            await broker.delete_topic(INTERNAL, "t")
             await new_topic(broker)
             ends = log_ends(broker)
             going_on.set()
             with pytest.raises(UnknownTopicIdError):
                 await committing
             assert log_ends(broker) == ends
-            assert groups.groups() == []
-            await groups.commit("g", [OffsetToCommit("t", 0, 4, topic_id=str(broker.topic("t").topic_id))])
+            assert groups.groups(INTERNAL) == []
+            await groups.commit(
+                INTERNAL, "g", [OffsetToCommit("t", 0, 4, topic_id=str(broker.topic(INTERNAL, "t").topic_id))]
+            )
             assert committed(groups) == {("t", 0): 4}
 
     run(scenario())
@@ -229,15 +236,15 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(tmp_pat
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 4)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
         async with running_broker(tmp_path) as broker:
             # Nobody follows: as if the process ended between the deletion and the tombstones.
-            await broker.delete_topic("t")
+            await broker.delete_topic(INTERNAL, "t")
             if made_again:
                 await new_topic(broker)
             ends = log_ends(broker)
         async with running(tmp_path) as (broker, groups):
-            assert groups.groups() == []
+            assert groups.groups(INTERNAL) == []
             assert sum(log_ends(broker)) == sum(ends) + 1
         async with running(tmp_path) as (broker, groups):
             assert sum(log_ends(broker)) == sum(ends) + 1
@@ -249,13 +256,13 @@ def test_the_offsets_of_a_topic_that_is_missing_wait_for_it(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running(tmp_path / "data") as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 4)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
         for _ in range(2):  # until the journal has nothing of it any more
             async with running(tmp_path / "data"):
                 pass
         (tmp_path / "data" / "topics" / "t").rename(tmp_path / "unmounted")
         async with running(tmp_path / "data") as (_, groups):
-            assert groups.groups() == []
+            assert groups.groups(INTERNAL) == []
         (tmp_path / "unmounted").rename(tmp_path / "data" / "topics" / "t")
         async with running(tmp_path / "data") as (_, groups):
             assert committed(groups) == {("t", 0): 4}
@@ -270,21 +277,23 @@ def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
             await new_topic(broker, partitions=20, count=1)
             disk.fail("rename", errno.ENOSPC)
             with pytest.raises(StorageFullError):
-                await groups.commit("first", [OffsetToCommit("t", 0, 1)])
-            await groups.commit("g", [OffsetToCommit("t", 0, 1)])
+                await groups.commit(INTERNAL, "first", [OffsetToCommit("t", 0, 1)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
             disk.fill()
             # Together more than what the journal has allocated ahead.
             large = [OffsetToCommit("t", partition, 1, "\x01" * 4096) for partition in range(20)]
-            outcomes = await asyncio.gather(*(groups.commit(f"g{n}", large) for n in range(60)), return_exceptions=True)
+            outcomes = await asyncio.gather(
+                *(groups.commit(INTERNAL, f"g{n}", large) for n in range(60)), return_exceptions=True
+            )
             assert {type(outcome) for outcome in outcomes} == {StorageFullError}
-            assert groups.groups() == ["g"]
+            assert groups.groups(INTERNAL) == ["g"]
             disk.heal()
-            await groups.commit("g", [OffsetToCommit("t", 0, 0)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
             assert committed(groups) == {("t", 0): 0}
             disk.fill()
         # It stops all the same; the journal keeps what could not be rolled.
         async with running(tmp_path) as (broker, groups):
-            assert groups.groups() == ["g"]
+            assert groups.groups(INTERNAL) == ["g"]
             assert committed(groups) == {("t", 0): 0}
 
     run(scenario())
@@ -295,15 +304,15 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
         disk = FaultyFileSystem()
         async with running(tmp_path, filesystem=disk) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 2)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 2)])
             disk.fail("fdatasync", errno.EIO)
             for _ in range(2):
                 with pytest.raises(StorageError):
-                    await groups.commit("g", [OffsetToCommit("t", 0, 3)])
+                    await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)])
             assert committed(groups) == {("t", 0): 2}
             # The topic goes; that its offsets cannot be taken back now stops nothing.
-            await broker.delete_topic("t")
-            assert groups.groups() == []
+            await broker.delete_topic(INTERNAL, "t")
+            assert groups.groups(INTERNAL) == []
 
     run(scenario())
 
@@ -312,13 +321,13 @@ def test_who_waits_too_long_does_not_know_and_memory_follows_the_log(tmp_path: P
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 1)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
             with pytest.raises(RequestTimedOutError):
-                await groups.commit("g", [OffsetToCommit("t", 0, 2)], timeout_ms=0)
-            waiting = asyncio.create_task(groups.commit("g", [OffsetToCommit("t", 1, 3)]))
+                await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 2)], timeout_ms=0)
+            waiting = asyncio.create_task(groups.commit(INTERNAL, "g", [OffsetToCommit("t", 1, 3)]))
             await asyncio.sleep(0)
             waiting.cancel()
-            await groups.commit("g", [OffsetToCommit("t", 1, 4)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 1, 4)])
             assert committed(groups) == {("t", 0): 2, ("t", 1): 4}
 
     run(scenario())
@@ -328,9 +337,9 @@ def test_a_store_that_stops_takes_no_commit(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 1)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
         with pytest.raises(BrokerNotReadyError):
-            await groups.commit("g", [OffsetToCommit("t", 0, 2)])
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 2)])
         assert committed(groups) == {("t", 0): 1}
 
     run(scenario())
@@ -340,30 +349,30 @@ def test_the_topic_is_the_stores_own_and_compacted(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path, offsets_topic_num_partitions=3) as (broker, groups):
             await new_topic(broker)
-            await asyncio.gather(*(groups.commit(f"g{n}", [OffsetToCommit("t", 0, n)]) for n in range(5)))
-            topic = broker.topic(OFFSETS_TOPIC)
+            await asyncio.gather(*(groups.commit(INTERNAL, f"g{n}", [OffsetToCommit("t", 0, n)]) for n in range(5)))
+            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
             assert topic.is_internal
             assert topic.config.compacted
             assert topic.config.segment_ms == 5000
             assert len(topic.partitions) == 3
             before = log_ends(broker)
             for refused in (
-                broker.produce(topic, records([b"x"], keys=[b"k"])),
-                broker.delete_topic(OFFSETS_TOPIC),
-                broker.alter_configs(OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
-                broker.add_partitions(OFFSETS_TOPIC, 9),
-                broker.delete_records(topic, 0, -1),
-                broker.create_topic(OFFSETS_TOPIC),
+                broker.produce(CLIENT, topic, records([b"x"], keys=[b"k"])),
+                broker.delete_topic(INTERNAL, OFFSETS_TOPIC),
+                broker.alter_configs(INTERNAL, OFFSETS_TOPIC, {"cleanup.policy": "delete"}),
+                broker.add_partitions(INTERNAL, OFFSETS_TOPIC, 9),
+                broker.delete_records(INTERNAL, topic, 0, -1),
+                broker.create_topic(INTERNAL, OFFSETS_TOPIC),
             ):
                 with pytest.raises(InvalidTopicError):
                     await refused
             assert log_ends(broker) == before
         # The setting counted when the topic was made: a group stays in its partition.
         async with running(tmp_path, offsets_topic_num_partitions=7) as (broker, groups):
-            await groups.commit("g1", [OffsetToCommit("t", 0, 5)])
-            assert len(broker.topic(OFFSETS_TOPIC).partitions) == 3
+            await groups.commit(INTERNAL, "g1", [OffsetToCommit("t", 0, 5)])
+            assert len(broker.topic(INTERNAL, OFFSETS_TOPIC).partitions) == 3
         async with running(tmp_path) as (broker, groups):
-            assert [committed(groups, group)["t", 0] for group in groups.groups()] == [0, 5, 2, 3, 4]
+            assert [committed(groups, group)["t", 0] for group in groups.groups(INTERNAL)] == [0, 5, 2, 3, 4]
 
     run(scenario())
 
@@ -374,17 +383,17 @@ def test_records_that_no_coordinator_has_written_keep_only_the_groups_of_their_p
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)
-            await groups.commit("g", [OffsetToCommit("t", 0, 1)])
-            topic = broker.topic(OFFSETS_TOPIC)
-            await broker.produce(topic, records([b"{}"], keys=[b"k"]), partition=2, internal=True)
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
+            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
+            await broker.produce(INTERNAL, topic, records([b"{}"], keys=[b"k"]), partition=2)
             again = await GroupCoordinator.start(broker)
             names = {_partition_of(f"g{n}", len(topic.partitions)): f"g{n}" for n in range(100)}
             with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
-                await again.commit(names[2], [OffsetToCommit("t", 0, 1)])
+                await again.commit(INTERNAL, names[2], [OffsetToCommit("t", 0, 1)])
             with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
-                again.committed(names[2])
-            await again.commit(names[3], [OffsetToCommit("t", 0, 1)])
-            assert [found.offset for found in again.committed(names[3])] == [1]
+                again.committed(INTERNAL, names[2])
+            await again.commit(INTERNAL, names[3], [OffsetToCommit("t", 0, 1)])
+            assert [found.offset for found in again.committed(INTERNAL, names[3])] == [1]
             await again.close()
 
     run(scenario())

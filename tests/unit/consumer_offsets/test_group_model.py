@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.settings import Settings
 from tests.support.data_directory import copy_of_one_moment
+from tests.support.examples import examples
 from tests.support.running_broker import produce, start_broker, stop_broker
 
 PARTITIONS = 2
@@ -65,10 +67,12 @@ class GroupModel(RuleBasedStateMachine):
     @rule(topic=topics, count=st.integers(1, 5))
     def produce(self, topic: str, count: int) -> None:
         if topic not in self.ends:
-            self.run(self.broker.create_topic(topic, partitions=PARTITIONS, configs={"segment.ms": "100000000"}))
+            self.run(
+                self.broker.create_topic(INTERNAL, topic, partitions=PARTITIONS, configs={"segment.ms": "100000000"})
+            )
             self.ends[topic] = [0] * PARTITIONS
         for partition in range(PARTITIONS):
-            self.run(produce(self.broker, self.broker.topic(topic), [b"x"] * count, partition=partition))
+            self.run(produce(self.broker, self.broker.topic(INTERNAL, topic), [b"x"] * count, partition=partition))
             self.ends[topic][partition] += count
 
     def asked(self, wanted: Wanted) -> list[OffsetToCommit]:
@@ -82,7 +86,7 @@ class GroupModel(RuleBasedStateMachine):
     def commit(self, group: str, wanted: Wanted) -> None:
         offsets = self.asked(wanted)
         if offsets:
-            self.run(self.coordinator.commit(group, offsets))
+            self.run(self.coordinator.commit(INTERNAL, group, offsets))
             self.model.setdefault(group, {}).update({(o.topic, o.partition): (o.offset, o.metadata) for o in offsets})
 
     @rule(requests=st.lists(st.tuples(groups, commits), min_size=2, max_size=4), deleted=st.none() | groups)
@@ -90,8 +94,10 @@ class GroupModel(RuleBasedStateMachine):
         """Appended in the order of the calls: the deletion takes with it what is on its way."""
 
         async def at_once() -> None:
-            work = [self.coordinator.commit(group, offsets) for group, offsets in asked]
-            await asyncio.gather(*work, *([self.coordinator.delete(deleted)] if deleted in self.model else []))
+            work = [self.coordinator.commit(INTERNAL, group, offsets) for group, offsets in asked]
+            await asyncio.gather(
+                *work, *([self.coordinator.delete(INTERNAL, deleted)] if deleted in self.model else [])
+            )
 
         asked = [(group, offsets) for group, wanted in requests if (offsets := self.asked(wanted))]
         self.run(at_once())
@@ -116,29 +122,29 @@ class GroupModel(RuleBasedStateMachine):
             }[wrong]
         )
         with pytest.raises(LogStoreError):
-            self.run(self.coordinator.commit(group, offsets))
+            self.run(self.coordinator.commit(INTERNAL, group, offsets))
 
     @rule(group=groups)
     def delete_group(self, group: str) -> None:
         if group in self.model:
-            self.run(self.coordinator.delete(group))
+            self.run(self.coordinator.delete(INTERNAL, group))
             del self.model[group]
         else:
             with pytest.raises(UnknownGroupError):
-                self.run(self.coordinator.delete(group))
+                self.run(self.coordinator.delete(INTERNAL, group))
 
     @rule(topic=topics)
     def delete_topic(self, topic: str) -> None:
         if topic in self.ends:
-            self.run(self.broker.delete_topic(topic))
+            self.run(self.broker.delete_topic(INTERNAL, topic))
             del self.ends[topic]
             kept = {g: {k: v for k, v in found.items() if k[0] != topic} for g, found in self.model.items()}
             self.model = {group: found for group, found in kept.items() if found}
 
     @rule()
     def roll(self) -> None:
-        for topic in self.broker.topics(include_internal=True):
-            self.run(self.broker.roll(topic))
+        for topic in self.broker.topics(INTERNAL, include_internal=True):
+            self.run(self.broker.roll(INTERNAL, topic))
 
     @rule()
     def restart(self) -> None:
@@ -160,11 +166,11 @@ class GroupModel(RuleBasedStateMachine):
     def groups_are_the_models(self) -> None:
         if not hasattr(self, "coordinator"):
             return
-        assert self.coordinator.groups() == sorted(self.model)
+        assert self.coordinator.groups(INTERNAL) == sorted(self.model)
         for group, found in self.model.items():
-            rows = self.coordinator.committed(group)
+            rows = self.coordinator.committed(INTERNAL, group)
             assert [((r.topic, r.partition), (r.offset, r.metadata)) for r in rows] == sorted(found.items())
-            lags = self.coordinator.lag(group)
+            lags = self.coordinator.lag(INTERNAL, group)
             assert [(lag.topic, lag.partition, lag.lag) for lag in lags] == [
                 (topic, partition, end - found.get((topic, partition), (0, ""))[0])
                 for topic in sorted({topic for topic, _ in found})
@@ -195,5 +201,5 @@ class GroupModel(RuleBasedStateMachine):
 
 TestGroupModel = GroupModel.TestCase
 TestGroupModel.settings = settings(
-    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(15), stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )

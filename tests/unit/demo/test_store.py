@@ -11,6 +11,8 @@ from docs.demo.store import store_of
 from logstore.client.admin import Admin
 from tests.support.server_process import ServerProcess
 
+pytestmark = pytest.mark.system
+
 TOPIC = "flights"
 
 

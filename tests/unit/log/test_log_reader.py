@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.log import log_reader
 from logstore.log.topic import Topic
@@ -37,10 +38,10 @@ def values(count: int, largest: int) -> list[bytes | None]:
 
 
 async def history(broker: Broker, records: list[bytes | None]) -> Topic:
-    topic = await broker.create_topic("t", configs=NEVER)
+    topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
     assert topic is not None
     await produce(broker, topic, records)
-    await broker.roll(topic)
+    await broker.roll(INTERNAL, topic)
     return topic
 
 
@@ -58,12 +59,12 @@ def test_a_slice_holds_as_many_records_as_fit_and_at_least_one(
             if sealed:
                 topic = await history(broker, records)
             else:
-                topic = await broker.create_topic("t", configs=NEVER)  # type: ignore[assignment]
+                topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)  # type: ignore[assignment]
                 await produce(broker, topic, records[:2_000])
                 await produce(broker, topic, records[2_000:])
             at = 0
             for _ in range(30):
-                found = await broker.fetch(topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                found = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
                 end = found.next_offset
                 assert found.records["offset"].to_pylist() == list(range(at, end))
                 assert found.records["value"].to_pylist() == records[at:end]
@@ -104,7 +105,7 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
-            topic = await broker.create_topic("t", configs=NEVER)
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic is not None
             await produce(broker, topic, records)
             read = counted(monkeypatch, broker._journal, "read")
@@ -128,7 +129,7 @@ def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pyt
             for _ in range(4):
                 for reader, at in enumerate(ends):
                     max_bytes = 1_000 + 100 * reader
-                    found = await broker.fetch(topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    found = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
                     ends[reader] = found.next_offset
                     assert found.records["offset"].to_pylist() == list(range(at, found.next_offset))
                     assert 0 < len(broker._fetching._reader._begun) <= 2
@@ -145,7 +146,7 @@ def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch
         async with running_broker(tmp_path) as broker:
             topic = await history(broker, records)
             for _ in range(10):
-                await broker.fetch(topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                await broker.fetch(INTERNAL, topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
             assert len(broker._fetching._reader._begun) == 4
             for reading in broker._fetching._reader._begun:
                 assert reading.num_bytes > log_reader._DECODER_BYTES + 300_000

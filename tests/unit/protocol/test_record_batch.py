@@ -124,7 +124,7 @@ def test_row_groups_come_as_parquet_files():
 
 
 @pytest.mark.parametrize(
-    "block",
+    "batch",
     [
         RecordBatch(3, 0, 2, PARQUET, parquet([3])),
         RecordBatch(3, 0, 1, PARQUET, parquet([3]).slice(0, 40)),
@@ -134,9 +134,9 @@ def test_row_groups_come_as_parquet_files():
     ],
     ids=["another number of records", "cut", "zeros", "nothing", "a flag that there is not"],
 )
-def test_what_is_no_row_group_is_told(block):
+def test_what_is_no_row_group_is_told(batch):
     with pytest.raises(LogStoreError, match="not a log store, or of another version"):
-        read(body(block))
+        read(body(batch))
 
 
 def test_whether_the_first_batch_is_a_row_group():

@@ -13,6 +13,7 @@ from logstore.limits import ARROW_METADATA_BYTES_MAX, MIB, REQUEST_RECORDS_MAX, 
 from logstore.records.decode import decode_arrow
 from logstore.records.payload import decode_payload
 from logstore.records.schema import WIRE_SCHEMA
+from tests.support.examples import examples
 from tests.support.records import Row, arrow_stream, rows, wire_batch, wire_rows
 
 _BYTES_TYPES = [pa.binary(), pa.large_binary(), pa.binary_view(), pa.string(), pa.large_string(), pa.string_view()]
@@ -348,7 +349,7 @@ _MUTATIONS = st.one_of(
     st.sampled_from(_STREAMS),
     st.lists(st.tuples(st.floats(0, 1, exclude_max=True), _MUTATIONS), min_size=1, max_size=3),
 )
-@settings(deadline=None, max_examples=700)
+@settings(deadline=None, max_examples=examples(700))
 def test_mutated_streams_give_records_or_the_named_errors(body, mutations):
     mutated = bytearray(body)
     for place, (layout, number) in mutations:

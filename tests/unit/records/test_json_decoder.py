@@ -17,6 +17,7 @@ from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX, TIMESTA
 from logstore.records.decode import decode_binary, decode_json
 from logstore.records.json_decoder import decode_plain, is_utf8
 from logstore.records.schema import WIRE_SCHEMA
+from tests.support.examples import examples
 from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
 
 _LIMIT = 1 << 20
@@ -336,7 +337,7 @@ _TOKENS = [
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 def test_mutated_bodies_give_records_or_the_named_errors(data):
     body = bytearray(_SEED)
     for _ in range(data.draw(st.integers(1, 4))):

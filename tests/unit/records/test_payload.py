@@ -5,13 +5,14 @@ from hypothesis import strategies as st
 from logstore.errors import CorruptionError
 from logstore.records.payload import decode_payload, encode_payload
 from logstore.records.schema import WIRE_SCHEMA
-from tests.support.records import Row, rows, wire_batch, wire_rows
+from tests.support.records import Row, compressed_payload, rows, wire_batch, wire_rows
 
 
-@given(st.lists(rows, max_size=20), st.sampled_from(["none", "lz4", "zstd"]), st.integers(0, 7))
+@given(st.lists(rows, max_size=20), st.sampled_from([None, "lz4", "zstd"]), st.integers(0, 7))
 @settings(deadline=None)
-def test_a_payload_gives_back_the_batch_at_any_alignment(records, compression, shift):
-    payload = encode_payload(wire_batch(records), compression).to_pybytes()
+def test_a_payload_gives_back_the_batch_at_any_alignment(records, codec, shift):
+    sent = wire_batch(records)
+    payload = (compressed_payload(sent, codec) if codec else encode_payload(sent)).to_pybytes()
     batch = decode_payload(memoryview(bytes(shift) + payload)[shift:])
     assert batch.schema.equals(WIRE_SCHEMA)
     assert all(buffer.address % 8 == 0 for column in batch.columns for buffer in column.buffers() if buffer)
@@ -23,12 +24,6 @@ def test_a_payload_of_a_slice_holds_only_its_rows():
     payload = encode_payload(batch.slice(1))
     assert len(payload) < 2_000
     assert wire_rows(decode_payload(payload)) == [Row(1, b"k", b"v", (("a", None),))]
-
-
-@pytest.mark.parametrize("compression", ["lz4", "zstd"])
-def test_compression_makes_a_payload_smaller(compression):
-    batch = wire_batch([Row(None, None, b"x" * 100_000, None)])
-    assert len(encode_payload(batch, compression)) < 5_000
 
 
 @pytest.mark.parametrize("damage", [lambda p: p[:-8], lambda p: b"", lambda p: b"\xff" * len(p), lambda p: p[:40]])

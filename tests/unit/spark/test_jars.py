@@ -43,6 +43,7 @@ def test_a_half_copied_jar_does_not_count(ivy_home):
     assert jars.find(str(ivy_home)) is None
 
 
+@pytest.mark.system
 def test_without_java_the_error_says_what_to_install(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     for tool in ("bash", "dirname", "env"):
@@ -53,6 +54,7 @@ def test_without_java_the_error_says_what_to_install(tmp_path, monkeypatch):
         jars.fetch(str(tmp_path / "ivy"), log=tmp_path / "ivy.log")
 
 
+@pytest.mark.system
 def test_jars_are_fetched_to_where_they_are_looked_for_whatever_home_is(tmp_path, monkeypatch):
     """From a repository in a directory; Java does not look at HOME."""
     for artifact, version in [
@@ -85,6 +87,7 @@ def test_jars_are_fetched_to_where_they_are_looked_for_whatever_home_is(tmp_path
     assert found == tuple(tmp_path / "home" / ".ivy2.5.2" / "jars" / name for name in jars.JAR_NAMES)
 
 
+@pytest.mark.system
 def test_the_command_says_in_one_line_where_they_are(ivy_home, tmp_path):
     (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivy {ivy_home}\n")
     ran = subprocess.run(

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.system
+
 WITHOUT = "import sys; sys.modules['pyspark'] = None; "
 MESSAGE = "this needs Spark, and PySpark is not installed: pip install 'logstore[spark]'"
 

@@ -31,6 +31,8 @@ from tests.support.keyed_topics import KeyedTopic, Record, batch
 from tests.support.posting import post
 from tests.support.server_process import ServerProcess, free_port
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def filled(store: str, topic: str) -> str:

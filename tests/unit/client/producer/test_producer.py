@@ -34,6 +34,8 @@ from tests.support.faulty_proxy import FaultyProxy
 from tests.support.server_process import ServerProcess
 from tests.support.stored_records import stored_records
 
+pytestmark = pytest.mark.system
+
 NOBODY = "127.0.0.1:1"
 
 

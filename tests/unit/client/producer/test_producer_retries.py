@@ -10,6 +10,8 @@ from logstore.client.producer import Producer
 from tests.support.faulty_proxy import FaultyProxy, Seen
 from tests.support.stored_records import stored_records
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def proxy(store: str) -> Iterator[FaultyProxy]:

@@ -1,0 +1,113 @@
+"""What routes ask FastAPI for: the store, who asks, and what the path names.
+
+Raise the 404 of what is not there, and BrokerNotReadyError while the store starts. All are coroutines: FastAPI would
+run a plain function in another thread, and the store's state belongs to the event loop.
+"""
+
+from typing import Annotated
+
+from fastapi import Depends, Path
+from pydantic import BeforeValidator
+from starlette.requests import Request
+
+from ingest_api.guard import context_of
+from ingest_api.operations import NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
+from ingest_api.parameters import partition_number, shown
+from ingest_api.routes import operation_of
+from ingest_api.state import ApiState, api_state
+from ingest_api.topic_ids import topic_to_read
+from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.context import RequestContext
+from logstore.errors import UnknownClusterError
+from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
+
+# Names are only described here: another one is not found, which is 404.
+TopicName = Annotated[
+    str,
+    Path(
+        alias="topic",
+        description=TOPIC_DESCRIPTION,
+        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": TOPIC_NAME_LENGTH_MAX},
+    ),
+]
+GroupName = Annotated[
+    str,
+    Path(
+        alias="group",
+        description="Name of the consumer group.",
+        json_schema_extra={"pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+    ),
+]
+ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
+_ClusterId = Annotated[str, Path(alias="cluster_id", description="The id that GET /v3/clusters answers.")]
+_PartitionNumber = Annotated[
+    int,
+    BeforeValidator(partition_number),
+    Path(
+        alias="partition",
+        description=PARTITION_DESCRIPTION,
+        json_schema_extra={"format": "int32", "minimum": 0},
+    ),
+]
+
+
+async def _state(request: Request) -> ApiState:
+    return api_state(request)
+
+
+async def _context(request: Request) -> RequestContext:
+    return context_of(request)
+
+
+State = Annotated[ApiState, Depends(_state)]
+Context = Annotated[RequestContext, Depends(_context)]
+
+
+async def _broker(state: State) -> Broker:
+    return state.broker
+
+
+StoreBroker = Annotated[Broker, Depends(_broker)]
+
+
+async def _broker_of_cluster(cluster_id: _ClusterId, broker: StoreBroker) -> Broker:
+    if cluster_id != broker.cluster_id:
+        raise UnknownClusterError(
+            f"Cluster {shown(cluster_id)} not found: this is {broker.cluster_id!r}, as GET /v3/clusters says."
+        )
+    return broker
+
+
+#: The broker, when the path names its cluster.
+ClusterBroker = Annotated[Broker, Depends(_broker_of_cluster)]
+
+
+async def _topic(request: Request, context: Context, broker: StoreBroker, name: TopicName) -> Topic:
+    return broker.topic(context, name, operation_of(request))
+
+
+async def _topic_of_cluster(request: Request, context: Context, broker: ClusterBroker, name: TopicName) -> Topic:
+    return broker.topic(context, name, operation_of(request))
+
+
+async def _topic_meant(request: Request, context: Context, broker: StoreBroker, _: TopicName) -> Topic:
+    return topic_to_read(context, request, broker, operation_of(request))
+
+
+NamedTopic = Annotated[Topic, Depends(_topic)]
+ClusterTopicNamed = Annotated[Topic, Depends(_topic_of_cluster)]
+#: The topic, with the id that ``Logstore-Topic-Id`` asks for; from here on the answer has its id.
+TopicMeant = Annotated[Topic, Depends(_topic_meant)]
+
+
+async def _partition(topic: NamedTopic, number: _PartitionNumber) -> PartitionLog:
+    return topic.partition(number)
+
+
+async def _partition_meant(topic: TopicMeant, number: _PartitionNumber) -> PartitionLog:
+    return topic.partition(number)
+
+
+NamedPartition = Annotated[PartitionLog, Depends(_partition)]
+#: A partition of the topic that is meant.
+PartitionMeant = Annotated[PartitionLog, Depends(_partition_meant)]

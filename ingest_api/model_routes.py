@@ -1,0 +1,114 @@
+"""Routes whose query, body and answer are models: FastAPI injects, checks, writes and documents them.
+
+Where FastAPI is more lenient than the interface promises, these routes step in before it. Invariants: a query
+parameter is known, given once and has a value; a body is JSON by its Content-Type, bounded in bytes and time, and has
+each field once (``bodies``); no effect comes before Accept is known to allow an answer; whatever cannot be read becomes
+a LogStoreError, so that every refusal has the one shape of ``errors``.
+"""
+
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, ClassVar, Final, get_args
+
+from fastapi import APIRouter
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api.bodies import problems_in, receive_model_or_none
+from ingest_api.content_types import JSON, METADATA_TYPES, answer_media_type
+from ingest_api.errors import ParameterError
+from ingest_api.operations import refusals
+from ingest_api.parameters import query_texts
+from ingest_api.routes import DeclaredRoute
+from logstore.errors import InvalidRequestError, LogStoreError
+
+#: The body of a request whose body could not be read: no model takes it.
+_NO_MODEL: Final = 0
+
+
+class ModelRoute(DeclaredRoute):
+    """``answer_types``: what Accept chooses from; none: the answer is JSON, whatever Accept says."""
+
+    by_hand: ClassVar[bool] = False
+    answer_types: ClassVar[Sequence[str]] = ()
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            query_texts(request.scope["query_string"], self._query_names())
+            media_type = answer_media_type(request.headers, self.answer_types) if self.chooses_answer_type else JSON
+            received = await self._receive(request)
+            try:
+                response = await handle(received)
+            except RequestValidationError as error:
+                raise received.refusal or ParameterError(f"{problems_in(error.errors())}.") from None
+            if response.status_code == 204:
+                return Response(status_code=204)
+            response.headers["Content-Type"] = media_type
+            return response
+
+        return answer
+
+    def _query_names(self) -> list[str]:
+        """The fields of the query models."""
+        models = (_model_in(field.field_info.annotation) for field in self.dependant.query_params)
+        return [name for model in models for name in model.model_fields]
+
+    @property
+    def chooses_answer_type(self) -> bool:
+        """Whether Accept is looked at: not where no answer has a body."""
+        return bool(self.answer_types) and self.status_code != 204
+
+    async def _receive(self, request: Request) -> "_Received":
+        """The request with its body read; what is wrong with it is told once what the path names has been found."""
+        if self.body_field is None:
+            return _Received(request)
+        field = self.body_field.field_info
+        try:
+            model = await receive_model_or_none(request, _model_in(field.annotation))
+            if model is None and field.is_required():
+                raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
+        except LogStoreError as refusal:
+            return _Received(request, refusal=refusal)
+        return _Received(request, model)
+
+
+class MetadataRoute(ModelRoute):
+    """REST Proxy v2's."""
+
+    answer_types = METADATA_TYPES
+
+
+class AdministrationRoute(ModelRoute):
+    """REST Proxy v3's."""
+
+    answer_types = (JSON,)
+
+
+class _Received(Request):
+    """A request as FastAPI sees it: with the model, or with what no model takes in the place of a refused body."""
+
+    def __init__(self, request: Request, model: BaseModel | None = None, refusal: LogStoreError | None = None) -> None:
+        super().__init__(request.scope, request.receive)
+        self.refusal = refusal
+        self._model = model
+
+    async def body(self) -> bytes:
+        return b"" if self._model is None and self.refusal is None else b"%d" % _NO_MODEL
+
+    async def json(self) -> Any:
+        return _NO_MODEL if self.refusal is not None else self._model
+
+
+def model_router(route_class: type[ModelRoute] = ModelRoute, **options: Any) -> APIRouter:
+    """An APIRouter whose routes are of ``route_class``."""
+    # Saying so keeps FastAPI's own form of a 422 out of the description.
+    return APIRouter(route_class=route_class, responses=refusals(422), **options)
+
+
+def _model_in(annotation: Any) -> type[BaseModel]:
+    """The model, also of one that may be left out."""
+    found = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+    return next(kind for kind in found if issubclass(kind, BaseModel))

@@ -1,0 +1,248 @@
+"""How operations are described: the parts that all share, and as a whole those whose bodies never become objects.
+
+Produce and fetch are done by hand, so the framework cannot find out what they take: the description of each is a
+constant here, made from the same parameters, media types and limits that the code runs on. Of the other routes the
+framework makes it from their models; ``openapi`` adds what they share.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from ingest_api.content_types import (
+    ARROW_STREAM,
+    CONTENT_CODINGS,
+    JSON,
+    JSON_REQUEST_TYPES,
+    KAFKA_BINARY_V2,
+    KAFKA_JSON_V2,
+    METADATA_TYPES,
+    NDJSON,
+)
+from ingest_api.idempotence import REPLAYED
+from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
+from ingest_api.schemas.base import ErrorBody
+from ingest_api.schemas.records import (
+    ConsumedRecord,
+    FetchRequest,
+    ProducedOffsets,
+    ProducedRanges,
+    ProduceRequest,
+)
+from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
+from ingest_api.topic_ids import REQUEST_HEADER as TOPIC_ID
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
+
+REFERENCE: Final = "#/components/schemas/{model}"
+NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
+TOPIC_DESCRIPTION: Final = "Name of the topic."
+PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
+#: The models of bodies that are read and written by hand.
+MODELS: Final = (ErrorBody, ConsumedRecord, FetchRequest, ProducedOffsets, ProducedRanges, ProduceRequest)
+
+_ERRORS = {
+    400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
+    "40003: what the headers say of the producer, or the idempotency key, is not.",
+    403: "40301: who asks may not do this; the message names operation and resource. 40302: a web page of elsewhere "
+    "(Origin) may change nothing. Nothing was done.",
+    404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
+    "was meant, it was deleted and made again; 404: nothing at this path.",
+    406: "Accept allows nothing of what there is.",
+    408: "The client stopped sending in the middle of the body.",
+    409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
+    "that its offsets are not known. Nothing was stored now.",
+    413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
+    415: "Content-Type or Content-Encoding is not one that is taken here.",
+    416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
+    421: "42101: Host is no name of this store, see allowed.hosts. Nothing was done.",
+    422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
+    "Idempotency-Key was used for another request.",
+    429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
+    500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 50004: the "
+    "records of this offset were taken out of the table; 500: a bug.",
+    503: "50301: not ready; 50302: the disk is full; send again after Retry-After seconds. 50303: the topic or "
+    "partition is quarantined, the message says why. Nothing was stored.",
+    504: "50401: the time ran out; the records may or may not be stored.",
+}
+
+_PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
+    "topic": {
+        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": TOPIC_NAME_LENGTH_MAX},
+        "description": TOPIC_DESCRIPTION,
+    },
+    "partition": {
+        "schema": {"type": "integer", "format": "int32", "minimum": 0},
+        "description": PARTITION_DESCRIPTION,
+    },
+}
+
+REQUEST_HEADERS: list[dict[str, Any]] = [
+    {
+        "name": "X-Request-Id",
+        "in": "header",
+        "description": "At most 128 printable characters; echoed in the answer and on log lines. Made if absent.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+    {
+        "name": "Logstore-Client-Id",
+        "in": "header",
+        "description": "Names the client in metrics and logs.",
+        "schema": {"type": "string", "maxLength": 128},
+    },
+]
+CONTENT_ENCODING = {
+    "name": "Content-Encoding",
+    "in": "header",
+    "description": "Compression of the body; max.request.size holds after inflation too.",
+    "schema": {"type": "string", "enum": list(CONTENT_CODINGS)},
+}
+REQUEST_ID_HEADER = {"X-Request-Id": {"schema": {"type": "string"}}}
+_OFFSET_SCHEMA = {"schema": {"type": "integer", "format": "int64"}}
+_RANGE_HEADERS: dict[str, Any] = {
+    "Logstore-Log-Start-Offset": _OFFSET_SCHEMA,
+    "Logstore-High-Watermark": _OFFSET_SCHEMA,
+}
+_RETRY_AFTER: dict[str, Any] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
+_ERROR_HEADERS = {416: _RANGE_HEADERS, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+
+_BINARY = {"type": "string", "format": "binary"}
+
+
+#: For ``openapi_extra``: the request may say which topic of its name is meant.
+TOPIC_ID_PARAMETER: Final[dict[str, Any]] = {"parameters": [TOPIC_ID]}
+
+
+def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """The answers with these statuses, for ``responses`` of a route."""
+    content = _content(_ref(ErrorBody), (JSON,))
+    return {code: _answer(_ERRORS[code], content, _ERROR_HEADERS.get(code)) for code in sorted(codes)}
+
+
+def common_refusals(*, has_path: bool, has_body: bool) -> dict[int | str, dict[str, Any]]:
+    """Those of every route, of one whose path names something, and of one that takes a body."""
+    codes = {403, 421, 422, 500}
+    if has_path:
+        codes.add(404)
+    if has_body:
+        codes |= {408, 413, 415, 429}
+    return refusals(*codes)
+
+
+def _ref(model: type[BaseModel]) -> dict[str, Any]:
+    return {"$ref": REFERENCE.format(model=model.__name__)}
+
+
+def _content(schema: dict[str, Any], media_types: Sequence[str]) -> dict[str, Any]:
+    return {media_type: {"schema": schema} for media_type in media_types}
+
+
+def _answer(
+    description: str, content: dict[str, Any] | None = None, headers: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    answer: dict[str, Any] = {"description": description, "headers": {**REQUEST_ID_HEADER, **(headers or {})}}
+    return answer if content is None else {**answer, "content": content}
+
+
+def _operation(
+    operation_id: str,
+    *,
+    path: Sequence[str] = (),
+    query: Sequence[Parameter] = (),
+    headers: Sequence[dict[str, Any]] = (),
+    body: dict[str, Any] | None = None,
+    answers: Mapping[int, dict[str, Any]],
+    errors: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Keyword arguments for a route's decorator."""
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS[name]} for name in path
+    ]
+    parameters += [
+        {"name": p.name, "in": "query", "required": False, "description": p.description, "schema": p.json_schema}
+        for p in query
+    ]
+    parameters += [*headers, *REQUEST_HEADERS]
+    extra: dict[str, Any] = {"parameters": parameters}
+    if body is not None:
+        parameters.append(CONTENT_ENCODING)
+        extra["requestBody"] = {"required": True, "content": body}
+    failures = common_refusals(has_path=bool(path), has_body=body is not None) | refusals(*errors)
+    return {"operation_id": operation_id, "responses": {**answers, **failures}, "openapi_extra": extra}
+
+
+_PRODUCE_BODY = {
+    **_content(_ref(ProduceRequest), (KAFKA_JSON_V2, KAFKA_BINARY_V2, JSON)),
+    NDJSON: {"schema": {"type": "string", "description": "One value a line: the line's bytes, without its end."}},
+    ARROW_STREAM: {"schema": {**_BINARY, "description": "Column value; optional key, timestamp, headers, partition."}},
+}
+_PRODUCED = _content(
+    {"anyOf": [_ref(ProducedOffsets), _ref(ProducedRanges)]},
+    METADATA_TYPES,
+)
+_REPLAYED_HEADER = {
+    name: {"schema": {"type": "string", "enum": [value]}, "description": "There if all of it was stored before."}
+    for name, value in REPLAYED.items()
+}
+_PRODUCE_ANSWERS = {
+    200: _answer(
+        "Stored, as `acks` asked: offsets for the JSON types, ranges for NDJSON and Arrow.", _PRODUCED, _REPLAYED_HEADER
+    ),
+    202: _answer("Taken (`acks=0`): nothing is durable yet, the lists are empty.", _PRODUCED, _REPLAYED_HEADER),
+}
+_PRODUCE_ERRORS = (400, 406, 409, 413, 503, 504)
+
+
+def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
+    return _operation(
+        operation_id,
+        path=path,
+        query=(ACKS, TIMEOUT_MS, KEY_FORMAT),
+        headers=[*REQUEST_HEADERS, TOPIC_ID],
+        body=_PRODUCE_BODY,
+        answers=_PRODUCE_ANSWERS,
+        errors=_PRODUCE_ERRORS,
+    )
+
+
+PRODUCE = _produce("produce", ("topic",))
+PRODUCE_TO_PARTITION = _produce("produceToPartition", ("topic", "partition"))
+FETCH = _operation(
+    "fetch",
+    path=("topic", "partition"),
+    query=(OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS),
+    headers=(TOPIC_ID,),
+    answers={
+        200: _answer(
+            "Records in offset order; empty at the high watermark when the wait is over.",
+            {
+                **_content({"type": "array", "items": _ref(ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)),
+                ARROW_STREAM: {
+                    "schema": {**_BINARY, "description": "Columns offset, timestamp (ms, UTC), key, value, headers."}
+                },
+            },
+            {
+                **_RANGE_HEADERS,
+                "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."},
+                **TOPIC_ID_HEADERS,
+            },
+        )
+    },
+    errors=(406, 416, 429),
+)
+FETCH_MANY = _operation(
+    "fetchMany",
+    body=_content(_ref(FetchRequest), JSON_REQUEST_TYPES),
+    answers={
+        200: _answer(
+            "A response for each partition that has news, with batches as they are stored.",
+            {FETCH_MEDIA_TYPE: {"schema": {**_BINARY, "description": "See logstore/protocol/fetch_response.py."}}},
+        )
+    },
+    errors=(406, 429),
+)
+METRICS = _operation(
+    "getMetrics",
+    answers={200: _answer("Prometheus' text format.", {"text/plain": {"schema": {"type": "string"}}})},
+)

@@ -1,0 +1,75 @@
+"""Offsets of one partition: where it begins and ends, the offset of a time, and deletion of a prefix."""
+
+from typing import Annotated
+
+from fastapi import Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api.dependencies import Context, PartitionMeant, StoreBroker, TopicMeant
+from ingest_api.model_routes import MetadataRoute, model_router
+from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
+from ingest_api.parameters import read_timestamp
+from ingest_api.routes import requires
+from ingest_api.schemas.records import DeletedRecords, DeleteRecordsRequest, OffsetsQuery, PartitionOffsets
+from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
+from logstore.broker.access import Operation, ResourceType
+
+router = model_router(MetadataRoute, tags=["records"])
+
+
+@router.get(
+    "/topics/{topic}/partitions/{partition}/offsets",
+    operation_id="getOffsets",
+    response_description="The offsets.",
+    response_model_exclude_unset=True,
+    responses={200: {"headers": ANSWER_HEADERS}},
+    openapi_extra=TOPIC_ID_PARAMETER,
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def offsets(
+    request: Request,
+    response: Response,
+    broker: StoreBroker,
+    context: Context,
+    topic: TopicMeant,
+    log: PartitionMeant,
+    query: Annotated[OffsetsQuery, Query()],
+) -> PartitionOffsets:
+    """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
+    response.headers.update(topic_id_headers(request.scope))
+    if query.timestamp is None:
+        return PartitionOffsets(beginning_offset=log.log_start_offset, end_offset=log.high_watermark)
+    timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())
+    found = await broker.offset_for_timestamp(context, topic, log.partition, timestamp)
+    offset, timestamp_found = found or (None, None)
+    return PartitionOffsets(
+        beginning_offset=log.log_start_offset,
+        end_offset=log.high_watermark,
+        offset=offset,
+        timestamp=timestamp_found,
+    )
+
+
+@router.post(
+    "/topics/{topic}/partitions/{partition}/delete-records",
+    operation_id="deleteRecords",
+    response_description="The new log start offset.",
+    responses={200: {"headers": ANSWER_HEADERS}, **refusals(416, 503)},
+    openapi_extra=TOPIC_ID_PARAMETER,
+)
+@requires(Operation.DELETE, ResourceType.TOPIC)
+async def delete_records(
+    request: Request,
+    response: Response,
+    broker: StoreBroker,
+    context: Context,
+    topic: TopicMeant,
+    log: PartitionMeant,
+    asked: DeleteRecordsRequest,
+) -> DeletedRecords:
+    """Move the log start offset forward: readers no longer see what is before it."""
+    response.headers.update(topic_id_headers(request.scope))
+    return DeletedRecords(
+        log_start_offset=await broker.delete_records(context, topic, log.partition, asked.before_offset)
+    )

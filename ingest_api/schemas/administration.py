@@ -1,0 +1,117 @@
+"""Clusters, topics and their configurations, as REST Proxy v3 gives them."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from ingest_api.schemas.base import Answer, Request
+
+ConfigSource = Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
+
+
+class ResourceMetadata(Answer):
+    self: str
+    resource_name: str
+
+
+class ListMetadata(Answer):
+    """`next` is null: lists come whole."""
+
+    self: str
+    next: str | None = None
+
+
+class Link(Answer):
+    related: str
+
+
+class Cluster(Answer):
+    kind: Literal["KafkaCluster"] = "KafkaCluster"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topics: Link
+
+
+class ClusterList(Answer):
+    kind: Literal["KafkaClusterList"] = "KafkaClusterList"
+    metadata: ListMetadata
+    data: list[Cluster]
+
+
+class ClusterTopic(Answer):
+    kind: Literal["KafkaTopic"] = "KafkaTopic"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    topic_id: str | None = Field(description="Null when the topic was only validated.")
+    is_internal: bool
+    replication_factor: int
+    partitions_count: int
+    partitions: Link
+    configs: Link
+
+
+class ClusterTopicList(Answer):
+    kind: Literal["KafkaTopicList"] = "KafkaTopicList"
+    metadata: ListMetadata
+    data: list[ClusterTopic]
+
+
+class ConfigEntry(Request):
+    name: str
+    value: str | None = None
+
+
+class CreateTopicRequest(Request):
+    topic_name: str
+    partitions_count: int | None = None
+    replication_factor: int | None = None
+    configs: list[ConfigEntry] = Field(default_factory=list)
+    validate_only: bool = False
+
+
+class UpdateTopicRequest(Request):
+    partitions_count: int
+
+
+class ConfigSynonym(Answer):
+    name: str
+    value: str
+    source: ConfigSource
+
+
+class TopicConfigEntry(Answer):
+    kind: Literal["KafkaTopicConfig"] = "KafkaTopicConfig"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    name: str
+    value: str
+    is_default: bool
+    is_read_only: bool
+    is_sensitive: bool
+    source: ConfigSource
+    synonyms: list[ConfigSynonym]
+
+
+class TopicConfigList(Answer):
+    kind: Literal["KafkaTopicConfigList"] = "KafkaTopicConfigList"
+    metadata: ListMetadata
+    data: list[TopicConfigEntry]
+
+
+class ConfigChange(Request):
+    """`value` null, or operation DELETE, takes the key back to its default."""
+
+    name: str
+    value: str | None = None
+    operation: Literal["SET", "DELETE"] = "SET"
+
+
+class AlterConfigsRequest(Request):
+    data: list[ConfigChange] = Field(min_length=1)
+    validate_only: bool = False
+
+
+class UpdateConfigRequest(Request):
+    value: str | None

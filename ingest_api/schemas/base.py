@@ -1,0 +1,40 @@
+"""What the models of all resources share: strict requests, answers, numbers, and the one shape of errors."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from logstore.records.batch_identity import PRODUCER_EPOCH_MAX
+
+INT64_MAX = 2**63 - 1
+
+Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
+Int64 = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
+ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
+#: As GET /topics/{topic} gives it.
+TopicId = Annotated[
+    str | None, Field(description="The topic that is meant: another one of that name is error_code 40406.")
+]
+
+
+class Request(BaseModel):
+    """A body or a query.
+
+    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Answer(BaseModel):
+    """The body of an answer, or a part of it; may be made from an object with attributes of the same names."""
+
+    # A field with a default is in every answer, too.
+    model_config = ConfigDict(from_attributes=True, json_schema_serialization_defaults_required=True)
+
+
+class ErrorBody(Answer):
+    """Every 4xx and 5xx answer. `error_code` is the HTTP status, or the status * 100 + n."""
+
+    error_code: int
+    message: str

@@ -1,0 +1,137 @@
+"""Records: what produce requests and reads look like, offsets of a partition, ids of producers."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from ingest_api.schemas.base import INT64_MAX, Answer, Int32, Int64, ProducerEpoch, Request, TopicId
+from logstore.limits import (
+    FETCH_BYTES_DEFAULT,
+    FETCH_BYTES_MAX,
+    FETCH_PARTITIONS_MAX,
+    FETCH_WAIT_MS_MAX,
+)
+
+
+class RecordHeader(Answer):
+    key: str
+    value: str | None = Field(description="Base64; null is a header without a value.")
+
+
+class ProduceRecord(Answer):
+    """`key` and `value` are any JSON in json.v2 (stored as their text), base64 text in binary.v2; absent is null."""
+
+    key: Any = None
+    value: Any = None
+    partition: Int32 | None = None
+    timestamp: int | None = Field(
+        None, description="Milliseconds since 1970-01-01T00:00:00Z; absent: time of the append."
+    )
+    headers: list[RecordHeader] | None = None
+
+
+class ProduceRequest(Answer):
+    records: list[ProduceRecord] = Field(min_length=1)
+
+
+class ProducedOffset(Answer):
+    partition: Int32
+    offset: Int64
+    error_code: int | None
+    error: str | None
+
+
+class ProducedOffsets(Answer):
+    """One entry per record, in the order of the request; empty with `acks=0`."""
+
+    offsets: list[ProducedOffset]
+    key_schema_id: int | None
+    value_schema_id: int | None
+
+
+class ProducedRange(Answer):
+    partition: Int32
+    base_offset: Int64
+    count: int
+
+
+class ProducedRanges(Answer):
+    """Within a partition the records of the request have consecutive offsets, in their order; empty with `acks=0`."""
+
+    ranges: list[ProducedRange]
+
+
+class InitProducerRequest(Request):
+    """Without a body the producer is a new one."""
+
+    producer_id: Int64
+    producer_epoch: ProducerEpoch
+
+
+class Producer(Answer):
+    producer_id: Int64
+    producer_epoch: ProducerEpoch
+
+
+class ConsumedRecord(Answer):
+    topic: str
+    key: Any
+    value: Any
+    partition: Int32
+    offset: Int64
+    timestamp: int = Field(description="Milliseconds since 1970-01-01T00:00:00Z.")
+    key_format: Literal["string", "binary"] | None = Field(
+        None, description="Without a JSON type in Accept: the key is not JSON but text, or bytes as base64."
+    )
+    value_format: Literal["string", "binary"] | None = Field(None, description="The same of the value.")
+    headers: list[RecordHeader] | None = Field(None, description="Left out when the record has none.")
+
+
+class OffsetsQuery(Request):
+    timestamp: str | None = Field(
+        None,
+        description="A time, as ISO 8601 (UTC unless it says its offset), a date, `now`, `today`, `yesterday`, `-1h`, "
+        "`-7d`, or milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not "
+        "below it.",
+        examples=["2026-11-21T08:00:00Z", "-1h"],
+    )
+
+
+class PartitionOffsets(Answer):
+    """`offset` and `timestamp` are there when a timestamp was asked for; null when no record is that young."""
+
+    model_config = ConfigDict(json_schema_serialization_defaults_required=False)
+
+    beginning_offset: Int64
+    end_offset: Int64
+    offset: Int64 | None = None
+    timestamp: int | None = None
+
+
+class FetchPartition(Request):
+    topic: str
+    partition: Int32
+    offset: Int64 = Field(description="The first offset to read.")
+    topic_id: TopicId = None
+
+
+class FetchRequest(Request):
+    """Kafka's Fetch: how much to wait for, and at most to take, in all and of one partition."""
+
+    partitions: list[FetchPartition] = Field(
+        min_length=1, max_length=FETCH_PARTITIONS_MAX, description="Read in this order: the first ones come first."
+    )
+    max_bytes: Annotated[int, Field(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_MAX
+    max_partition_bytes: Annotated[int, Field(ge=1, le=FETCH_BYTES_MAX)] = FETCH_BYTES_DEFAULT
+    min_bytes: Annotated[int, Field(ge=0, le=FETCH_BYTES_MAX)] = 1
+    max_wait_ms: Annotated[int, Field(ge=0, le=FETCH_WAIT_MS_MAX)] = 500
+
+
+class DeleteRecordsRequest(Request):
+    before_offset: Annotated[int, Field(ge=-1, le=INT64_MAX)] = Field(
+        description="The new log start offset; -1: everything there is now."
+    )
+
+
+class DeletedRecords(Answer):
+    log_start_offset: Int64

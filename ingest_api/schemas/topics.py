@@ -1,0 +1,67 @@
+"""Topics and their partitions, as REST Proxy v2 gives them, and what is done to their tables."""
+
+from pydantic import Field
+
+from ingest_api.schemas.base import Answer, Int32, Int64, Request
+
+
+class Replica(Answer):
+    broker: Int32
+    leader: bool
+    in_sync: bool
+
+
+class Partition(Answer):
+    """Offsets are exclusive ends: `sealed_offset` is the first one that is not yet in the Delta table."""
+
+    partition: Int32
+    leader: Int32
+    replicas: list[Replica]
+    log_start_offset: Int64
+    high_watermark: Int64
+    log_end_offset: Int64
+    last_stable_offset: Int64
+    sealed_offset: Int64
+    leader_epoch: Int32
+    segments: int
+    size_bytes: Int64
+    unsealed_bytes: Int64
+
+
+class Topic(Answer):
+    name: str
+    topic_id: str
+    location: str = Field(description="URI of the topic's Delta table.")
+    is_internal: bool
+    configs: dict[str, str]
+    partitions: list[Partition]
+
+
+class RollRequest(Request):
+    pass
+
+
+class SealedOffset(Answer):
+    partition: Int32
+    sealed_offset: Int64
+
+
+class Rolled(Answer):
+    version: int = Field(description="Version of the Delta table that holds everything below the sealed offsets.")
+    sealed_offsets: list[SealedOffset]
+
+
+class RefreshRequest(Request):
+    pass
+
+
+class Refreshed(Answer):
+    version: int = Field(description="Version of the Delta table that every read from here on sees, or a later one.")
+
+
+class DropForeignFilesRequest(Request):
+    pass
+
+
+class DroppedForeignFiles(Answer):
+    files: list[str] = Field(description="Paths of the files, relative to the table. They are still on disk.")

@@ -1,0 +1,155 @@
+"""The present version opens what earlier ones wrote. ``write.py`` says how the files came about; they never change."""
+
+import base64
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.journal.frame import HEADER_BYTES, PartitionSnapshot, decode_frame_header
+from logstore.journal.inspect import dump, verify
+from logstore.segments.reader import read_footer, verify_segment
+from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
+from tests.golden.parts import deterministic, encoded_frame, footer_row, frame_rows, frames, snapshot
+from tests.golden.write import GOLDEN, segment_row
+from tests.support.journals import recovered_frames
+
+pytestmark = pytest.mark.anyio
+
+VERSIONS = sorted(path.parent for path in GOLDEN.glob("*/data.json"))
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
+def golden(request: pytest.FixtureRequest) -> Path:
+    return request.param
+
+
+@pytest.fixture
+def expected(golden: Path) -> dict[str, Any]:
+    return _json(golden, "data")
+
+
+@pytest.fixture
+def data(golden: Path, tmp_path: Path) -> Path:
+    with tarfile.open(golden / "data.tar.gz") as packed:
+        packed.extractall(tmp_path, filter="tar")  # which keeps the mode of the secret
+    return tmp_path / "data"
+
+
+def _json(golden: Path, name: str) -> Any:
+    return json.loads((golden / f"{name}.json").read_text())
+
+
+def _stored(partition: int, offset: int) -> dict[str, Any]:
+    return {"partition": partition, "offset": offset, "error_code": None, "error": None}
+
+
+def test_there_are_golden_files() -> None:
+    assert VERSIONS
+
+
+@pytest.mark.parametrize("now_ms", [CLOCK_MS, None], ids=["then", "today"])
+async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, Any], now_ms: int | None) -> None:
+    """Also after a roll and another start, when all of it is in tables."""
+    facts = {name: expected[name] for name in ("topics", "groups")}
+    async with store_at(data, now_ms) as api:
+        assert await observed(api) == facts
+        assert (await api.get("/health/ready")).json()["problems"] == []
+        for topic in facts["topics"]:
+            assert (await api.post(f"/topics/{topic}/roll")).is_success
+    async with store_at(data, now_ms) as api:
+        assert await observed(api) == facts
+
+
+async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict[str, Any]) -> None:
+    """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
+    async with store_at(data) as api:
+        before = await observed(api)
+        for sent in expected["repeated"]:
+            answer = await api.post(sent["path"], content=base64.b64decode(sent["body"]), headers=sent["headers"])
+            assert (answer.status_code, answer.json()) == (200, sent["answer"])
+        assert await observed(api) == before
+        # What follows is taken, what leaves a gap is not.
+        of_producers = [sent for sent in expected["repeated"] if "Logstore-Base-Sequences" in sent["headers"]]
+        assert of_producers
+        for sent in of_producers:
+            headers = sent["headers"] | {"Logstore-Base-Sequences": "0=1000"}
+            answer = await api.post(sent["path"], content=base64.b64decode(sent["body"]), headers=headers)
+            assert answer.status_code == 409, answer.text
+        last = of_producers[-1]
+        sequence = int(last["headers"]["Logstore-Base-Sequences"].removeprefix("0="))
+        count = len(json.loads(base64.b64decode(last["body"]))["records"])
+        headers = last["headers"] | {"Logstore-Base-Sequences": f"0={sequence + count}"}
+        answer = await api.post(last["path"], content=base64.b64decode(last["body"]), headers=headers)
+        assert answer.status_code == 200, answer.text
+        topic = last["path"].split("/")[2]
+        assert answer.json()["offsets"][0]["offset"] == before["topics"][topic]["partitions"][0]["end"]
+
+
+async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[str, Any]) -> None:
+    async with store_at(data) as api:
+        for name, topic in expected["topics"].items():
+            body = {"records": [{"key": "k", "value": "new"}]}
+            for partition, found in enumerate(topic["partitions"]):
+                answer = await api.post(f"/topics/{name}/partitions/{partition}", json=body)
+                assert answer.json()["offsets"] == [_stored(partition, found["end"])], answer.text
+
+
+def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any]) -> None:
+    assert {name: in_table(data, name) for name in expected["topics"]} == expected["tables"]
+    assert any(expected["tables"].values())
+
+
+def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
+    rows = _json(golden, "journal")
+    assert frame_rows(dump(golden / "journal")) == rows
+    assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"}
+    assert {(row["relocated"], row["log_append_time"]) for row in rows} == {
+        (False, False),
+        (True, False),
+        (True, True),
+    }
+    report = verify(golden / "journal")
+    assert (report.frames, report.damage) == (len(rows), None)
+
+    copy = tmp_path / "journal"
+    copy.mkdir()
+    for path in (golden / "journal").iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    found = [
+        (frame.header.type.name, frame.header.base_offset, tuple(frame.location)) for frame in recovered_frames(copy)
+    ]
+    assert found == [(row["type"], row["base_offset"], (row["position"], row["length"])) for row in rows]
+
+
+def test_segments_are_read_row_by_row(golden: Path) -> None:
+    segments = _json(golden, "segments")
+    assert {path: segment_row(golden / "segments" / path) for path in segments} == segments
+    for path in segments:
+        verify_segment(golden / "segments" / path)
+        footer = read_footer(golden / "segments" / path)
+        assert footer_row(footer) == segments[path]["footer"]
+
+
+def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
+    """Frames, headers, keys of group offsets and of idempotent requests: what later reads look for byte by byte."""
+    assert deterministic() == _json(golden, "bytes")
+
+
+def test_frames_are_decoded(golden: Path) -> None:
+    written = _json(golden, "bytes")
+    for number, (frame, place) in enumerate(frames()):
+        data = base64.b64decode(written[f"frame {number}"])
+        stored = decode_frame_header(data, 0, place["position"], place["file_id"])
+        assert stored is not None
+        assert (stored.header, stored.durable_end) == (frame.header, place["durable_end"])
+        assert data[HEADER_BYTES:] == bytes(frame.payload)
+        assert encoded_frame(frame, place) == data
+    assert PartitionSnapshot.decode(data[HEADER_BYTES:]) == snapshot()

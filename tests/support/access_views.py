@@ -1,0 +1,30 @@
+"""Views of access for tests."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from logstore.broker.access import Operation, ResourceType
+from logstore.broker.context import Principal
+
+
+@dataclass(frozen=True)
+class Denied:
+    """Everything but what is done to a resource whose name is ``denied``."""
+
+    denied: Collection[str]
+    version: int = 1
+
+    def allows(
+        self, principal: Principal, host: str, operation: Operation, resource_type: ResourceType, name: str
+    ) -> bool:
+        return name not in self.denied
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Nobody may do anything."""
+
+    version: int = 1
+
+    def allows(self, *_: object) -> bool:
+        return False

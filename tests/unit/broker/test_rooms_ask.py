@@ -1,0 +1,172 @@
+"""Every public method of the broker and of the groups asks who may do what, so that no listener can forget to."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
+from tests.support.access_views import Denied, Nothing
+from tests.support.running_broker import CLIENT, produce, records, run, running_broker
+
+#: Of a store's life; nobody outside calls them.
+LIFE = {"start", "stop", "running", "close"}
+LIMITS = FetchLimits(1000, 1000, 1, 600_000)
+CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
+
+#: How each method is called, and the pairs of operation and type that it asks for first.
+BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
+    "topics": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
+    "topic": (lambda _: ("t",), {(Operation.DESCRIBE, TOPIC)}),
+    "partition_state": (lambda topic: (topic, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "problems": (lambda _: (), {(Operation.DESCRIBE, TOPIC)}),
+    "was_deleted": (lambda _: (uuid4(),), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+    "create_topic": (lambda _: ("new",), {(Operation.CREATE, CLUSTER), (Operation.CREATE, TOPIC)}),
+    "find_topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
+    "topic_for_produce": (lambda _: ("t",), {(Operation.WRITE, TOPIC)}),
+    "delete_topic": (lambda _: ("t",), {(Operation.DELETE, TOPIC)}),
+    "alter_configs": (lambda _: ("t", {"retention.ms": "1"}), {(Operation.ALTER_CONFIGS, TOPIC)}),
+    "add_partitions": (lambda _: ("t", 9), {(Operation.ALTER, TOPIC)}),
+    "delete_records": (lambda topic: (topic, 0, -1), {(Operation.DELETE, TOPIC)}),
+    "drop_foreign_files": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "produce": (lambda topic: (topic, records([b"x"])), {(Operation.WRITE, TOPIC)}),
+    "init_producer": (lambda _: (), {(Operation.IDEMPOTENT_WRITE, CLUSTER)}),
+    "fetch": (lambda topic: (topic, 0, 0), {(Operation.READ, TOPIC)}),
+    "fetch_records": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "fetch_stored": (lambda _: ([FetchPartition("t", 0, 0)], LIMITS), {(Operation.READ, TOPIC)}),
+    "offset_for_timestamp": (lambda topic: (topic, 0, 0), {(Operation.DESCRIBE, TOPIC)}),
+    "roll": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "refresh": (lambda topic: (topic,), {(Operation.ALTER, TOPIC)}),
+    "internal_topic": (lambda _: ("__mine",), {(Operation.CLUSTER_ACTION, CLUSTER)}),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "internal_topic": {"partitions": 1, "configs": {}},
+    "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
+}
+GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
+    "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
+    "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "committed": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "delete": (lambda _: ("g",), {(Operation.DELETE, GROUP)}),
+}
+
+
+class Watched(Nothing):
+    """Nothing is allowed; remembers what was asked for."""
+
+    def allows(self, *asked: Any) -> bool:
+        _, _, operation, resource_type, _ = asked
+        ASKED.add((operation, resource_type))
+        return False
+
+
+ASKED: set[tuple[Operation, ResourceType]] = set()
+
+
+def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
+    found = {name: getattr(thing, name) for name in dir(thing) if not name.startswith("_")}
+    return {name: method for name, method in found.items() if inspect.ismethod(method) and name not in LIFE}
+
+
+async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    made = method(*args, **options)
+    return await asyncio.wait_for(made, 10) if inspect.isawaitable(made) else made
+
+
+async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, Topic]]:
+    async with running_broker(path) as broker, GroupCoordinator.running(broker) as groups:
+        topic = await broker.create_topic(INTERNAL, "t", partitions=2)
+        assert topic is not None
+        await produce(broker, topic, [b"secret"])
+        await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
+        yield broker, groups, topic
+
+
+def test_whoever_may_do_nothing_is_refused_by_every_method(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async for broker, groups, topic in stores(tmp_path):
+            for thing, table in ((broker, BROKER), (groups, GROUPS)):
+                methods = public_methods(thing)
+                assert sorted(methods) == sorted(table), "say here how a new method is called, and what it asks for"
+                for turn, (name, (arguments, wanted)) in enumerate(table.items(), start=1):
+                    assert next(iter(inspect.signature(methods[name]).parameters)) == "context", name
+                    broker.access.replace(Watched(broker.access.view.version + turn))
+                    ASKED.clear()
+                    try:
+                        told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
+                    except AuthorizationError:
+                        told = None
+                    if name in {"topics", "groups", "problems"}:
+                        assert told == [], name
+                    elif name in {"fetch_records", "fetch_stored"}:
+                        (error,) = told.answers.values()
+                        assert isinstance(error, TopicAuthorizationError)
+                    else:
+                        assert told is None, name
+                    if name != "problems":  # there are none to ask for
+                        assert wanted == ASKED, name
+            assert [found.name for found in broker.topics(INTERNAL)] == ["t"]
+            assert topic.partition(0).high_watermark == 1
+            assert topic.partition(0).log_start_offset == topic.partition(0).sealed_offset == 0
+            assert [found.offset for found in groups.committed(INTERNAL, "g")] == [1]
+
+    run(scenario())
+
+
+def test_a_topic_is_created_by_whom_the_cluster_or_the_name_is_given_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
+            broker.access.replace(Denied({CLUSTER_NAME}, 1))
+            await broker.create_topic(CLIENT, "by-name")
+            broker.access.replace(Denied({"by-cluster"}, 2))
+            await broker.create_topic(CLIENT, "by-cluster")
+            broker.access.replace(Denied({"neither", CLUSTER_NAME}, 3))
+            for refused in (
+                broker.create_topic(CLIENT, "neither"),
+                broker.create_topic(CLIENT, "neither", validate_only=True),
+                broker.topic_for_produce(CLIENT, "neither"),
+            ):
+                with pytest.raises(TopicAuthorizationError):
+                    await refused
+            assert [topic.name for topic in broker.topics(INTERNAL)] == ["by-cluster", "by-name"]
+
+    run(scenario())
+
+
+def test_a_group_commits_and_shows_only_topics_that_it_may(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async for broker, groups, _ in stores(tmp_path):
+            await broker.create_topic(INTERNAL, "u", partitions=1)
+            both = [OffsetToCommit("u", 0, 0), OffsetToCommit("t", 1, 0)]
+            await groups.commit(CLIENT, "g", both)
+            broker.access.replace(Denied({"t"}, 1))
+            with pytest.raises(TopicAuthorizationError):
+                await groups.commit(CLIENT, "g", both)
+            with pytest.raises(TopicAuthorizationError):
+                groups.committed(CLIENT, "g", "t")
+            assert {found.topic for found in groups.committed(CLIENT, "g")} == {"u"}
+            assert {found.topic for found in groups.lag(CLIENT, "g")} == {"u"}
+            assert {found.topic for found in groups.lag(INTERNAL, "g")} == {"t", "u"}
+
+    run(scenario())
+
+
+def test_only_the_store_itself_writes_to_its_own_topics(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.internal_topic(INTERNAL, "__mine", partitions=1, configs={})
+            with pytest.raises(InvalidTopicError):
+                await broker.produce(CLIENT, topic, records([b"x"]))
+            assert await produce(broker, topic, [b"x"]) == 0
+
+    run(scenario())
