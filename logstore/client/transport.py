@@ -66,12 +66,8 @@ class Transport:
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
         self._connections = [Connections(url) for url in self.urls]
 
-    def stop_retrying(self) -> None:
-        """A request that waits to be sent again fails at once, and so does any other after its first attempt."""
-        self._stopped.set()
-
     def close(self) -> None:
-        """Free the connections; a request that is on its way fails."""
+        """Free the connections; a request that is on its way fails, and one that waits to be sent again, at once."""
         self._stopped.set()
         for connections in self._connections:
             connections.close()
