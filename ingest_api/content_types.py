@@ -16,7 +16,6 @@ from ingest_api.errors import NotAcceptableError, UnsupportedMediaTypeError
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-FETCH_SECTIONS = "application/vnd.logstore.fetch"
 KAFKA_V2 = "application/vnd.kafka.v2+json"
 KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from ingest_api.content_types import (
     ARROW_STREAM,
     CONTENT_CODINGS,
-    FETCH_SECTIONS,
     JSON,
     JSON_REQUEST_TYPES,
     KAFKA_BINARY_V2,
@@ -35,6 +34,7 @@ from ingest_api.schemas.records import (
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 
 REFERENCE: Final = "#/components/schemas/{model}"
 NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
@@ -237,12 +237,8 @@ FETCH_MANY = _operation(
     body=_content(_ref(FetchRequest), JSON_REQUEST_TYPES),
     answers={
         200: _answer(
-            "A section for each partition that has news, with batches as they are stored.",
-            {
-                FETCH_SECTIONS: {
-                    "schema": {**_BINARY, "description": "Sections, see logstore/records/fetch_sections.py."}
-                }
-            },
+            "A response for each partition that has news, with batches as they are stored.",
+            {FETCH_MEDIA_TYPE: {"schema": {**_BINARY, "description": "See logstore/protocol/fetch_response.py."}}},
         )
     },
     errors=(406, 429),

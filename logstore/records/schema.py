@@ -53,7 +53,8 @@ TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 
 _FEW_ROWS = 64
-_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
+# Not pa.array: that imports pandas, if there is one, for which a client would wait half a second.
+_NO_HEADERS = pa.nulls(0, HEADERS_TYPE.value_type)
 
 
 def null_headers(rows: int) -> pa.Array:

@@ -21,9 +21,9 @@ from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
-from logstore.segments.excerpts import excerpts, read_excerpt
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file, verify_segment
+from logstore.segments.row_group_files import read_row_group_file, row_group_files
 from logstore.segments.writer import Segment, SegmentWriter
 from tests.support.examples import stride
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
@@ -55,7 +55,7 @@ class Damaged:
         self.kind = kind
         self.rows = self.read()
         assert len(self.rows) == 2
-        self.files = self.read_excerpts()
+        self.files = self.read_row_group_files()
         assert self.read_keys() == [batch.select(["offset", "key"]) for batch in self.rows]
         assert segment_from_file(table, self.segment.path) == self.segment
 
@@ -65,8 +65,8 @@ class Damaged:
     def read_keys(self) -> list[pa.RecordBatch]:
         return [read_row_group(self.path, group.index, ["offset", "key"]) for group in row_groups(self.path)]
 
-    def read_excerpts(self) -> list[bytes]:
-        return [bytes(read_excerpt(self.path, excerpt)) for excerpt in excerpts(self.path)]
+    def read_row_group_files(self) -> list[bytes]:
+        return [bytes(read_row_group_file(self.path, file)) for file in row_group_files(self.path)]
 
     def refuses(self, content: bytes, what: object) -> None:
         """Reading all of it is refused; what reads less is refused, too, or says what it did before."""
@@ -83,7 +83,7 @@ class Damaged:
             (lambda: read_footer(self.path).leader_epochs, ((1, 0), (3, 12))),
             (lambda: segment_from_file(self.table, self.segment.path), self.segment),
             (self.read_keys, [batch.select(["offset", "key"]) for batch in self.rows]),
-            (self.read_excerpts, self.files),
+            (self.read_row_group_files, self.files),
         ):
             assert self._refused(read) or read() == expected, what
 
