@@ -191,6 +191,7 @@ def test_clients_that_read_nothing_are_cut(server):
     assert server.settled().files <= before.files
 
 
+@pytest.mark.long
 def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
     """Up to four times as fast as it must, over seven intervals: too little to make room in the server's buffer."""
     interval_seconds, rate = 2, 4 * 1024
