@@ -29,6 +29,7 @@ from tests.support.bad_requests import (
     mutated,
     post,
 )
+from tests.support.eventually import eventually
 from tests.support.history import Request
 from tests.support.raw_client import RawClient
 from tests.support.torture import TORTURE
@@ -427,6 +428,7 @@ def test_idle_connections_do_not_hinder_producers(server):
 
     asyncio.run(run())
     after = server.settled()
-    assert after.files <= before.files
+    # A roll may have a file open just then.
+    eventually(lambda: server.resources().files <= before.files, "descriptors are left")
     assert after.threads <= before.threads + GROWTH_THREADS_MAX
     server.check()
