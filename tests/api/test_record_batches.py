@@ -78,7 +78,6 @@ async def test_a_batch_of_many_partitions_is_stored_as_sent_in_each(api, compres
         ("", stream((b"0", values("a")), (None, values("b"))), 422, "names partition None"),
         ("", stream((b"-1", values("a"))), 422, "names partition b'-1'"),
         ("", stream((b"99999999999", values("a"))), 422, "names partition"),
-        ("", stream((b"0", values("a")), (b"2", values("b"))), 404, "Partition 2 not found"),
         ("/partitions/1", stream((b"1", values("a")), (b"0", values("b"))), 422, "leave it out of the metadata"),
         ("", stream((b"0", pa.record_batch({"value": [b"a"], "partition": [0]}))), 422, "in a column and in"),
         ("", stream((b"0", values("a")), (b"1", values())), 422, "records may not be empty"),
@@ -91,6 +90,15 @@ async def test_nothing_is_stored_of_a_stream_with_one_wrong_batch(api, path, bod
     assert_error(answer, status)
     assert says in answer.json()["message"]
     assert api.end_offsets("t") == [0, 0]
+
+
+async def test_a_batch_for_a_partition_that_is_not_there_keeps_no_other_from_being_stored(api):
+    await api.create_topic("t", partitions=2)
+    body = stream((b"0", values("a")), (b"2", values("b")))
+    answer = await api.post("/topics/t", content=body, headers={"Content-Type": ARROW})
+    told = [(found["partition"], found["base_offset"], found["error_code"]) for found in answer.json()["ranges"]]
+    assert (answer.status_code, told) == (200, [(0, 0, None), (2, None, 40402)])
+    assert api.end_offsets("t") == [1, 0]
 
 
 async def test_keys_are_asked_for_in_every_batch_of_a_compacted_topic(api):
