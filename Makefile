@@ -19,7 +19,7 @@ test: lint ## Lint, types and tests: quick ones, those of real processes and tho
 	@$(RUN) pytest --numprocesses 3
 
 test-quick: setup ## The tests that start no process and no JVM; two minutes
-	@$(RUN) pytest --numprocesses 2 -m "not system and not spark and not long and not airflow and not wheel"
+	@$(RUN) pytest --numprocesses 3 -m "not system and not spark and not long and not airflow and not wheel"
 
 test-all: lint setup-airflow ## What continuous integration runs: all tests, with documentation, notebook, demo, wheel and Airflow
 	@$(RUN) pytest --numprocesses 3 --hypothesis-profile many -m "not airflow and not wheel"

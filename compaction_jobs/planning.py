@@ -47,7 +47,7 @@ def plan_retention(
         # Segments behind a younger one that was removed by size.
         count += _expired_by_time(live[count:], config.retention_ms, now_ms)
         if count:
-            # The first record that is left, so that the log start is an offset that exists wherever one does.
+            # The first remaining record: the log start is then an existing offset, if there is any.
             log_start = max(log_start, live[count].min_offset if count < len(live) else state.sealed)
     expired = tuple(file for file in files if file.max_offset < log_start)
     first_left = files[len(expired)] if len(expired) < len(files) else None

@@ -39,7 +39,7 @@ def _attempt(
     removed = totals(file for plan in plans for file in plan.expired)
     require_whole(topic, snapshot, {plan.partition: plan.log_start for plan in plans})
     if context.dry_run:
-        # How much of a boundary file stays, only reading it tells.
+        # Only reading a boundary file tells how much of it stays.
         return AttemptResult(frozenset(plan.partition for plan in plans), removed, None if boundaries else NOTHING)
     outcome = AttemptResult()
     parts = [RewritePart(p.partition, tuple(f.path for f in p.expired), (), p.log_start) for p in plans if p.expired]

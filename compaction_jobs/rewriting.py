@@ -17,7 +17,7 @@ from logstore.errors import CommitRefusedError, LogStoreError, MissingRecordsErr
 from logstore.log.history import history_gaps, missing_ranges, removed_ranges
 from logstore.topic_config import TopicConfig
 
-#: How often a topic is planned at most. Only another job on the same files makes a second plan necessary.
+#: The most plans of a topic in a run. Only another job on the same files makes a second plan necessary.
 PLANS_MAX = 5
 
 

@@ -22,7 +22,7 @@ class StorageClock(SystemClock):
     def now_ms(self) -> int:
         own = SystemClock.now_ms(self)
         try:
-            # Making it stamps it, also on a disk without room for a byte.
+            # An empty file gets its time even on a full disk.
             with tempfile.TemporaryFile(dir=self.directory) as file:
                 return min(own, os.fstat(file.fileno()).st_mtime_ns // 1_000_000)
         except OSError as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 FULL_DELAY_MS_MIN = 7 * 24 * 3_600_000
 
-#: LITE finds the log entries since the last vacuum, or since the table's first version, cleaned away.
+#: The error of LITE if the log entries since the last vacuum, or since the table's first version, are cleaned away.
 _LITE_REFUSES = "DELTA_CANNOT_VACUUM_LITE"
 
 
@@ -116,7 +116,7 @@ def _configured(spark: "SparkSession") -> Iterator[None]:
     settings = {
         # Otherwise a vacuum makes two commits of its own, and rolls would lose races against them.
         "spark.databricks.delta.vacuum.logging.enabled": "false",
-        # The delay is the topic's configuration; the check is for one that was typed.
+        # The delay comes from the topic's configuration; Spark's check is for delays that are typed.
         "spark.databricks.delta.retentionDurationCheck.enabled": "false",
         # Tasks of a full listing. Spark's default is 10,000: minutes, however few the files are.
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": str(4 * spark.sparkContext.defaultParallelism),

@@ -140,7 +140,7 @@ def instant(ms: int) -> str:
     """As ``2026-11-21T08:00:00Z``; the number's text for a time without a date."""
     if not 0 <= ms <= _LAST_MS:
         return f"{ms} ms"
-    # Up to the second that begins next: at that time it has come. The last second of all has no next one.
+    # Rounded up to the next second, so that the time has come then. The very last second has no next one.
     return datetime.fromtimestamp(min(-(-ms // 1000), _LAST_MS // 1000), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

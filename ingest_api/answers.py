@@ -1,4 +1,4 @@
-"""Bodies of answers: small ones as JSON, large ones made column by column and sent in pieces.
+"""Bodies of answers that no model makes: column by column, the large ones sent in pieces.
 
 Invariant: every answer with a body has a Content-Length.
 """
@@ -11,7 +11,6 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ingest_api.content_types import JSON
 from ingest_api.errors import http_error, shown_message
 from logstore.broker.admission import Reservation
 from logstore.broker.batcher import RecordPlaces
@@ -25,12 +24,6 @@ _OFFSET = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
 # Of fewer records an object each costs less than the steps over all of them.
 _MATRIX_RECORDS_MIN = 64
 _OFFSETS_BEGIN, _OFFSETS_END = b'{"offsets":[', b'],"key_schema_id":null,"value_schema_id":null}'
-
-
-def json_response(
-    content: Any, *, status: int = 200, media_type: str = JSON, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(msgspec.json.encode(content), status, headers, media_type)
 
 
 class BytesResponse(Response):

@@ -48,7 +48,7 @@ def create_app(settings: Settings, access: Access) -> "Application":
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
-        # A route of ours; the pages would load their scripts from elsewhere.
+        # Routes of ours: FastAPI's pages would load their scripts from elsewhere.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,

@@ -16,12 +16,10 @@ from ingest_api.errors import NotAcceptableError, UnsupportedMediaTypeError
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-FETCH_SECTIONS = "application/vnd.logstore.fetch"
 KAFKA_V2 = "application/vnd.kafka.v2+json"
 KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY_V2 = "application/vnd.kafka.binary.v2+json"
-PROMETHEUS = "text/plain"
 
 #: What answers with metadata are given as, the best first.
 METADATA_TYPES = (KAFKA_V2, KAFKA, JSON)

@@ -86,28 +86,28 @@ async def _topic(request: Request, context: Context, broker: StoreBroker, name: 
     return broker.topic(context, name, operation_of(request))
 
 
-async def _topic_of_cluster(request: Request, context: Context, broker: ClusterBroker, name: TopicName) -> Topic:
+async def _topic_in_cluster(request: Request, context: Context, broker: ClusterBroker, name: TopicName) -> Topic:
     return broker.topic(context, name, operation_of(request))
 
 
-async def _topic_meant(request: Request, context: Context, broker: StoreBroker, _: TopicName) -> Topic:
+async def _identified_topic(request: Request, context: Context, broker: StoreBroker, _: TopicName) -> Topic:
     return topic_to_read(context, request, broker, operation_of(request))
 
 
-NamedTopic = Annotated[Topic, Depends(_topic)]
-ClusterTopicNamed = Annotated[Topic, Depends(_topic_of_cluster)]
-#: The topic, with the id that ``Logstore-Topic-Id`` asks for; from here on the answer has its id.
-TopicMeant = Annotated[Topic, Depends(_topic_meant)]
+TopicInPath = Annotated[Topic, Depends(_topic)]
+TopicInCluster = Annotated[Topic, Depends(_topic_in_cluster)]
+#: The topic in the path, checked by ``Logstore-Topic-Id`` if the request has it; from here on the answer has its id.
+IdentifiedTopic = Annotated[Topic, Depends(_identified_topic)]
 
 
-async def _partition(topic: NamedTopic, number: _PartitionNumber) -> PartitionLog:
+async def _partition(topic: TopicInPath, number: _PartitionNumber) -> PartitionLog:
     return topic.partition(number)
 
 
-async def _partition_meant(topic: TopicMeant, number: _PartitionNumber) -> PartitionLog:
+async def _identified_partition(topic: IdentifiedTopic, number: _PartitionNumber) -> PartitionLog:
     return topic.partition(number)
 
 
-NamedPartition = Annotated[PartitionLog, Depends(_partition)]
-#: A partition of the topic that is meant.
-PartitionMeant = Annotated[PartitionLog, Depends(_partition_meant)]
+PartitionInPath = Annotated[PartitionLog, Depends(_partition)]
+#: A partition of such a topic.
+IdentifiedPartition = Annotated[PartitionLog, Depends(_identified_partition)]

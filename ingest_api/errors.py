@@ -1,4 +1,4 @@
-"""What an error becomes over HTTP: one table from error class to status and ``error_code``.
+"""What an error becomes over HTTP: the status that its error code (``logstore.protocol.error_codes``) begins with.
 
 Owns the shape of every error answer, ``{"error_code": int, "message": str}`` as JSON, whoever found the error: a route,
 the framework (no such path, method not allowed) or a bug. Invariants: no answer holds a traceback; an error whose
@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ingest_api.topic_ids import topic_id_headers
 from logstore import errors
 from logstore.errors import LogStoreError
+from logstore.protocol.error_codes import ERROR_CODES, kind_of
 
 
 class ParameterError(errors.InvalidRequestError):
@@ -73,53 +74,23 @@ _MESSAGE_LENGTH_MAX = 1_000
 
 INTERNAL_ERROR = HttpError(500, 500)
 
-#: The nearest class in an error's line of ancestors counts.
-HTTP_ERRORS: Mapping[type[LogStoreError], HttpError] = {
-    LogStoreError: HttpError(500, 50002),
-    errors.InvalidRequestError: HttpError(422, 42206),
-    errors.NoRecordsError: HttpError(422, 422),
-    ParameterError: HttpError(422, 422),
-    MisdirectedRequestError: HttpError(421, 42101),
-    ForeignOriginError: HttpError(403, 40302),
-    NoSuchResourceError: HttpError(404, 404),
-    MethodNotAllowedError: HttpError(405, 405),
-    NotAcceptableError: HttpError(406, 406),
-    SlowRequestError: HttpError(408, 408),
-    UnsupportedMediaTypeError: HttpError(415, 415),
-    errors.AuthorizationError: HttpError(403, 40301),
-    errors.UnknownTopicError: HttpError(404, 40401),
-    errors.UnknownPartitionError: HttpError(404, 40402),
-    errors.UnknownGroupError: HttpError(404, 40405),
-    errors.UnknownTopicIdError: HttpError(404, 40406),
-    errors.UnknownClusterError: HttpError(404, 404),
-    errors.InvalidTopicError: HttpError(400, 40002),
-    errors.TopicExistsError: HttpError(400, 40002),
-    errors.InvalidPartitionsError: HttpError(400, 40002),
-    errors.InvalidReplicationFactorError: HttpError(400, 40002),
-    errors.InvalidConfigError: HttpError(400, 40002),
-    errors.RequestTooLargeError: HttpError(413, 41301),
-    errors.RecordTooLargeError: HttpError(413, 41302),
-    errors.OffsetOutOfRangeError: HttpError(416, 41601),
-    errors.UnreadableRecordError: HttpError(422, 42207),
-    errors.InvalidProducerRequestError: HttpError(400, 40003),
-    errors.OutOfOrderSequenceError: HttpError(409, 40911),
-    errors.InvalidProducerEpochError: HttpError(409, 40912),
-    errors.DuplicateSequenceError: HttpError(409, 40913),
-    errors.IdempotencyKeyReusedError: HttpError(422, 42211),
-    errors.ThrottledError: HttpError(429, 42901),
-    errors.CommitConflictError: HttpError(500, 50003),
-    errors.CommitStateUnknownError: HttpError(500, 50003),
-    errors.BrokerNotReadyError: HttpError(503, 50301),
-    errors.StorageFullError: HttpError(503, 50302),
-    errors.QuarantinedError: HttpError(503, 50303),
-    errors.MissingRecordsError: HttpError(500, 50004),
-    errors.RequestTimedOutError: HttpError(504, 50401),
+_CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
+    # Errors that only this edge has.
+    ForeignOriginError: 40302,
+    MisdirectedRequestError: 42101,
+    NoSuchResourceError: 404,
+    MethodNotAllowedError: 405,
+    NotAcceptableError: 406,
+    SlowRequestError: 408,
+    UnsupportedMediaTypeError: 415,
+    ParameterError: 422,
 }
 
 
 def http_error(error: LogStoreError) -> HttpError:
     """Status and error code of ``error``."""
-    return next(HTTP_ERRORS[cls] for cls in type(error).__mro__ if cls in HTTP_ERRORS)
+    code = next(_CODES[cls] for cls in type(error).__mro__ if cls in _CODES)
+    return HttpError(kind_of(code), code)
 
 
 def error_body(error_code: int, message: str) -> bytes:

@@ -28,7 +28,7 @@ _INTEGER = re.compile(r"0|[1-9][0-9]{0,18}")
 _PRINTABLE = re.compile(rf"[!-~]([ -~]{{0,{IDEMPOTENCY_KEY_LENGTH_MAX - 2}}}[!-~])?")
 _INT64_MAX = 2**63 - 1
 
-REQUEST_HEADERS: Final[list[dict[str, Any]]] = [
+HEADER_PARAMETERS: Final[list[dict[str, Any]]] = [
     {
         "name": PRODUCER_ID,
         "in": "header",

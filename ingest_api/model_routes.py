@@ -15,13 +15,13 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.bodies import problems_in, receive_model_or_none
+from ingest_api.bodies import problems_in, receive_model, receive_model_or_none
 from ingest_api.content_types import JSON, METADATA_TYPES, answer_media_type
 from ingest_api.errors import ParameterError
 from ingest_api.operations import refusals
 from ingest_api.parameters import query_texts
 from ingest_api.routes import DeclaredRoute
-from logstore.errors import InvalidRequestError, LogStoreError
+from logstore.errors import LogStoreError
 
 #: The body of a request whose body could not be read: no model takes it.
 _NO_MODEL: Final = 0
@@ -51,6 +51,12 @@ class ModelRoute(DeclaredRoute):
 
         return answer
 
+    @property
+    def body_model(self) -> type[BaseModel]:
+        """Of a route that takes a body."""
+        assert self.body_field is not None
+        return _model_in(self.body_field.field_info.annotation)
+
     def _query_names(self) -> list[str]:
         """The fields of the query models."""
         models = (_model_in(field.field_info.annotation) for field in self.dependant.query_params)
@@ -65,24 +71,21 @@ class ModelRoute(DeclaredRoute):
         """The request with its body read; what is wrong with it is told once what the path names has been found."""
         if self.body_field is None:
             return _Received(request)
-        field = self.body_field.field_info
+        receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
         try:
-            model = await receive_model_or_none(request, _model_in(field.annotation))
-            if model is None and field.is_required():
-                raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
+            return _Received(request, await receive(request, self.body_model))
         except LogStoreError as refusal:
             return _Received(request, refusal=refusal)
-        return _Received(request, model)
 
 
 class MetadataRoute(ModelRoute):
-    """REST Proxy v2's."""
+    """As in REST Proxy v2: JSON by the name that the client asks for."""
 
     answer_types = METADATA_TYPES
 
 
 class AdministrationRoute(ModelRoute):
-    """REST Proxy v3's."""
+    """As in REST Proxy v3: JSON."""
 
     answer_types = (JSON,)
 

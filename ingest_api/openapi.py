@@ -4,20 +4,21 @@ FastAPI makes it from the routes and their models. It knows nothing of what this
 headers, media types that are chosen from, refusals. That is added here.
 """
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel
+from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from ingest_api.content_types import JSON, JSON_REQUEST_TYPES
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
+    COMMON_HEADERS,
     CONTENT_ENCODING,
     MODELS,
     REFERENCE,
-    REQUEST_HEADERS,
     REQUEST_ID_HEADER,
     common_refusals,
     refusals,
@@ -32,23 +33,40 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
         if isinstance(route, ModelRoute):
             for method in route.methods or ():
                 _complete(document["paths"][route.path][method.lower()], route)
-    _, definitions = models_json_schema([(model, "validation") for model in MODELS], ref_template=REFERENCE)
-    document["components"]["schemas"] |= definitions["$defs"]
+    models = [*_models(routes), *((model, "validation") for model in MODELS)]
+    _, definitions = models_json_schema(models, ref_template=REFERENCE)
+    # FastAPI has them too, but with 64-bit bounds as floating-point numbers.
+    document["components"]["schemas"] = definitions["$defs"]
     return document
+
+
+def _models(routes: Iterable[DeclaredRoute]) -> Iterator[tuple[type[BaseModel], JsonSchemaMode]]:
+    """The models of bodies and answers; those within them come with them."""
+    for route in routes:
+        if not isinstance(route, ModelRoute):
+            continue
+        if route.body_field is not None:
+            yield route.body_model, "validation"
+        for kind in (route.response_model, *get_args(route.response_model)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield kind, "serialization"
 
 
 def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     """Add what FastAPI does not know of the routes that it describes."""
-    operation["parameters"] = [*operation.get("parameters", ()), *REQUEST_HEADERS]
+    operation["parameters"] = [*operation.get("parameters", ()), *COMMON_HEADERS]
     answers: dict[str, Any] = operation["responses"]
     for status, answer in answers.items():
         answer["headers"] = {**REQUEST_ID_HEADER, **answer.get("headers", {})}
         if status.startswith("2") and "content" in answer and route.answer_types:
             answer["content"] = dict.fromkeys(route.answer_types, answer["content"][JSON])
     body = operation.get("requestBody")
-    if body is not None:
+    if body is not None and route.body_field is not None:
         operation["parameters"].append(CONTENT_ENCODING)
-        body["content"] = dict.fromkeys(JSON_REQUEST_TYPES, body["content"][JSON])
+        body["required"] = route.body_field.field_info.is_required()
+        # One that may be left out may not be null.
+        schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
+        body["content"] = {media_type: {"schema": schema} for media_type in JSON_REQUEST_TYPES}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)
     if route.chooses_answer_type:
         failures |= refusals(406)

@@ -13,7 +13,6 @@ from pydantic import BaseModel
 from ingest_api.content_types import (
     ARROW_STREAM,
     CONTENT_CODINGS,
-    FETCH_SECTIONS,
     JSON,
     JSON_REQUEST_TYPES,
     KAFKA_BINARY_V2,
@@ -21,6 +20,7 @@ from ingest_api.content_types import (
     METADATA_TYPES,
     NDJSON,
 )
+from ingest_api.idempotence import HEADER_PARAMETERS as IDENTITY_HEADERS
 from ingest_api.idempotence import REPLAYED
 from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
 from ingest_api.schemas.base import ErrorBody
@@ -32,8 +32,9 @@ from ingest_api.schemas.records import (
     ProduceRequest,
 )
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
-from ingest_api.topic_ids import REQUEST_HEADER as TOPIC_ID
+from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 
 REFERENCE: Final = "#/components/schemas/{model}"
 NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
@@ -78,7 +79,7 @@ _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
     },
 }
 
-REQUEST_HEADERS: list[dict[str, Any]] = [
+COMMON_HEADERS: list[dict[str, Any]] = [
     {
         "name": "X-Request-Id",
         "in": "header",
@@ -163,7 +164,7 @@ def _operation(
         {"name": p.name, "in": "query", "required": False, "description": p.description, "schema": p.json_schema}
         for p in query
     ]
-    parameters += [*headers, *REQUEST_HEADERS]
+    parameters += [*headers, *COMMON_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
     if body is not None:
         parameters.append(CONTENT_ENCODING)
@@ -199,7 +200,7 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
         operation_id,
         path=path,
         query=(ACKS, TIMEOUT_MS, KEY_FORMAT),
-        headers=[*REQUEST_HEADERS, TOPIC_ID],
+        headers=[*IDENTITY_HEADERS, TOPIC_ID],
         body=_PRODUCE_BODY,
         answers=_PRODUCE_ANSWERS,
         errors=_PRODUCE_ERRORS,
@@ -236,12 +237,8 @@ FETCH_MANY = _operation(
     body=_content(_ref(FetchRequest), JSON_REQUEST_TYPES),
     answers={
         200: _answer(
-            "A section for each partition that has news, with batches as they are stored.",
-            {
-                FETCH_SECTIONS: {
-                    "schema": {**_BINARY, "description": "Sections, see logstore/records/fetch_sections.py."}
-                }
-            },
+            "A response for each partition that has news, with batches as they are stored.",
+            {FETCH_MEDIA_TYPE: {"schema": {**_BINARY, "description": "See logstore/protocol/fetch_response.py."}}},
         )
     },
     errors=(406, 429),

@@ -1,4 +1,6 @@
-"""Parts of the path, and query parameters: declared once, read strictly, documented from the same declarations.
+"""Query parameters and partitions in paths, read strictly.
+
+Those of the record routes are declared here, once, and documented from that; other routes have models.
 
 Numbers are decimal digits and nothing else (no exponent, space, leading zero or other script's digits). A parameter
 that is unknown, given twice or has no value is refused rather than guessed: a misspelt ``max_wait`` must not silently

@@ -28,8 +28,9 @@ from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ingest_api.bodies import CONNECTION
-from ingest_api.errors import HttpError, error_body
+from ingest_api.errors import HttpError, error_body, http_error
 from ingest_api.short_requests import ShortHead, ShortRequests
+from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
@@ -49,9 +50,9 @@ _READ_FIRST_SECONDS = 0.1
 _MALFORMED = HttpError(400, 400)
 _NO_TUNNELS = HttpError(405, 405)
 _TOO_SLOW = HttpError(408, 408)
-_TOO_MANY_REQUESTS = HttpError(429, 42901)
+_TOO_MANY_REQUESTS = http_error(ThrottledError(""))
 _HEAD_TOO_LARGE = HttpError(431, 431)
-_TOO_MANY_CONNECTIONS = HttpError(503, 50301)
+_TOO_MANY_CONNECTIONS = http_error(BrokerNotReadyError(""))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 # To copy more costs more than to write twice.
 _JOINED_BYTES_MAX = 16 * KIB

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, TypeVar
 from fastapi import APIRouter
 from fastapi.routing import APIRoute
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
@@ -91,7 +92,8 @@ class DeclaredRoute(APIRoute):
 
 def declared_router(**options: Any) -> APIRouter:
     """An APIRouter whose routes are DeclaredRoutes, done by hand; ``model_routes`` has the others."""
-    return APIRouter(route_class=DeclaredRoute, **options)
+    # Its answers are described by hand, too: FastAPI is to assume nothing of them.
+    return APIRouter(route_class=DeclaredRoute, default_response_class=Response, **options)
 
 
 class FoundRoute(NamedTuple):

@@ -14,7 +14,7 @@ TOPIC_ID: Final = "Logstore-Topic-Id"
 TOPIC_ID_HEADER: Final = TOPIC_ID.lower().encode()
 _IN_SCOPE: Final = "logstore.topic_id"
 
-REQUEST_HEADER: Final[dict[str, Any]] = {
+HEADER_PARAMETER: Final[dict[str, Any]] = {
     "name": TOPIC_ID,
     "in": "header",
     "description": "The topic that is meant, by the id that GET /topics/{topic} and the answers here give. If the name "

@@ -1,8 +1,8 @@
 """The one tree of errors.
 
 Each class carries Kafka's name and number of the error (``org.apache.kafka.common.protocol.Errors``; -1 where Kafka has
-none) and whether the same request may succeed later unchanged. What they become over HTTP is one table in
-``ingest_api/errors.py``. A message names the operation, the object, and what to do next.
+none) and whether the same request may succeed later unchanged. The error codes by which they travel are one table,
+``logstore/protocol/error_codes.py``. A message names the operation, the object, and what to do next.
 """
 
 import errno

@@ -10,14 +10,15 @@ GROUP_NAME_LENGTH_MAX = 249
 # Kafka's offset.metadata.max.bytes, in UTF-8.
 OFFSET_METADATA_BYTES_MAX = 4096
 HEADERS_PER_RECORD_MAX = 1_000
-# Idempotent producers that a partition remembers: about 2.5 MB. Past it the one that has not appended for longest goes.
+# Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
+# appended for longest.
 PRODUCERS_PER_PARTITION_MAX = 10_000
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
 # A record costs this much beside its key, value and headers (index, columns): bounds requests of empty records.
 RECORD_OVERHEAD_BYTES = 32
 # Records of one request: decoding JSON costs about 200 bytes of objects a record, however small the record is.
 REQUEST_RECORDS_MAX = 1_000_000
-# A client that sends a body or takes an answer more slowly is given up on (Apache asks for 500, Kestrel for 240).
+# The least rate of a client in bytes a second, for bodies and answers (Apache asks for 500, Kestrel for 240).
 CLIENT_BYTES_PER_SECOND_MIN = KIB
 # Arrow from outside. The metadata of an IPC message describes columns, it holds no data.
 ARROW_METADATA_BYTES_MAX = 256 * KIB

@@ -237,7 +237,7 @@ def load_settings(**given: Any) -> Settings:
 
 def setting_name(field: str) -> str:
     """The spelling in the configuration file: dots between words, as Kafka has it."""
-    # TOML has no `data.location` beside `data`.
+    # TOML allows no `data.location` beside `data`.
     return field if field == "data_location" else field.replace("_", ".")
 
 

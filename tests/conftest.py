@@ -17,6 +17,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
 from tests.support import examples
+from tests.support.process_logging import logging_put_back
 
 # What the store logs is only of interest where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
@@ -32,6 +33,13 @@ def no_settings_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in os.environ:
         if variable.startswith("LOGSTORE_"):
             monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def logging_of_its_own() -> Iterator[None]:
+    """A test that sets up the process's logging leaves nothing of that to the next."""
+    with logging_put_back():
+        yield
 
 
 # ---- lanes -----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, Context, StoreBroker, TopicName
+from ingest_api.dependencies import ClusterBroker, Context, StoreBroker, TopicInCluster, TopicName
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
@@ -95,7 +95,7 @@ async def create_topic(
     "/v3/clusters/{cluster_id}/topics/{topic}", operation_id="getClusterTopic", response_description="The topic."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: ClusterTopicNamed) -> ClusterTopic:
+async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: TopicInCluster) -> ClusterTopic:
     """One topic."""
     return _topic(request, broker, topic)
 
@@ -108,7 +108,7 @@ async def get_cluster_topic(request: Request, broker: ClusterBroker, topic: Clus
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def update_topic(
-    request: Request, context: Context, broker: ClusterBroker, topic: ClusterTopicNamed, asked: UpdateTopicRequest
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, asked: UpdateTopicRequest
 ) -> ClusterTopic:
     """Grow the number of partitions. Records stay where they are; keys hash to other partitions from now on."""
     return _topic(request, broker, await broker.add_partitions(context, topic.name, asked.partitions_count))

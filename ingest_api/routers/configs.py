@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import Depends
 from starlette.requests import Request
 
-from ingest_api.dependencies import ClusterBroker, ClusterTopicNamed, ConfigName, Context
+from ingest_api.dependencies import ClusterBroker, ConfigName, Context, TopicInCluster
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
@@ -31,19 +31,19 @@ _CONFIGS = "/v3/clusters/{cluster_id}/topics/{topic}/configs"
 router = model_router(AdministrationRoute, tags=["administration"])
 
 
-async def _key(_: ClusterTopicNamed, name: ConfigName) -> ConfigKey:
+async def _key(_: TopicInCluster, name: ConfigName) -> ConfigKey:
     try:
         return config_key(name)
     except InvalidConfigError as error:
         raise NoSuchResourceError(error.message) from None
 
 
-NamedKey = Annotated[ConfigKey, Depends(_key)]
+KeyInPath = Annotated[ConfigKey, Depends(_key)]
 
 
 @router.get(_CONFIGS, operation_id="listTopicConfigs", response_description="Every key.")
 @requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
-async def list_configs(request: Request, broker: ClusterBroker, topic: ClusterTopicNamed) -> TopicConfigList:
+async def list_configs(request: Request, broker: ClusterBroker, topic: TopicInCluster) -> TopicConfigList:
     """Every key with its value, set or default."""
     return TopicConfigList(
         metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "configs"),
@@ -60,7 +60,7 @@ async def list_configs(request: Request, broker: ClusterBroker, topic: ClusterTo
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def alter_configs(
-    broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, asked: AlterConfigsRequest
+    broker: ClusterBroker, context: Context, topic: TopicInCluster, asked: AlterConfigsRequest
 ) -> None:
     """Set keys, or take them back to their defaults: all of them, or none if one is wrong."""
     entries = [
@@ -73,7 +73,7 @@ async def alter_configs(
 @router.get(f"{_CONFIGS}/{{name}}", operation_id="getTopicConfig", response_description="The key.")
 @requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC)
 async def get_config(
-    request: Request, broker: ClusterBroker, topic: ClusterTopicNamed, key: NamedKey
+    request: Request, broker: ClusterBroker, topic: TopicInCluster, key: KeyInPath
 ) -> TopicConfigEntry:
     """One key."""
     return _config(request, broker, topic, key)
@@ -88,7 +88,7 @@ async def get_config(
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
 async def update_config(
-    broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, key: NamedKey, asked: UpdateConfigRequest
+    broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath, asked: UpdateConfigRequest
 ) -> None:
     """Set one key; null takes it back to its default."""
     await broker.alter_configs(context, topic.name, {key.name: asked.value})
@@ -102,7 +102,7 @@ async def update_config(
     responses=refusals(503),
 )
 @requires(Operation.ALTER_CONFIGS, ResourceType.TOPIC)
-async def reset_config(broker: ClusterBroker, context: Context, topic: ClusterTopicNamed, key: NamedKey) -> None:
+async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCluster, key: KeyInPath) -> None:
     """Take one key back to its default."""
     await broker.alter_configs(context, topic.name, {key.name: None})
 

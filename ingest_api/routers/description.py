@@ -1,12 +1,12 @@
 """The description of the interface itself, and ``/docs``, the page that shows it in a browser.
 
-The page is Swagger UI from the package fastapi-swagger. Invariant: a browser that shows it asks nobody but this store,
-and is told so (Content-Security-Policy).
+The page is Swagger UI, by files of the package fastapi-swagger; no code of that runs. Invariant: a browser that shows
+it asks nobody but this store, and is told so (Content-Security-Policy).
 """
 
 import asyncio
 import functools
-import importlib.resources
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Final
 
@@ -99,4 +99,5 @@ async def _packaged(request: Request, name: str, media_type: str) -> Response:
 @functools.cache
 def _packaged_bytes(name: str) -> bytes:
     # One copy, however many ask for it and however slowly they take it.
-    return (Path(str(importlib.resources.files("fastapi_swagger"))) / "resources" / name).read_bytes()
+    found = distribution("fastapi-swagger").locate_file(f"fastapi_swagger/resources/{name}")
+    return Path(str(found)).read_bytes()

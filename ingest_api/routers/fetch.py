@@ -1,7 +1,7 @@
 """Read many partitions in one request: Kafka's Fetch API in HTTP's clothes.
 
 Invariants: partitions are read in the order of the request, so that a client that turns that order round is fair to
-all; one that cannot be read is told of in a section of its own and keeps nobody else from being read; a record of any
+all; one that cannot be read is told of in a response of its own and keeps nobody else from being read; a record of any
 of them ends the wait.
 """
 
@@ -13,8 +13,7 @@ from starlette.responses import Response
 from ingest_api import operations
 from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import answer_wanted, receive_model
-from ingest_api.content_types import FETCH_SECTIONS, answer_media_type
-from ingest_api.errors import http_error
+from ingest_api.content_types import answer_media_type
 from ingest_api.guard import context_of
 from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
@@ -23,9 +22,9 @@ from ingest_api.state import api_state
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.errors import LogStoreError, OffsetOutOfRangeError
-from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.record_batch import RecordBatch, encode_batches
+from logstore.errors import LogStoreError
+from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionResponse, encode_fetch_response
+from logstore.protocol.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
 
@@ -36,15 +35,15 @@ async def fetch_many(request: Request) -> Response:
     """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
     read_query(request)
     state = api_state(request)
-    media_type = answer_media_type(request.headers, (FETCH_SECTIONS,))
+    media_type = answer_media_type(request.headers, (MEDIA_TYPE,))
     asked = await receive_model(request, FetchRequest)
     wanted = [FetchPartition(p.topic, p.partition, p.offset, p.topic_id) for p in asked.partitions]
     limits = FetchLimits(asked.max_bytes, asked.max_partition_bytes, asked.min_bytes, asked.max_wait_ms)
     gone = functools.partial(answer_wanted, request)
     fetched = await state.broker.fetch_stored(context_of(request), wanted, limits, gone)
     try:
-        sections = [_section(index, answer) for index, answer in fetched.answers.items()]
-        body = encode_sections(sections)
+        responses = [_response(index, answer) for index, answer in fetched.answers.items()]
+        body = encode_fetch_response(responses)
         fetched.reservation.resize(sum(map(len, body)))
         return RecordsResponse(body, fetched.reservation, media_type=media_type, headers={})
     except BaseException:
@@ -52,16 +51,8 @@ async def fetch_many(request: Request) -> Response:
         raise
 
 
-def _section(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> Section:
+def _response(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> PartitionResponse:
     if isinstance(answer, LogStoreError):
-        return _failed(index, answer)
-    pieces = encode_batches(answer.records)
-    return Section(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, pieces)
-
-
-def _failed(index: int, error: LogStoreError) -> Section:
-    start, end = -1, -1
-    if isinstance(error, OffsetOutOfRangeError):
-        start, end = error.log_start_offset, error.high_watermark
-    message = error.message.encode("utf-8", "backslashreplace")
-    return Section(index, http_error(error).error_code, start, end, -1, [message])
+        return PartitionResponse.of_error(index, answer)
+    content = encode_batches(answer.records)
+    return PartitionResponse(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, content)

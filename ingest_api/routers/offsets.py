@@ -6,7 +6,7 @@ from fastapi import Query
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ingest_api.dependencies import Context, PartitionMeant, StoreBroker, TopicMeant
+from ingest_api.dependencies import Context, IdentifiedPartition, IdentifiedTopic, StoreBroker
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
 from ingest_api.parameters import read_timestamp
@@ -32,8 +32,8 @@ async def offsets(
     response: Response,
     broker: StoreBroker,
     context: Context,
-    topic: TopicMeant,
-    log: PartitionMeant,
+    topic: IdentifiedTopic,
+    log: IdentifiedPartition,
     query: Annotated[OffsetsQuery, Query()],
 ) -> PartitionOffsets:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
@@ -64,8 +64,8 @@ async def delete_records(
     response: Response,
     broker: StoreBroker,
     context: Context,
-    topic: TopicMeant,
-    log: PartitionMeant,
+    topic: IdentifiedTopic,
+    log: IdentifiedPartition,
     asked: DeleteRecordsRequest,
 ) -> DeletedRecords:
     """Move the log start offset forward: readers no longer see what is before it."""

@@ -1,6 +1,6 @@
 """Topics and their partitions in REST Proxy v2 shapes; rolling a topic into its Delta table, and looking at that."""
 
-from ingest_api.dependencies import Context, NamedPartition, NamedTopic, StoreBroker
+from ingest_api.dependencies import Context, PartitionInPath, StoreBroker, TopicInPath
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
@@ -33,7 +33,7 @@ async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_topic(broker: StoreBroker, context: Context, topic: NamedTopic) -> Topic:
+async def get_topic(broker: StoreBroker, context: Context, topic: TopicInPath) -> Topic:
     """One topic: its configuration, where its Delta table is, and the state of each partition."""
     return Topic(
         name=topic.name,
@@ -47,7 +47,7 @@ async def get_topic(broker: StoreBroker, context: Context, topic: NamedTopic) ->
 
 @router.get("/topics/{topic}/partitions", operation_id="listPartitions", response_description="The partitions.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def list_partitions(broker: StoreBroker, context: Context, topic: NamedTopic) -> list[Partition]:
+async def list_partitions(broker: StoreBroker, context: Context, topic: TopicInPath) -> list[Partition]:
     """The state of each partition."""
     return [_partition(context, broker, topic, log) for log in topic.partitions]
 
@@ -56,7 +56,7 @@ async def list_partitions(broker: StoreBroker, context: Context, topic: NamedTop
     "/topics/{topic}/partitions/{partition}", operation_id="getPartition", response_description="The partition."
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
-async def get_partition(broker: StoreBroker, context: Context, topic: NamedTopic, log: NamedPartition) -> Partition:
+async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPath, log: PartitionInPath) -> Partition:
     """The state of one partition."""
     return _partition(context, broker, topic, log)
 
@@ -68,7 +68,7 @@ async def get_partition(broker: StoreBroker, context: Context, topic: NamedTopic
     responses=refusals(503),
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
-async def roll(broker: StoreBroker, context: Context, topic: NamedTopic, _: RollRequest | None = None) -> Rolled:
+async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
     """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
     rolled = await broker.roll(context, topic)
     sealed = [SealedOffset(partition=number, sealed_offset=offset) for number, offset in sorted(rolled.sealed.items())]
@@ -83,7 +83,7 @@ async def roll(broker: StoreBroker, context: Context, topic: NamedTopic, _: Roll
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def refresh(
-    broker: StoreBroker, context: Context, topic: NamedTopic, _: RefreshRequest | None = None
+    broker: StoreBroker, context: Context, topic: TopicInPath, _: RefreshRequest | None = None
 ) -> Refreshed:
     """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
     return Refreshed(version=await broker.refresh(context, topic))
@@ -97,7 +97,7 @@ async def refresh(
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def drop_foreign_files(
-    broker: StoreBroker, context: Context, topic: NamedTopic, _: DropForeignFilesRequest | None = None
+    broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
     """Take files that other writers added out of the Delta table, so that its partitions are served again."""
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])

@@ -20,7 +20,8 @@ TopicId = Annotated[
 class Request(BaseModel):
     """A body or a query.
 
-    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost.
+    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost. So a query
+    has texts alone; ``parameters`` reads numbers and times in them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")

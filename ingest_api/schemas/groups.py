@@ -1,6 +1,7 @@
 """What consumer groups have committed."""
 
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.base import Answer, Int32, Int64, Request, TopicId
 from logstore.limits import OFFSET_METADATA_BYTES_MAX
@@ -34,7 +35,7 @@ class CommittedOffsets(Answer):
 
 
 class GroupOffsetsQuery(Request):
-    topic: str | None = Field(None, min_length=1, description="Answer for this topic alone.")
+    topic: str | SkipJsonSchema[None] = Field(None, min_length=1, description="Answer for this topic alone.")
 
 
 class GroupOffset(CommittedOffset):

@@ -3,6 +3,7 @@
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from ingest_api.schemas.base import INT64_MAX, Answer, Int32, Int64, ProducerEpoch, Request, TopicId
 from logstore.limits import (
@@ -94,7 +95,7 @@ class ConsumedRecord(Answer):
 
 
 class OffsetsQuery(Request):
-    timestamp: str | None = Field(
+    timestamp: str | SkipJsonSchema[None] = Field(
         None,
         description="A time, as ISO 8601 (UTC unless it says its offset), a date, `now`, `today`, `yesterday`, `-1h`, "
         "`-7d`, or milliseconds since 1970-01-01T00:00:00Z: also answer the smallest offset whose timestamp is not "

@@ -25,7 +25,7 @@ from logstore.log.log_reader import FetchResult, LogReader, require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
-from logstore.records.record_batch import RecordBatch
+from logstore.protocol.record_batch import RecordBatch
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from logstore.errors import InvalidRecordError, InvalidRequestError, LogStoreError, UnknownPartitionError
 from logstore.log.topic import Topic
-from logstore.records.batch import PartitionBatch, Records, SplitRecords, split_by_partition
+from logstore.records.batch import PartitionBatch, Records, SplitRecords, partition_batches
 from logstore.records.partitioner import choose_partitions
 
 
@@ -54,7 +54,7 @@ def split(topic: Topic, records: Records, partition: int | None, sticky: int) ->
         return list(records.parts)
     if partition is None:
         chosen = choose_partitions(records, len(topic.partitions), sticky % len(topic.partitions))
-        return split_by_partition(records, chosen)
+        return partition_batches(records, chosen)
     topic.partition(partition)
     if records.partitions is not None:
         others = np.flatnonzero((records.partitions != partition) & (records.partitions != -1))

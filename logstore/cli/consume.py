@@ -42,7 +42,7 @@ Examples:
   logstore consume events --from-timestamp -1h -f '%T %p/%o %k=%s'
   logstore consume events --group nightly --output new.parquet --progress
 """
-# How long one wait for new records takes: Ctrl-C ends it at once all the same.
+# How long one wait for new records takes. Ctrl-C ends it at once.
 _POLL_SECONDS = 1.0
 # How often a group's offsets are committed, as Kafka's auto.commit.interval.ms.
 _COMMIT_SECONDS = 5.0
@@ -59,7 +59,8 @@ def consume(
     ctx: typer.Context,
     topic: TopicArgument,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", min=0, help="Only this partition; may be repeated.")
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this partition; may be repeated."),
     ] = None,
     from_beginning: Annotated[
         bool,
@@ -129,7 +130,9 @@ def consume(
     client_id: ClientIdOption = CLIENT_ID,
     url: UrlOption = None,
 ) -> None:
-    """Print the records of a topic, one a line, or write them to a file.
+    """Print the records of a topic.
+
+    One record a line on stdout, or all of them to a file.
 
     Without --follow it reads from the first record (unless told otherwise) to the end at its start.
     With --follow it begins at the end. Order holds within each partition. A null is printed as 'null'.
@@ -183,14 +186,14 @@ def consume(
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
-            # The output is complete as far as it goes.
+            # The output is whole up to here.
             written.commit()
             raise
         written.commit()
 
 
 def _format(output: Path | None, given: str | None, hint: str) -> Format | LineEncoder:
-    """``hint``: where ``given`` is from."""
+    """The chosen format; ``hint`` names the option that ``given`` comes from."""
     if given is not None:
         try:
             return parse_format(given)
@@ -217,7 +220,7 @@ def _assign(consumer: "Consumer", topic: str, partitions: list[int] | None) -> N
 
 
 def _refuse_quarantined(ctx: typer.Context, url: str | None, topic: str, partitions: list[int] | None) -> None:
-    """A partition that is not served has no records to stop at: without a word it would look empty."""
+    """End the command if a partition is quarantined: it gives no records, and would look empty."""
     with admin_of(ctx, url) as admin:
         problems = admin.status().problems
     for found in problems:
@@ -251,7 +254,7 @@ class _Written:
             self.next_offsets = {found: self.consumer.position(found) for found in self.consumer.assignment()}
 
     def reached(self, partition: "TopicPartition", offset: int) -> None:
-        """All below ``offset`` is written."""
+        """All records below ``offset`` are written."""
         self.next_offsets[partition] = max(offset, self.next_offsets.get(partition, 0))
 
     def commit_when_due(self) -> None:
@@ -262,7 +265,7 @@ class _Written:
         try:
             self.commit()
         except UnknownTopicIdError:
-            # The topic was made again, and is read from where it begins anew.
+            # The topic was made again, and is read from its new beginning.
             self.begin()
 
     def commit(self) -> None:
@@ -289,7 +292,7 @@ def _write_records(
             if ends is not None:
                 fetched = fetched.before(ends[at])
             writer.write(fetched)
-            # A pipe gets whole batches, and at once: who follows wants to see them.
+            # A pipe gets whole batches at once, so that followers see them.
             writer.flush()
             if len(fetched):
                 written.next_offsets[at] = fetched.next_offset
@@ -308,7 +311,7 @@ def _drop_finished(consumer: "Consumer", written: _Written, ends: dict["TopicPar
     finished = {partition for partition, end in ends.items() if consumer.position(partition) >= end}
     if finished:
         for partition in finished:
-            # Compaction may have taken out the last ones before it.
+            # Compaction may have removed the last records before the end.
             written.reached(partition, ends.pop(partition))
         consumer.assign(consumer.assignment() - finished)
     return bool(ends)

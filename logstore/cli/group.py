@@ -47,7 +47,9 @@ Examples:
 """
 )
 def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show a group's committed offsets and its lag. Per partition of its topics: committed (the next offset to read;
+    """Show a group's committed offsets and its lag.
+
+    Per partition of its topics: committed (the next offset to read;
     '-' for none), start (log start offset; earlier records are gone), high watermark (readers see the records below
     it), lag (records from committed, or from start, to the high watermark).
     """

@@ -20,7 +20,7 @@ app = typer.Typer(
     cls=_JobGroup,
     add_completion=False,
     no_args_is_help=True,
-    help="Retention, compaction and vacuum: Spark applications on a data directory.",
+    help="Run retention, compaction or vacuum with Spark.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -56,7 +56,10 @@ def retention(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Remove old segments, as retention.ms, retention.bytes and deleted records say."""
+    """Remove old segments.
+
+    retention.ms, retention.bytes and deleted records decide which.
+    """
     _run(ctx, "retention", data, topic, url, dry_run=dry_run, json=json)
 
 
@@ -75,7 +78,10 @@ def compact(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Keep the latest record of each key, in topics whose cleanup.policy has compact."""
+    """Keep the latest record of each key.
+
+    It works on topics whose cleanup.policy has compact.
+    """
     _run(ctx, "compact", data, topic, url, dry_run=dry_run, json=json)
 
 
@@ -97,7 +103,10 @@ def vacuum(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete files from storage that left the table file.delete.delay.ms ago."""
+    """Delete files that left the table.
+
+    They stay on disk for file.delete.delay.ms after that.
+    """
     _run(ctx, "vacuum", data, topic, url, dry_run=dry_run, json=json, full=full)
 
 

@@ -15,7 +15,7 @@ from logstore.cli.output import bytes_text, counted, print_json, print_json_line
 if TYPE_CHECKING:
     from logstore.journal.inspect import DumpRow, RepairReport
 
-app = typer.Typer(no_args_is_help=True, help="Look at a store's journal; repair one.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
 DirectoryArgument = Annotated[
     Path | None, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>, or a data directory.")
@@ -39,7 +39,10 @@ def dump(
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames.")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the frames, a line each, oldest first. Changes nothing; may be used while the store runs."""
+    """Print the frames, oldest first.
+
+    Changes nothing, and works while the store runs.
+    """
     from logstore.journal import inspect
 
     remaining = limit
@@ -107,7 +110,10 @@ Examples:
 """
 )
 def verify(directory: DirectoryArgument = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Read every byte and report whether a start would accept the journal; exit code 1 if not. Changes nothing."""
+    """Check every byte, and change nothing.
+
+    Reports whether a start would accept the journal; exit code 1 if not.
+    """
     from logstore.journal import inspect
 
     reports = [(journal, inspect.verify(journal)) for journal in journal_directories(directory, data)]
@@ -161,7 +167,9 @@ def repair(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
 ) -> None:
-    """End a damaged journal before the damage, so that the store starts again. The store must be stopped.
+    """End a damaged journal before the damage.
+
+    The store, which must be stopped for it, can then start again.
 
     Acknowledged records behind the damage that are not yet in Delta are given up; a copy of every byte that is taken
     out stays beside the journal as *.corrupt. Restoring the damaged file from a copy is better, if there is one.

@@ -18,7 +18,7 @@ from logstore.errors import InvalidRecordError
 from logstore.limits import MIB
 
 LINE_BYTES_MAX = 32 * MIB
-# How long a block that is not full waits for more of a pipe before it goes out.
+# How long a block that is not full waits for more of a pipe.
 _LINGER_SECONDS = 0.02
 
 

@@ -129,10 +129,11 @@ def produce(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Send lines to a topic: each line that is not empty is a record, its bytes the value. Or rows of a table.
+    """Send lines, or rows of a file, to a topic.
 
-    Memory is bounded whatever the input's size. Stops at the first record that is refused, says which line or row it
-    was, and how many records are stored; exit code 1 then.
+    Each line that is not empty is a record, and its bytes are the value. Rows come from CSV and Parquet. Memory is
+    bounded for any size of input. The command stops at the first refused record with exit code 1, and prints the line
+    or row of that record and the number of stored records.
     """
     options = InputOptions(
         format=format or format_of(file),

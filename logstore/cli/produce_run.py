@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # After a failure or Ctrl-C: how long to wait for the answers to requests that were sent.
 _CLOSE_SECONDS = 10.0
 
-#: Told of bytes and records that are done.
+#: Called with the bytes and records that are done.
 Report = Callable[[int, int], None]
 
 
@@ -80,7 +80,7 @@ class Run:
         while self.waiting and (wait or self.waiting[0][1].done()):
             block, delivery = self.waiting.popleft()
             if not delivery.done():
-                # Closed, and its answer is still out.
+                # The producer is closed, and the answer has not come.
                 problem = problem or (
                     f"{self.unit} {block.numbers[0]} and on: no answer came, they may or may not be stored"
                 )

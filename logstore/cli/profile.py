@@ -100,7 +100,7 @@ Examples:
 """
 )
 def show(ctx: typer.Context, json: JsonOption = False) -> None:
-    """Show which store the commands go to from here, and what says so."""
+    """Show the store that commands go to, and why."""
     url, source = named_store(ctx, None)
     if json:
         print_json({"url": url, "source": source})

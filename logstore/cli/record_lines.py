@@ -151,7 +151,7 @@ def _readable(content: bytes | None, *, is_string: bool) -> tuple[Any, str | Non
         text = content.decode()
     except UnicodeDecodeError:
         return _base64(content), "binary"
-    # Most texts that are no JSON show it by their first character.
+    # The first character shows that most other texts are no JSON.
     if not is_string and content.lstrip()[:1] in _JSON_BEGINS:
         try:
             # Kept as it was written (1.0 stays 1.0), but on one line.

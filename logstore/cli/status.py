@@ -13,8 +13,10 @@ Examples:
 
 
 def status(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show the state of a running store: whether it is ready, its topics, how full its journal is, and its problems.
-    Topics, records and bytes are those of topic list, without internal topics.
+    """Show the state of a running store.
+
+    Whether it is ready, its topics, how full its journal is, and its problems. Topics, records and bytes are those of
+    topic list, without internal topics.
     """
     with admin_of(ctx, url) as admin:
         found = admin.status()

@@ -74,8 +74,9 @@ def list_topics(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """List the topics: partitions, records, bytes (in Delta and in the journal), the age of the newest record, and
-    problems.
+    """List the topics.
+
+    With partitions, records, bytes (in Delta and in the journal), the age of the newest record, and problems.
     """
     with admin_of(ctx, url) as admin:
         found = admin.status()
@@ -173,7 +174,10 @@ def alter(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Change configuration, or add partitions (they are never removed). Takes effect at once."""
+    """Change configuration, or add partitions.
+
+    Partitions are never removed. A change takes effect at once.
+    """
     configs: dict[str, str | None] = {**parse_configs(config)}
     for key in delete_config or ():
         if key in configs:
@@ -249,7 +253,10 @@ Examples:
 """
 )
 def drop_foreign_files(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Take files that other writers added out of the topic's table, so that its partitions are served again."""
+    """Take foreign files out of a table.
+
+    They are files that other writers added. Without them the partitions of the topic are served again.
+    """
     with admin_of(ctx, url) as admin:
         files = admin.drop_foreign_files(name)
     if json:
@@ -278,7 +285,10 @@ def delete_records(
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Move a partition's log start forward: readers no longer see the records before it."""
+    """Delete the first records of a partition.
+
+    The log start moves forward, and readers no longer see the records before it.
+    """
     with admin_of(ctx, url) as admin:
         log_start_offset = admin.delete_records(name, partition, before_offset)
     if json:

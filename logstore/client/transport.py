@@ -27,6 +27,7 @@ from logstore.client.addresses import Bootstrap, parse_bootstrap
 from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.protocol import error_codes
 
 _BACKOFF_SECONDS = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
@@ -39,35 +40,6 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
-_ERRORS: Mapping[int, type[LogStoreError]] = {
-    40002: errors.InvalidRequestError,
-    40301: errors.AuthorizationError,
-    40401: errors.UnknownTopicError,
-    40402: errors.UnknownPartitionError,
-    40405: errors.UnknownGroupError,
-    40406: errors.UnknownTopicIdError,
-    41301: errors.RequestTooLargeError,
-    41302: errors.RecordTooLargeError,
-    40003: errors.InvalidProducerRequestError,
-    40911: errors.OutOfOrderSequenceError,
-    40912: errors.InvalidProducerEpochError,
-    40913: errors.DuplicateSequenceError,
-    42206: errors.InvalidRecordError,
-    50003: errors.CommitStateUnknownError,
-    50004: errors.MissingRecordsError,
-    50301: errors.BrokerNotReadyError,
-    50302: errors.StorageFullError,
-    50303: errors.QuarantinedError,
-    50401: errors.RequestTimedOutError,
-}
-#: What is left: by the first digits, the bare status.
-_ERRORS_BY_STATUS: Mapping[int, type[LogStoreError]] = {
-    404: errors.UnknownTopicError,
-    413: errors.RequestTooLargeError,
-    502: errors.NetworkError,
-    503: errors.BrokerNotReadyError,
-    504: errors.RequestTimedOutError,
-}
 _NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError)
 
 
@@ -94,12 +66,8 @@ class Transport:
         self._headers = {"Logstore-Client-Id": client_id} if client_id else {}
         self._connections = [Connections(url) for url in self.urls]
 
-    def stop_retrying(self) -> None:
-        """A request that waits to be sent again fails at once, and so does any other after its first attempt."""
-        self._stopped.set()
-
     def close(self) -> None:
-        """Free the connections; a request that is on its way fails."""
+        """Free the connections; a request that is on its way fails, and one that waits to be sent again, at once."""
         self._stopped.set()
         for connections in self._connections:
             connections.close()
@@ -125,7 +93,7 @@ class Transport:
         bad_request: type[LogStoreError] = errors.InvalidRequestError,
     ) -> Answer:
         """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
-        (a long poll's own wait); ``bad_request`` is what error_code 40002 means here.
+        (a long poll's own wait); ``bad_request`` is as of ``error_codes.error_of``.
 
         Raises what ``logstore.errors`` has for the answer; StoreUnreachableError, NetworkError, RequestTimedOutError.
         """
@@ -247,23 +215,13 @@ def error_of(response: Answer, bad_request: type[LogStoreError] = errors.Invalid
     except (msgspec.DecodeError, UnicodeDecodeError):
         # Not the store's own answer: a proxy's, or another program on that port.
         code, message = response.status_code, f"{response.status_code} {_text(response)}".strip()
-    if code == 41601:
-        start, end = (
-            int(response.headers.get(f"Logstore-{name}", -1)) for name in ("Log-Start-Offset", "High-Watermark")
-        )
-        return errors.OffsetOutOfRangeError(message, log_start_offset=start, high_watermark=end)
-    if response.status_code == 429:
-        return errors.ThrottledError(message, retry_after_s=_retry_after(response))
-    if code == 40002:
-        return bad_request(message)
-    return error_of_code(code, message, response.status_code)
-
-
-def error_of_code(code: int, message: str, status: int | None = None) -> LogStoreError:
-    """The exception that an ``error_code`` stands for."""
-    status = code // 100 if status is None else status
-    unknown = errors.InvalidRequestError if status < 500 else LogStoreError
-    return _ERRORS.get(code, _ERRORS_BY_STATUS.get(status, unknown))(message)
+    if error_codes.kind_of(code) != response.status_code:
+        code = response.status_code
+    start, end = (int(response.headers.get(f"Logstore-{name}", -1)) for name in ("Log-Start-Offset", "High-Watermark"))
+    error = error_codes.error_of(code, message, log_start_offset=start, high_watermark=end, bad_request=bad_request)
+    if isinstance(error, errors.ThrottledError):
+        error.retry_after_s = _retry_after(response)
+    return error
 
 
 def _retry_after(response: Answer) -> int:

@@ -60,7 +60,7 @@ class MetaData(_Part):
     format: dict[str, Any] | None = None
     schema_string: str | None = None
     partition_columns: list[str] | None = None
-    #: Other writers may set a value to null; what to make of that is left to delta-rs, which does not read it.
+    #: Other writers may set a value to null. delta-rs decides on that: it refuses to read it.
     configuration: dict[str, str | None] | None = None
     created_time: int | None = None
 

@@ -246,7 +246,7 @@ class Committer:
         """The version that holds our commit now, or None if none does (rule R5)."""
         try:
             if failure is None:
-                # A commit without retries is of the next version or none; a foreign one may have overwritten it.
+                # Without retries our commit is the next version or none; a foreign commit may have overwritten it.
                 mine = read_entry(entry_path(self._path, read_version + 1)).commit_id == commit_id
                 return read_version + 1 if mine else None
             versions = sorted(v for v in list_log(self._path).entries if v > read_version)
@@ -282,7 +282,7 @@ class Committer:
                 return
             for path in due:
                 if path in self._doubtful:
-                    # The same bytes in a new file, with nothing to hide that was not written.
+                    # The same bytes in a new file: its fsync cannot pass over pages that were lost.
                     self._filesystem.write_atomically(path, path.read_bytes())
                     due[path] = signature(path)
                 else:

@@ -42,7 +42,7 @@ _TICK_NS_MAX = 2 * 10**9
 _CUT = "Input data was truncated"
 _CUT_LETTER = "unexpected end of data"
 
-#: Inode, size and modification time: what tells one content of a name from another.
+#: Inode, size and modification time: they tell one content of a name from another.
 Signature = tuple[int, int, int]
 
 
@@ -98,7 +98,7 @@ def list_log(table_path: Path) -> LogFiles:
     log = table_path / LOG_DIRECTORY
     entries: set[int] = set()
     parts: dict[tuple[int, int], list[Path]] = {}
-    # Names only: a Path for each of some thousand entries would be most of the cost of a commit.
+    # Names only: a Path for each of thousands of entries would be most of the cost of a commit.
     for name in os.listdir(log):  # noqa: PTH208
         if name.endswith(".json"):
             if len(name) == _ENTRY_NAME_LENGTH and name[:20].isdecimal():
@@ -222,7 +222,7 @@ def _parse(version: int, raw: bytes) -> list[Action]:
 
 
 def _decode(raw: bytes) -> list[Action]:
-    raw.decode()  # msgspec does not look into text that nobody asks for; delta-rs does
+    raw.decode()  # msgspec does not check text that it skips; delta-rs does
     try:
         return DECODER.decode_lines(raw)
     except msgspec.MsgspecError as error:
@@ -372,7 +372,7 @@ class LogReplay:
         try:
             found, paths = self._files(version)
         except CorruptionError:
-            # No listing of a directory that others write to is of one moment: only two of them make a hole.
+            # A listing of a directory that others write to is not atomic: only a hole in two of them is one.
             found, paths = self._files(version)
         parsed: dict[Path, tuple[Signature, LogEntry]] = {}
         for path in paths:

@@ -25,7 +25,7 @@ PARTITION_COLUMNS = ["partition"]
 #: Columns of the topic's layout.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
 
-#: For so long the log surely tells that a commit removed a file (Delta's default of the property is a week).
+#: The log keeps a removal at least this long (Delta's default of the property is a week).
 TOMBSTONES_KEPT_MS = 6 * 24 * 3_600_000
 TOMBSTONE_RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
 

@@ -303,7 +303,7 @@ class TopicTable:
                     continue
                 passed.append(part.partition)
                 transactions |= facts
-                # Files that replace those of a roll must not stand above ``sealed`` if that roll's commit is lost.
+                # If that roll's commit is lost, files that replace its files must not stand above ``sealed``.
                 restated[app_id(part.partition, SEALED)] = snapshot.partitions[part.partition].sealed
                 old += files
                 removes += (Removal(file.path, file.size, part.partition) for file in files)

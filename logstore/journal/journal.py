@@ -238,7 +238,7 @@ class Journal:
     def _is_full(self, file: JournalFile) -> bool:
         if file.size + self._queue[0].length <= self._file_bytes:
             return False
-        # A file of nothing but snapshots is not followed by another one: a large append goes over the bound instead.
+        # No new file after one that has only snapshots: a large append exceeds the bound instead.
         return bool(file.data_bytes)
 
     def _take_group(self) -> list[_Append]:
@@ -386,7 +386,7 @@ class Journal:
         """Copy the frames of the oldest file that are still needed forward, so that the file can be freed. Returns
         their new locations.
 
-        Does nothing, and returns an empty mapping, if there is no older file or it still holds more than ``max_bytes``.
+        Does nothing, and returns an empty list, if there is no older file or it still holds more than ``max_bytes``.
         The copies keep their original header, with the flag ``RELOCATED``. The caller must take the new locations into
         its index before it awaits anything: the file is freed in the loop's next step. Raises as ``append`` and
         ``read`` do.

@@ -57,7 +57,7 @@ class JournalFile:
         # None if the file's header is damaged: then no frame in the file counts.
         self.file_id = file_id
         self.size = 0
-        # Bytes that the file has on the disk, the reserved ones included.
+        # Bytes of the file on the disk, with the reserved ones.
         self.allocated = 0
         # Bytes appended since the file was begun by this process.
         self.data_bytes = 0

@@ -112,7 +112,7 @@ def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple
             index = chunk.find(FRAME_MAGIC, index + 1)
         if len(chunk) < WINDOW_BYTES:
             return
-        # The next piece overlaps this one: a header may lie across the border.
+        # The next piece overlaps this one, because a header may lie across the border.
         position += len(chunk) - HEADER_BYTES + 1
 
 

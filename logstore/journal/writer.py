@@ -27,7 +27,7 @@ from logstore.journal.scan import Verdict
 from logstore.limits import MIB
 from logstore.observability import JOURNAL_FSYNC_SECONDS, JOURNAL_GROUP_BYTES
 
-# Reserved ahead of the durable end, so that a full disk is found before a write and most writes change no file size.
+# Bytes reserved ahead of the durable end: a full disk is found before a write, and most writes change no file size.
 ALLOCATE_BYTES: Final = 4 * MIB
 # Payloads up to this size are copied together: fewer buffers to write.
 _COPY_BYTES_MAX: Final = 64 * 1024
@@ -93,7 +93,7 @@ class JournalWriter:
         self._clock = clock
         self._allocate_bytes = min(ALLOCATE_BYTES, file_bytes)
         self._failed: StorageError | None = None
-        # Held open: a process out of descriptors must not find the journal broken.
+        # Held open, so that the journal works on in a process without free descriptors.
         self._directory_fd: int | None = None
 
     # ---- a group -----------------------------------------------------------------------------------------------

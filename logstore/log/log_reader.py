@@ -31,22 +31,27 @@ from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
-from logstore.records.record_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, RecordBatch
 from logstore.records.schema import LOG_SCHEMA
-from logstore.segments.excerpts import Excerpt, excerpts, read_excerpt
 from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
+from logstore.segments.row_group_files import (
+    RowGroupFile,
+    read_row_group_file,
+    row_group_files,
+    write_row_group_file,
+)
 
 T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-# The index of a segment takes some 700 bytes a row group.
-_EXCERPTS_CACHED = 128
-# A page of each column, and one decoded batch.
+# Of a segment some 700 bytes a row group.
+_ROW_GROUP_FILES_CACHED = 128
+# A page of each column, and a batch of what is in them.
 _DECODER_BYTES = 4 * MIB
-# Readers in step have one each; who reads the same again and again leaves no more behind.
+# Each of several readers in step has one; a reader that repeats a read adds none.
 _READINGS_OF_A_PLACE = 4
 # So many of the remaining rows are measured first, to find those that fit into a slice.
 _ROWS_LOOKED_AT = 1024
@@ -54,8 +59,10 @@ _ROWS_LOOKED_AT = 1024
 
 @dataclass(frozen=True, slots=True)
 class FetchResult(Generic[C]):
-    """``records`` by rising offset, and the offset to go on at; ``next_offset`` passes over gaps. Records are a table
-    of LOG_SCHEMA, or record batches, of which the first may begin below the offset that was asked for.
+    """``records`` by rising offset, and where to go on; ``next_offset`` passes over gaps.
+
+    Records are a table of LOG_SCHEMA, or record batches as they are stored, of which the first may
+    begin below the offset that was asked for.
     """
 
     records: C
@@ -78,12 +85,16 @@ class _Slice(Generic[C]):
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``."""
+    """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``.
+
+    Nobody may have those below ``log_start``.
+    """
 
     start: int
     end: int
     max_bytes: int
     may_be_empty: bool
+    log_start: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +146,7 @@ class LogReader:
         #: The one that was used last comes last.
         self._begun: list[_Reading] = []
         self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
-        self._excerpts: LRUCache[Path, tuple[Excerpt, ...]] = LRUCache(_EXCERPTS_CACHED)
+        self._row_group_files: LRUCache[Path, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
         self._lock = threading.Lock()
 
     async def read(
@@ -148,7 +159,7 @@ class LogReader:
         """
 
         async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
-            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
+            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty, log.log_start_offset)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
@@ -160,12 +171,12 @@ class LogReader:
     async def read_stored(
         self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
     ) -> FetchResult[list[RecordBatch]]:
-        """As ``read``, but as stored: frames' batches of the tail and row groups of the history, whole, at least one if
-        there is any.
+        """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
+        one if there is any.
         """
 
         async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[RecordBatch]:
-            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty)
+            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty, log.log_start_offset)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_stored_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
@@ -244,7 +255,7 @@ class LogReader:
         segments = log.segments
         at = bisect_left(segments, wanted.start, key=lambda s: s.max_offset)
         if at == len(segments) or segments[at].min_offset >= sealed:
-            # Compaction left nothing between there and the tail.
+            # Compaction left no record between this place and the tail.
             return _Slice([], 0, 0, min(sealed, wanted.end))
         segment = segments[at]
         following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
@@ -321,18 +332,26 @@ class LogReader:
         )
 
     def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[RecordBatch]:
-        """The row group as it is stored, if all of it is wanted and it has checksums; otherwise rows of it."""
+        """The row group as it is, whose reader leaves out what is below ``wanted.start``. Only rows of it if others are
+        deleted, or if it cannot be checked as it is.
+        """
         group = place.group
-        if wanted.start <= group.first_offset and group.last_offset < wanted.end:
-            found = self._cached(self._excerpts, place.path, excerpts)
-            if found:
-                excerpt = found[group.index]
-                if wanted.may_be_empty and excerpt.decoded_bytes > wanted.max_bytes:
+        if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
+            files = self._cached(self._row_group_files, place.path, row_group_files)
+            if files:
+                file = files[group.index]
+                if wanted.may_be_empty and file.decoded_bytes > wanted.max_bytes:
                     return _Slice([], 0, 0, wanted.start)
-                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, read_excerpt(place.path, excerpt))
-                return _Slice([batch], group.num_rows, excerpt.decoded_bytes, min(place.scanned_to, wanted.end))
+                payload = read_row_group_file(place.path, file)
+                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
+                count = min(group.num_rows, group.last_offset + 1 - wanted.start)
+                return _Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
         rows = self._read_history(place, wanted)
-        return _Slice([_to_stored(batch) for batch in rows.batches], rows.count, rows.num_bytes, rows.next_offset)
+        if not rows.batches:
+            return _Slice([], 0, 0, rows.next_offset)
+        first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
+        batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
+        return _Slice([batch], rows.count, rows.num_bytes, rows.next_offset)
 
     def _read_on(
         self,
@@ -396,7 +415,7 @@ class LogReader:
         return self._cached(self._row_groups, path, checked)
 
     def _cached(self, cache: LRUCache[Path, T], path: Path, read: Callable[[Path], T]) -> T:
-        # A segment's name is never used again, so what its footer says holds for ever.
+        # A segment's name is never used again, so its footer never changes.
         with self._lock:
             found = cache.get(path)
         if found is None:
@@ -466,10 +485,6 @@ def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[in
             break
         looked_at *= 2
     return count, num_bytes
-
-
-def _to_stored(rows: pa.RecordBatch) -> RecordBatch:
-    return RecordBatch(rows.column("offset")[0].as_py(), 0, rows.num_rows, HAS_OFFSETS, rows.serialize())
 
 
 def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:

@@ -97,7 +97,7 @@ class PartitionLog:
         #: Whether recovery has finished; until then the journal keeps the partition's frames as they are.
         self.recovered = True
         self._recover: Callable[[], None] | None = None
-        #: Why segments cannot be read, by path, as far as readers have found out.
+        #: The reasons why segments cannot be read, by path, as readers have found them.
         self.unreadable: dict[str, str] = {}
         self.missing: tuple[MissingRange, ...] = ()
         self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)

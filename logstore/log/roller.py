@@ -67,7 +67,7 @@ T = TypeVar("T")
 # Bytes that are checked and decoded in one go, mostly with the interpreter held: about half a millisecond.
 _READ_BYTES = 1 * MIB
 _ATTEMPTS = 5
-# A tenth of the weight of other threads: enough, as those wait for the disk again and again.
+# A tenth of the weight of other threads. It is enough, because those often wait for the disk.
 _NICENESS = 10
 
 
@@ -235,7 +235,7 @@ class Roller:
             if partition in refused:
                 continue
             if topic.snapshot.partitions[partition].sealed < part.end_offset:
-                # Sealed here and not in the table, readers would pass over it as over a gap.
+                # If it were sealed here and not in the table, readers would pass over it as over a gap.
                 refused[partition] = CommitConflictError(
                     f"Version {commit.version} of topic {topic.name!r} was overwritten by a foreign commit at once: "
                     "the roll is committed again with the next one"
@@ -319,7 +319,7 @@ class Roller:
             except CorruptionError as error:
                 topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
                 raise
-            # The entries that say who took records away are kept until they are back or given up.
+            # The log entries of lost records are kept until the records are back or given up.
             if not any(p.missing for p in topic.partitions):
                 await self._in_thread(topic.table.maintain)
 
@@ -464,7 +464,7 @@ class Roller:
             try:
                 segments += sealed_segments_on_disk(path, partition, start, end, wanted=was_lost)
             except MissingSegmentsError as error:
-                # Somebody deleted rows with SQL: theirs to do. Readers pass over the gap.
+                # A user deleted rows with SQL, as users may. Readers pass over the gap.
                 log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
         return segments
 

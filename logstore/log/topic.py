@@ -135,7 +135,7 @@ class Topic:
         try:
             self.config = TopicConfig.parse(overrides, self._defaults)
         except InvalidConfigError as error:
-            # Somebody set a property past us (ALTER TABLE in Spark). All others count.
+            # A property was set with ALTER TABLE in Spark, and is not valid. The others count.
             overrides = TopicConfig.usable(overrides, self._defaults)
             self.config = TopicConfig.parse(overrides, self._defaults)
             if snapshot.version != self._bad_property_version:

@@ -30,7 +30,7 @@ from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 _TIMESTAMP_TYPE = WIRE_SCHEMA.field("timestamp").type
 _UNITS_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _ERROR_LENGTH_MAX = 300
-# A message with more metadata carries something of the producer's own, which is not stored.
+# A message with more metadata has content of the producer's own, which is not stored.
 _VERBATIM_METADATA_BYTES_MAX = 2 * KIB
 _VIEW_WORDS = 4
 _PARTITION_MAX = np.iinfo(np.int32).max

@@ -17,7 +17,7 @@ from logstore.errors import (
     RequestTooLargeError,
 )
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX
-from logstore.records.schema import WIRE_SCHEMA, null_headers
+from logstore.records.partition_split import split_by_partition
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,33 +137,16 @@ def check_record_count(count: int) -> None:
         )
 
 
-def split_by_partition(records: DecodedRecords, partitions: np.ndarray) -> list[PartitionBatch]:
+def partition_batches(records: DecodedRecords, partitions: np.ndarray) -> list[PartitionBatch]:
     """The records by rising partition, in request order inside each. ``partitions`` is int32 per record."""
-    first = int(partitions[0])
-    if (partitions == first).all():
-        return [PartitionBatch(first, records.batch, None, records.verbatim)]
-    # numpy sorts 16-bit integers by radix.
-    narrow = partitions.astype(np.int16) if partitions.max() <= np.iinfo(np.int16).max else partitions
-    order = np.argsort(narrow, kind="stable")
-    ordered = partitions[order]
-    starts = np.concatenate(([0], np.flatnonzero(np.diff(ordered)) + 1))
-    ends = [*starts[1:].tolist(), len(order)]
-    # One copy of all records; each partition gets a slice of it, and only the slice is written.
-    rows = pa.array(order)
-    timestamps, keys, values, headers = records.batch.columns
-    batch = pa.RecordBatch.from_arrays(
-        [
-            # Mostly there are neither timestamps nor headers, and nulls alone look the same in any order.
-            timestamps if timestamps.null_count == len(rows) else timestamps.take(rows),
-            keys.take(rows),
-            values.take(rows),
-            null_headers(len(rows)) if headers.null_count == len(rows) else headers.take(rows),
-        ],
-        schema=WIRE_SCHEMA,
-    )
+    split = split_by_partition(records.batch, partitions)
+    order = split.order
+    if order is None:
+        ((partition, _, _),) = split.ranges
+        return [PartitionBatch(partition, records.batch, None, records.verbatim)]
     return [
-        PartitionBatch(partition, batch.slice(start, end - start), order[start:end], None)
-        for partition, start, end in zip(ordered[starts].tolist(), starts.tolist(), ends, strict=True)
+        PartitionBatch(partition, split.batch.slice(start, end - start), order[start:end], None)
+        for partition, start, end in split.ranges
     ]
 
 
@@ -171,7 +154,7 @@ def binary_offsets(column: pa.Array) -> np.ndarray:
     """The begins of a binary or text column's values in its data buffer, and the last one's end: int32, rows + 1."""
     if not len(column):
         return np.zeros(1, np.int32)
-    # A count: a buffer may end in the middle of a number more.
+    # With a count, because a buffer may end within a further number.
     return np.frombuffer(column.buffers()[1], np.int32, column.offset + len(column) + 1)[column.offset :]
 
 

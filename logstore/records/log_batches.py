@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from logstore.records.schema import LOG_SCHEMA
 
-# Copying this much costs about as much as the fixed price of a batch further on.
+# Copying this much costs about as much as one more batch in the later steps.
 _GATHER_BYTES = 128 * 1024
 
 
@@ -64,7 +64,7 @@ def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
 
 def int64_values(column: pa.Array) -> np.ndarray:
     """A view of an int64 or timestamp column; anything where it is null."""
-    # A count: a buffer may end in the middle of a number more.
+    # With a count, because a buffer may end within a further number.
     return np.frombuffer(column.buffers()[1], np.int64, column.offset + len(column))[column.offset :]
 
 

@@ -79,7 +79,7 @@ def encode_offset_records(records: Sequence[tuple[OffsetKey, OffsetCommit | None
 
 
 def decode_offset_record(key: bytes | None, value: bytes | None) -> tuple[OffsetKey, OffsetCommit | None]:
-    """CorruptionError for what no coordinator has written."""
+    """The key and the commit of a record, None for a tombstone. CorruptionError if no coordinator wrote it."""
     try:
         return _keys.decode(key or b""), None if value is None else _values.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

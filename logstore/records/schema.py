@@ -53,7 +53,8 @@ TABLE_SCHEMA = pa.schema([*SEGMENT_SCHEMA, pa.field("partition", pa.int32())])
 
 
 _FEW_ROWS = 64
-_NO_HEADERS = pa.array([], HEADERS_TYPE.value_type)
+# Not pa.array: that imports pandas, if there is one, for which a client would wait half a second.
+_NO_HEADERS = pa.nulls(0, HEADERS_TYPE.value_type)
 
 
 def null_headers(rows: int) -> pa.Array:
@@ -68,5 +69,5 @@ def _null_headers(rows: int) -> pa.Array:
     return pa.Array.from_buffers(HEADERS_TYPE, rows, buffers, null_count=rows, children=[_NO_HEADERS])
 
 
-# Arrays never change: one for each number of rows will do.
+# Arrays never change, so one for each number of rows suffices.
 _few_null_headers = functools.lru_cache(_FEW_ROWS + 1)(_null_headers)

@@ -12,8 +12,6 @@ from logstore.errors import CorruptionError
 from logstore.records.batch_identity import RememberedBatch, batches_from_rows
 
 FORMAT_VERSION = 2
-#: The first one with checksums, see ``checksums.py``.
-CHECKSUM_FORMAT = 2
 _PREFIX = "logstore."
 
 #: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
@@ -58,19 +56,24 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
     }
 
 
-def format_of(metadata: Mapping[bytes, bytes], path: str) -> int:
-    """The format of a segment, 0 for a file of another writer. CorruptionError, naming ``path``, for a newer one."""
-    text = metadata.get(f"{_PREFIX}format".encode(), b"0")
+def is_segment(metadata: Mapping[bytes, bytes], path: str) -> bool:
+    """False for a file of another writer. CorruptionError, naming ``path``, for a segment of another format."""
+    text = metadata.get(f"{_PREFIX}format".encode())
+    if text is None:
+        return False
     if not text.isdigit():
         raise CorruptionError(f"{path} has no valid segment format ({text!r})")
-    if int(text) > FORMAT_VERSION:
-        raise CorruptionError(f"{path} has segment format {int(text)}: upgrade logstore to read it")
-    return int(text)
+    if int(text) != FORMAT_VERSION:
+        raise CorruptionError(
+            f"{path} has segment format {int(text)}, and this release knows {FORMAT_VERSION}: read it with the release "
+            "that wrote it"
+        )
+    return True
 
 
 def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
-    """Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of a newer format."""
-    if not format_of(metadata, path):
+    """Raises CorruptionError, naming ``path``, if the metadata is missing, malformed or of another format."""
+    if not is_segment(metadata, path):
         raise CorruptionError(f"{path} has no segment footer: not written by logstore")
     try:
         text = {
@@ -86,9 +89,9 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             leader_epochs=tuple((int(epoch), int(start)) for epoch, start in json.loads(text["leader_epochs"])),
             producers=batches_from_rows(json.loads(text["producers"])),
             idempotency_keys=batches_from_rows(json.loads(text["idempotency_keys"])),
-            operation=text.get("operation", ROLL),
-            cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text.get("cleanings", "[]"))),
-            append_time_ms=int(text.get("append_time_ms", 0)),
+            operation=text["operation"],
+            cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text["cleanings"])),
+            append_time_ms=int(text["append_time_ms"]),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

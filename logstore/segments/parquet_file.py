@@ -1,8 +1,8 @@
 """From the bytes of a segment to Parquet: nothing is parsed that was not compared with its checksum.
 
 Invariants: of a file with checksums all but the column chunks is checked when it is opened, and a column chunk before
-it is decoded; a file under a segment's name is that segment. Files of another writer, and of format 1, have no
-checksums: of them Parquet's own, of pages, are verified where they are.
+it is decoded; a file under a segment's name is that segment. Files of another writer have no
+checksums of ours; Parquet's own, of pages, are verified if they are there.
 """
 
 import os
@@ -19,10 +19,10 @@ from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError
 from logstore.limits import ROW_GROUP_ROWS_MAX
 from logstore.segments import checksums
-from logstore.segments.footer import CHECKSUM_FORMAT, SegmentFooter, decode_footer, format_of
+from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
 
-#: More than most footers take, so that one read gets all of it.
+#: Larger than most footers, so that one read gets a whole footer.
 _TAIL_BYTES = 64 * 1024
 #: Exceptions of Arrow for bad bytes.
 BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
@@ -88,7 +88,7 @@ class ParquetFile:
     def _checked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
         """An image of the file with these columns of a row group and nothing else. ValueError if they are damaged."""
         leaves = self.metadata.num_columns
-        # The pages of it that nothing is read into take no memory.
+        # Memory pages of it that are never written take no memory.
         image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
         with self.path.open("rb", buffering=0) as source:
             for leaf in range(leaves):
@@ -151,7 +151,7 @@ def _open_checked(path: Path) -> ParquetFile | None:
 
 def _open_unchecked(path: Path) -> ParquetFile:
     metadata = pq.ParquetFile(path, page_checksum_verification=True).metadata
-    if format_of(metadata.metadata or {}, str(path)) >= CHECKSUM_FORMAT:
+    if is_segment(metadata.metadata or {}, str(path)):
         raise ValueError("its checksums are missing")
     return ParquetFile(path, metadata, (), b"")
 

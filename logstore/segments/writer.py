@@ -59,7 +59,8 @@ class _Sink(io.RawIOBase):
         super().__init__()
         self._filesystem, self._fd, self._position = filesystem, fd, 0
         self._crc = 0
-        #: The CRC of the file up to the end of every write: a page is one or two, so a column chunk ends with one.
+        #: The CRC of the file up to the end of every write. A page is one or two writes, so a column chunk ends with a
+        #: write.
         self._crc_at: dict[int, int] = {}
         self._tail: bytearray | None = None
         self.discarding = False
@@ -215,7 +216,7 @@ class SegmentWriter:
         self._parquet.close()
         self._sink.write_chain()
         self._filesystem.fdatasync(self._fd)
-        # Before it is let go of: what fails is removed again.
+        # Before the file is released: after a failure it is removed.
         self._filesystem.sync_directory(self._file.parent)
         self._filesystem.close(self._fd)
         self._fd = None
@@ -240,7 +241,7 @@ class SegmentWriter:
         if self._fd is None:
             return
         fd, self._fd = self._fd, None
-        # Closing the Parquet writer, which its collection would do too, writes a footer: into nothing.
+        # Closing the Parquet writer (its garbage collection would do it, too) writes a footer, which goes nowhere.
         self._sink.discarding = True
         try:
             self._parquet.close()

@@ -26,11 +26,11 @@ from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.spark.offset_ranges import LogBounds, OffsetRange, limited
+from logstore.spark.topic_frame import client_id, read_table, topic_frame
 from logstore.spark.topic_view import (
     TopicView,
     check_source,
     connect,
-    read_table,
     table_path,
     view_of_storage,
     view_through_store,
@@ -97,7 +97,7 @@ class GroupBatch:
             )
         ends = {(r.topic, r.partition): r.end for r in self.ranges if r.end != r.committed}
         if ends and not self._is_committed:
-            with connect(self.df.sparkSession, self._bootstrap) as store:
+            with connect(self._bootstrap, client_id(self.df.sparkSession)) as store:
                 try:
                     store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
                 except UnknownTopicIdError as error:
@@ -153,7 +153,7 @@ def group_read(
         views = [view_of_storage(storage, topic) for topic in names]
         committed = _committed_in_storage(spark, storage, group, views)
     else:
-        with connect(spark, bootstrap) as store:
+        with connect(bootstrap, client_id(spark)) as store:
             # The topics first: offsets of one that replaces another meanwhile are not taken for the other's.
             views = [view_through_store(store, topic) for topic in names]
             committed = _committed_in_store(store, group)
@@ -167,7 +167,7 @@ def group_read(
         sizes = limited([r.end - r.start for r in ranges], max_offsets_per_trigger)
         ranges = [replace(r, end=r.start + size) for r, size in zip(ranges, sizes, strict=True)]
     frames = (
-        view.records(spark, [OffsetRange(r.partition, r.start, r.end) for r in ranges if r.topic == view.topic])
+        topic_frame(spark, view, [OffsetRange(r.partition, r.start, r.end) for r in ranges if r.topic == view.topic])
         for view in views
     )
     df = reduce(lambda a, b: a.union(b), frames)

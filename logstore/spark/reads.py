@@ -1,4 +1,4 @@
-"""A topic as a DataFrame by offset range: what ``read_offsets`` checks before ``topic_view`` reads."""
+"""A topic as a DataFrame by offset range: what ``read_offsets`` checks before ``topic_frame`` reads."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from logstore.errors import InvalidRequestError
 from logstore.spark.offset_ranges import OffsetSpec, check_offsets, resolve
+from logstore.spark.topic_frame import client_id, topic_frame
 from logstore.spark.topic_view import check_source, connect, view_of_storage, view_through_store
 
 if TYPE_CHECKING:
@@ -50,10 +51,11 @@ def read_offsets(
     if storage is not None:
         views = [view_of_storage(storage, name) for name in starts]
     else:
-        with connect(spark, bootstrap) as store:
+        with connect(bootstrap, client_id(spark)) as store:
             views = [view_through_store(store, name) for name in starts]
     frames = [
-        v.records(spark, resolve(v.topic, starts[v.topic], ends[v.topic], v.bounds, v.offsets_of_times)) for v in views
+        topic_frame(spark, v, resolve(v.topic, starts[v.topic], ends[v.topic], v.bounds, v.offsets_of_times))
+        for v in views
     ]
     return reduce(lambda a, b: a.union(b), frames)
 

@@ -1,26 +1,26 @@
-"""Fetches the tail of partitions from the store over HTTP, in the tasks of a Spark query.
+"""Fetches the tail of partitions from the store, in the tasks of a Spark query.
 
-It is sent to the executors by value, so it imports nothing but the standard library and pyarrow, which every executor
-that runs Arrow functions has. Invariants: each range comes whole and in order, and of the topic that the query was made
-for (each request names it), or the task fails with the reason; one answer of ``FETCH_BYTES`` at a time is in memory.
+This module is sent to the executors by value, and is small; there it imports ``logstore.client``, which talks to the
+store. Invariants: each range comes whole and in order, and of the topic that the query was made for (each request names
+it), or the task fails with the reason. One answer is in memory at a time: of ``FETCH_BYTES``, or one row group where a
+roll has overtaken the query; of a row group, about 1 MiB is decoded.
 """
 
-import http.client
-import json
-import ssl
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+if TYPE_CHECKING:
+    from logstore.errors import LogStoreError
+    from logstore.protocol.fetch_response import PartitionResponse
+
 FETCH_BYTES = 8 * 1024 * 1024
+FETCH_WAIT_MS = 1_000
 REQUEST_SECONDS = 60
 #: How long a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
-_BACKOFF_SECONDS_MAX = 2.0
-_UNKNOWN_TOPIC_ID = 40406
 
 #: What a task hands to Spark: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
 TAIL_COLUMNS = (
@@ -43,21 +43,17 @@ class TailReadError(Exception):
     """The tail of a partition could not be read."""
 
 
-class _TryAgainError(Exception):
-    pass
-
-
 def tail_reader(
     urls: Sequence[str], topic: str, topic_id: str, ranges: Sequence[tuple[int, int, int]], client_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over ids: each id stands for its ``ranges`` entry (partition, start, end)."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = _Store(urls, topic_id, client_id)
+        store = _Store(urls, topic, topic_id, client_id)
         try:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
-                    yield from store.records(topic, *ranges[index])
+                    yield from store.records(*ranges[index])
         finally:
             store.close()
 
@@ -65,95 +61,86 @@ def tail_reader(
 
 
 class _Store:
-    """Requests about the topic with ``topic_id`` to the first of ``urls`` that answers, on one kept connection."""
+    """Fetches of the topic with ``topic_id`` from the first of ``urls`` that answers, on one kept connection."""
 
-    def __init__(self, urls: Sequence[str], topic_id: str, client_id: str) -> None:
-        self._urls = list(urls)
-        self._headers = {"Logstore-Client-Id": client_id, "Logstore-Topic-Id": topic_id}
-        self._connection: http.client.HTTPConnection | None = None
+    def __init__(self, urls: Sequence[str], topic: str, topic_id: str, client_id: str) -> None:
+        try:
+            from logstore.client.transport import Transport
+        except ImportError as error:
+            raise TailReadError(
+                f"This executor cannot read the tail of a topic ({error}): pip install logstore where executors run"
+            ) from error
 
-    def records(self, topic: str, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
-        query = f"max_bytes={FETCH_BYTES}&min_bytes=1&max_wait_ms=1000"
-        give_up = time.monotonic() + RETRY_SECONDS
-        offset = start
-        while offset < end:
-            answer, body = self._get(
-                f"/topics/{topic}/partitions/{partition}/records?offset={offset}&{query}",
-                "application/vnd.apache.arrow.stream",
-            )
-            next_offset = int(answer["Logstore-Next-Offset"])
-            if next_offset > offset:
-                offset = next_offset
-                give_up = time.monotonic() + RETRY_SECONDS
-                for batch in pa.ipc.open_stream(body):
-                    yield from _rows(batch, partition, end)
-            elif time.monotonic() > give_up:
-                raise TailReadError(
-                    f"topic {topic}, partition {partition} ends at {answer['Logstore-High-Watermark']}, before the end "
-                    f"of the range {start} to {end}: records that were there when this DataFrame was made are gone"
-                )
-
-    def _get(self, path: str, accept: str) -> tuple[Any, bytes]:
-        """Headers and body of a 200. TailReadError for an answer that will not change, or when time is up."""
-        give_up, wait = time.monotonic() + RETRY_SECONDS, 0.1
-        while True:
-            try:
-                return self._get_once(path, accept)
-            except (OSError, http.client.HTTPException, _TryAgainError) as error:
-                self.close()
-                # The next address, if there are several.
-                self._urls.append(self._urls.pop(0))
-                if time.monotonic() + wait > give_up:
-                    raise TailReadError(
-                        f"{', '.join(self._urls)} gave no answer in {RETRY_SECONDS:.0f} s ({type(error).__name__}: "
-                        f"{error}). Can this executor reach the store?"
-                    ) from error
-            time.sleep(wait)
-            wait = min(2 * wait, _BACKOFF_SECONDS_MAX)
-
-    def _get_once(self, path: str, accept: str) -> tuple[Any, bytes]:
-        url = urlsplit(self._urls[0])
-        if self._connection is None:
-            self._connection = (
-                http.client.HTTPSConnection(url.netloc, timeout=REQUEST_SECONDS, context=ssl.create_default_context())
-                if url.scheme == "https"
-                else http.client.HTTPConnection(url.netloc, timeout=REQUEST_SECONDS)
-            )
-        self._connection.request("GET", url.path + path, headers={**self._headers, "Accept": accept})
-        response = self._connection.getresponse()
-        body = response.read()
-        if response.status == 200:
-            return response.headers, body
-        reason = _reason(response.status, body)
-        if response.status == 416:
-            reason = f"{reason}. Retention or delete-records overtook this read: take a later starting offset"
-        if response.status in (429, 500, 502, 503, 504):
-            raise _TryAgainError(reason)
-        raise TailReadError(f"GET {path}: {reason}")
+        self._topic = topic
+        self._topic_id = topic_id
+        self._transport = Transport(urls, client_id=client_id)
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._transport.close()
+
+    def records(self, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        """Records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
+        from logstore.client.transport import backoffs
+        from logstore.errors import LogStoreError
+
+        offset = start
+        give_up, waits = time.monotonic() + RETRY_SECONDS, backoffs()
+        while offset < end:
+            try:
+                response = self._fetch(partition, offset)
+            except LogStoreError as error:
+                if not error.retriable:
+                    raise TailReadError(self._reason(error)) from error
+                wait = next(waits)
+                if time.monotonic() + wait > give_up:
+                    raise TailReadError(
+                        f"{', '.join(self._transport.urls)} gave no answer in {RETRY_SECONDS:.0f} s ({error.message}). "
+                        "Can this executor reach the store?"
+                    ) from error
+                time.sleep(wait)
+                continue
+            if response is not None and response.next_offset > offset:
+                for batch in response.records(offset):
+                    yield from _rows(batch, partition, end)
+                offset = response.next_offset
+                give_up, waits = time.monotonic() + RETRY_SECONDS, backoffs()
+            elif time.monotonic() > give_up:
+                raise TailReadError(
+                    f"topic {self._topic}, partition {partition} ends at {offset}, before the end of the range {start} "
+                    f"to {end}: records that were there when this DataFrame was made are gone"
+                )
+
+    def _fetch(self, partition: int, offset: int) -> "PartitionResponse | None":
+        """None without news. Raises what the store says of the partition, too."""
+        from logstore.client.fetch import FetchPartition, FetchRequest, fetch
+
+        asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]
+        request = FetchRequest(asked, FETCH_BYTES, FETCH_BYTES, min_bytes=1, max_wait_ms=FETCH_WAIT_MS)
+        responses = fetch(self._transport, request, REQUEST_SECONDS)
+        if not responses:
+            return None
+        if (error := responses[0].error) is not None:
+            raise error
+        return responses[0]
+
+    def _reason(self, error: "LogStoreError") -> str:
+        from logstore.errors import OffsetOutOfRangeError, UnknownTopicIdError
+
+        if isinstance(error, UnknownTopicIdError):
+            # A DataFrame may be evaluated long after it was made.
+            why = "the topic was deleted and created anew since this DataFrame was made; make it again"
+            return f"{why} ({error.message})"
+        if isinstance(error, OffsetOutOfRangeError):
+            overtaken = "Retention or delete-records overtook this read: take a later starting offset"
+            return f"topic {self._topic}: {error.message} {overtaken}"
+        return f"topic {self._topic}: {error.message}"
 
 
 def _rows(batch: pa.RecordBatch, partition: int, end: int) -> Iterator[pa.RecordBatch]:
+    """The rows below ``end``, as Spark wants them."""
     offsets = batch.column("offset").to_numpy()
     batch = batch.slice(0, int(offsets.searchsorted(end)))
     if batch.num_rows:
         columns = {"partition": pa.repeat(pa.scalar(partition, pa.int32()), batch.num_rows)}
         columns |= {name: batch.column(name) for name in _SCHEMA.names[1:]}
         yield pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
-
-
-def _reason(status: int, body: bytes) -> str:
-    try:
-        error = json.loads(body)
-        if error["error_code"] == _UNKNOWN_TOPIC_ID:
-            # A DataFrame may be evaluated long after it was made.
-            why = "the topic was deleted and created anew since this DataFrame was made; make it again"
-            return f"{why} ({error['message']})"
-        return f"{status} {error['message']}"
-    except (ValueError, KeyError, TypeError):
-        return f"{status} {body[:300]!r}"

@@ -1,4 +1,4 @@
-"""One topic at one moment, as DataFrames by offset range: sealed history from Delta, the tail from the store.
+"""One topic at one moment: which offsets there are, and where each is read. No Spark is needed here.
 
 Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serves any offset of the tail for as long as
 it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
@@ -10,7 +10,6 @@ made.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -21,21 +20,15 @@ from logstore.client.admin import Admin
 from logstore.errors import DataDirectoryError, InvalidRequestError, InvalidTopicError, UnknownTopicError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
-from logstore.spark import history_check, tail_reader
-from logstore.spark.offset_ranges import FileRange, LogBounds, OffsetRange, plan_history, split_at_sealed
+from logstore.spark.offset_ranges import LogBounds, OffsetRange
+from logstore.spark.read_plan import FileRange, ReadPlan, plan_read
 from logstore.spark.time_index import first_offset_at
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
     from logstore.delta.snapshot import TopicSnapshot
 
-#: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
-TAIL_TASKS_MAX = 200
 #: How long a store that does not answer is asked again while a DataFrame is made.
 RETRY_SECONDS = 10.0
-
-_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +45,15 @@ class TopicView:
     def topic_id(self) -> str:
         return str(self.snapshot.topic_id)
 
-    def records(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> "DataFrame":
-        """Records of ``ranges`` (one per partition, inside ``bounds``): ``topic`` and the columns of its table."""
-        from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
-        sealed = {p: state.sealed for p, state in self.snapshot.partitions.items()}
-        history, tail = split_at_sealed(ranges, sealed)
-        parts = self._history(spark, history) if history else []
-        if tail:
-            parts.append(self._tail(spark, tail))
-        records = (
-            reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], tail_reader.TAIL_COLUMNS)
+    def plan(self, ranges: Sequence[OffsetRange]) -> ReadPlan:
+        """Where ``ranges`` (one per partition, inside ``bounds``) are read."""
+        sealed = {partition: state.sealed for partition, state in self.snapshot.partitions.items()}
+        files = (
+            FileRange(r.partition, segment.min_offset, segment.max_offset)
+            for r in ranges
+            for segment in self.snapshot.segments(r.partition)
         )
-        return records.select(F.lit(self.topic).alias("topic"), *_COLUMNS)
+        return plan_read(ranges, sealed, files)
 
     def offsets_of_times(self, times_ms: Mapping[int, int]) -> dict[int, int | None]:
         """By partition the first offset of a time (ms) or later, None without one."""
@@ -73,35 +62,6 @@ class TopicView:
                 return {p: store.offsets(self.topic, p, timestamp_ms=at).offset for p, at in times_ms.items()}
         starts = {bounds.partition: bounds.log_start_offset for bounds in self.bounds}
         return {p: first_offset_at(self.path, self.snapshot.segments(p), starts[p], at) for p, at in times_ms.items()}
-
-    def _history(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> list["DataFrame"]:
-        files = (
-            FileRange(r.partition, segment.min_offset, segment.max_offset)
-            for r in ranges
-            for segment in self.snapshot.segments(r.partition)
-        )
-        table = read_table(spark, self.path).select(*_COLUMNS)
-        # First: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is the same
-        # table then, it was the same when they were chosen.
-        return [self._check(spark), *(table.where(scan.condition()) for scan in plan_history(ranges, files))]
-
-    def _check(self, spark: "SparkSession") -> "DataFrame":
-        """No rows, or an error."""
-        from pyspark import cloudpickle
-
-        # The module travels with the query: executors need not have this package.
-        cloudpickle.register_pickle_by_value(history_check)  # type: ignore[no-untyped-call]
-        check = history_check.history_check(str(self.path), self.topic, self.topic_id)
-        return spark.range(0, 1, 1, 1).mapInArrow(check, tail_reader.TAIL_COLUMNS)
-
-    def _tail(self, spark: "SparkSession", ranges: Sequence[OffsetRange]) -> "DataFrame":
-        from pyspark import cloudpickle
-
-        cloudpickle.register_pickle_by_value(tail_reader)  # type: ignore[no-untyped-call]
-        wanted = [(r.partition, r.start, r.end) for r in ranges]
-        reader = tail_reader.tail_reader(self.urls, self.topic, self.topic_id, wanted, _client_id(spark))
-        tasks = min(len(ranges), TAIL_TASKS_MAX)
-        return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, tail_reader.TAIL_COLUMNS)
 
 
 def view_through_store(store: Admin, topic: str) -> TopicView:
@@ -147,7 +107,7 @@ def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) 
         raise InvalidRequestError("give bootstrap (a running store) or storage (its data root), not both")
 
 
-def connect(spark: "SparkSession", bootstrap: str | None) -> Admin:
+def connect(bootstrap: str | None, client_id: str) -> Admin:
     """The store at ``bootstrap``, else the one that LOGSTORE_URL names. InvalidRequestError without either."""
     bootstrap = bootstrap or environment_url()
     if not bootstrap:
@@ -155,21 +115,12 @@ def connect(spark: "SparkSession", bootstrap: str | None) -> Admin:
             f'give bootstrap="host:port" (or set {URL_VARIABLE}) for a running store, '
             'or storage="<data root>" to read without one'
         )
-    return Admin(bootstrap, client_id=_client_id(spark), default_api_timeout_ms=int(1000 * RETRY_SECONDS))
+    return Admin(bootstrap, client_id=client_id, default_api_timeout_ms=int(1000 * RETRY_SECONDS))
 
 
 def table_path(storage: str | os.PathLike[str], topic: str) -> Path:
     """Where the table of a topic is in a data root."""
     return _local_path(os.fspath(storage)) / "topics" / topic
-
-
-def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
-    # Not Path.as_uri(): Hadoop takes the text after the scheme as it is.
-    return spark.read.format("delta").load(f"file://{path}")
-
-
-def _client_id(spark: "SparkSession") -> str:
-    return f"spark {spark.conf.get('spark.app.name', '')}".strip()
 
 
 def _check_topic_name(topic: str) -> None:

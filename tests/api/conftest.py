@@ -1,4 +1,3 @@
-import logging
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -45,13 +44,3 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     with RealServer(tmp_path_factory.mktemp("server") / "data", max_request_size=1_000_000) as running:
         running.create_topic("t")
         yield running
-
-
-@pytest.fixture
-def own_logging() -> Iterator[None]:
-    """For tests that set up the logging of a process: as it was, afterwards."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)

@@ -172,7 +172,7 @@ async def test_a_name_that_is_allowed_stands_in_links(tmp_path):
 
 @pytest.mark.parametrize(("host", "warned"), [("0.0.0.0", True), ("127.0.0.1", False)])
 async def test_a_store_that_others_reach_says_in_one_line_that_it_asks_nobody_who_he_is(
-    tmp_path, monkeypatch, capsys, own_logging, host, warned
+    tmp_path, monkeypatch, capsys, host, warned
 ):
     from logstore.observability import configure_logging
 

@@ -4,7 +4,7 @@ import pytest
 
 import ingest_api.errors
 import logstore.errors
-from ingest_api.errors import HTTP_ERRORS, HttpError, http_error, log_store_error_response
+from ingest_api.errors import HttpError, http_error, log_store_error_response
 from logstore.errors import LogStoreError
 from logstore.journal.errors import JournalRangeFreedError
 from tests.api.api_client import assert_error, running_api
@@ -12,15 +12,11 @@ from tests.api.api_client import assert_error, running_api
 pytestmark = pytest.mark.anyio
 
 
-def test_error_codes_are_the_status_or_begin_with_it():
-    for http in HTTP_ERRORS.values():
-        assert http.error_code == http.status or http.error_code // 100 == http.status
-
-
 def test_an_error_without_a_line_of_its_own_has_its_ancestors():
     assert http_error(logstore.errors.InvalidRecordError("")) == HttpError(422, 42206)
     assert http_error(logstore.errors.NoRecordsError("")) == HttpError(422, 422)
     assert http_error(JournalRangeFreedError("")) == HttpError(500, 50002)
+    assert http_error(ingest_api.errors.NoSuchResourceError("")) == HttpError(404, 404)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import asyncio
 import pyarrow as pa
 import pytest
 
-from logstore.client.stored_batches import read_batches, read_sections
+from logstore.protocol.fetch_response import read_fetch_response
 from tests.api.api_client import assert_error
 from tests.support.eventually import loop_turns
 
@@ -21,13 +21,13 @@ async def fetch(api, *asked: tuple[str, int, int], **options) -> dict[int, tuple
     assert answer.status_code == 200, answer.text
     assert answer.headers["Content-Type"] == FETCH
     found = {}
-    for section in read_sections(pa.py_buffer(answer.content)):
-        values: list[bytes] | str = section.message
-        if not section.error_code:
-            batches = read_batches(section.content, asked[section.index][2])
+    for response in read_fetch_response(pa.py_buffer(answer.content)):
+        values: list[bytes] | str = str(response.error)
+        if response.error is None:
+            batches = response.records(asked[response.index][2])
             values = [value for batch in batches for value in batch.column("value").to_pylist()]
-        assert section.index not in found
-        found[section.index] = (section.error_code, values, section.next_offset)
+        assert response.index not in found
+        found[response.index] = (response.error_code, values, response.next_offset)
     return found
 
 

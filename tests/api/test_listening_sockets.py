@@ -44,6 +44,7 @@ def ended(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.system
+@pytest.mark.system
 def test_no_connection_is_refused_while_one_store_follows_another_on_a_socket(tmp_path):
     with listening_socket("127.0.0.1", 0) as listener, ThreadPoolExecutor(1) as pool:
         url = url_of(listener, "127.0.0.1")
@@ -77,6 +78,7 @@ def test_more_than_one_socket_is_refused():
         listening_socket("127.0.0.1", 0, environment)
 
 
+@pytest.mark.system
 @pytest.mark.system
 @pytest.mark.parametrize("kind", [socket.SOCK_DGRAM, socket.SOCK_STREAM], ids=["datagrams", "does not listen"])
 def test_a_socket_that_listens_to_no_tcp_port_is_refused_in_one_line(tmp_path, kind):

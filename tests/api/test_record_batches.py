@@ -3,11 +3,13 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import DeltaTable
 
-from logstore.records.fetch_sections import SECTION_HEADER
+from logstore.broker.context import INTERNAL
+from logstore.protocol.fetch_response import PartitionResponse, read_fetch_response
+from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload
-from logstore.records.record_batch import ALIGNMENT, BATCH_HEADER, HAS_OFFSETS, LOG_APPEND_TIME, PARQUET
-from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+from logstore.records.schema import WIRE_SCHEMA
 from tests.api.api_client import ARROW, assert_error
 from tests.support.records import Row, wire_batch
 
@@ -28,28 +30,24 @@ def values(*texts: str) -> pa.RecordBatch:
     return wire_batch([Row(None, None, text.encode(), None) for text in texts])
 
 
-async def stored(api, offset: int, topic: str = "t", partition: int = 0, max_bytes: int = 10_000) -> tuple[bytes, int]:
-    """The batches of one partition from ``offset`` on, as many as there are, and the next offset."""
-    wanted = [{"topic": topic, "partition": partition, "offset": offset}]
-    limits = {"max_partition_bytes": max_bytes, "max_wait_ms": 0}
-    answer = await api.post("/fetch", json={"partitions": wanted, **limits})
+async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes: int = 64 << 20) -> PartitionResponse:
+    """What comes of one partition; an answer without news is one without batches."""
+    asked = {"topic": topic, "partition": partition, "offset": offset}
+    body = {"partitions": [asked], "max_bytes": max_bytes, "max_partition_bytes": max_bytes, "max_wait_ms": 0}
+    answer = await api.post("/fetch", json=body)
     assert answer.status_code == 200, answer.text
     assert int(answer.headers["Content-Length"]) == len(answer.content)
-    if not answer.content:
-        return b"", offset
-    _, error_code, _, _, next_offset, length = SECTION_HEADER.unpack_from(answer.content)
-    assert error_code == 0
-    return answer.content[SECTION_HEADER.size : SECTION_HEADER.size + length], next_offset
+    responses = list(read_fetch_response(pa.py_buffer(answer.content)))
+    return responses[0] if responses else PartitionResponse(0, 0, -1, offset, offset, (pa.py_buffer(b""),))
 
 
-def batches(body: bytes):
-    """(base offset, append time, count, flags, payload) of each batch."""
-    at = 0
-    while at < len(body):
-        base_offset, append_time_ms, count, flags, length = BATCH_HEADER.unpack_from(body, at)
-        at += BATCH_HEADER.size
-        yield base_offset, append_time_ms, count, flags, body[at : at + length]
-        at += length + -length % ALIGNMENT
+def batches(response: PartitionResponse) -> list[RecordBatch]:
+    assert response.error is None
+    return list(read_batches(response.content[0]))
+
+
+def offsets(response: PartitionResponse, first_offset: int = 0) -> list[int]:
+    return [offset for batch in response.records(first_offset) for offset in batch.column("offset").to_pylist()]
 
 
 @pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
@@ -65,13 +63,12 @@ async def test_a_batch_of_many_partitions_is_stored_as_sent_in_each(api, compres
     ]
     read = []
     for partition in (2, 0, 1):
-        content, _ = await stored(api, 0, partition=partition)
-        for base_offset, _, count, flags, payload in batches(content):
-            assert payload in body, "not what was sent"
-            assert flags == 0
-            rows = decode_payload(payload)
-            assert rows.num_rows == count
-            read.append((partition, base_offset, rows.column("value").to_pylist()))
+        for batch in batches(await fetched(api, "t", partition, offset=0)):
+            assert bytes(batch.payload) in body, "not what was sent"
+            assert batch.flags == 0
+            rows = decode_payload(batch.payload)
+            assert rows.num_rows == batch.record_count
+            read.append((partition, batch.base_offset, rows.column("value").to_pylist()))
     assert read == [(2, 0, [b"a", b"b" * 500]), (2, 2, [b"d"]), (0, 0, [b"c"])]
 
 
@@ -106,60 +103,48 @@ async def test_keys_are_asked_for_in_every_batch_of_a_compacted_topic(api):
     assert api.end_offsets("t") == [0, 0]
 
 
-async def test_stored_batches_come_whole_from_the_tail_and_as_rows_from_within_a_row_group(api):
+async def test_batches_of_the_tail_come_whole(api):
     await api.create_topic("t", message_timestamp_type="LogAppendTime")
-    await api.produce("t", [0, 1, 2])
-    assert (await api.post("/topics/t/roll")).status_code == 200
     await api.produce("t", [3, 4, 5])
     await api.produce("t", [6])
-    history, *_ = batches((await stored(api, 1))[0])
-    first, second = batches((await stored(api, 3))[0])
-    rows = pa.ipc.read_record_batch(pa.py_buffer(history[4]), LOG_SCHEMA)
-    assert (history[0], history[2], history[3]) == (1, 2, HAS_OFFSETS)
-    assert rows.column("offset").to_pylist() == [1, 2]
-    assert rows.column("value").to_pylist() == [b"1", b"2"]
-    assert (first[0], first[2], first[3]) == (3, 3, LOG_APPEND_TIME)
-    assert (second[0], second[2], second[3]) == (6, 1, LOG_APPEND_TIME)
-    timestamps = rows.column("timestamp").cast(pa.int64()).to_pylist()
-    assert timestamps[-1] <= first[1] <= second[1]
-    assert pa.ipc.read_record_batch(pa.py_buffer(first[4]), WIRE_SCHEMA).column("value").to_pylist() == [
-        b"3",
-        b"4",
-        b"5",
-    ]
+    first, second = batches(await fetched(api, "t", offset=0))
+    assert (first.base_offset, first.record_count, first.flags) == (0, 3, LOG_APPEND_TIME)
+    assert (second.base_offset, second.record_count, second.flags) == (3, 1, LOG_APPEND_TIME)
+    assert first.append_time_ms <= second.append_time_ms
+    assert decode_payload(first.payload).column("value").to_pylist() == [b"3", b"4", b"5"]
 
-    from_inside, _ = await stored(api, 4)
-    assert [batch[:3:2] for batch in batches(from_inside)] == [(3, 3), (6, 1)]
-    one_at_a_time, next_offset = await stored(api, 3, max_bytes=1)
-    assert [batch[0] for batch in batches(one_at_a_time)] == [3]
-    assert next_offset == 6
-    assert await stored(api, 7) == (b"", 7)
+    from_inside = await fetched(api, "t", offset=1)
+    assert [(batch.base_offset, batch.record_count) for batch in batches(from_inside)] == [(0, 3), (3, 1)]
+    assert offsets(from_inside, 1) == [1, 2, 3]
+    one_at_a_time = await fetched(api, "t", offset=0, max_bytes=1)
+    assert ([batch.base_offset for batch in batches(one_at_a_time)], one_at_a_time.next_offset) == ([0], 3)
+    at_the_end = await fetched(api, "t", offset=4)
+    assert (batches(at_the_end), at_the_end.next_offset) == ([], 4)
 
 
-async def test_history_comes_as_whole_row_groups_where_none_of_it_is_below_what_was_asked_for(api):
+async def test_history_comes_as_whole_row_groups_wherever_reading_begins(api):
     await api.create_topic("t")
     for first in (0, 3):
         await api.produce("t", [first, first + 1, first + 2])
         assert (await api.post("/topics/t/roll")).status_code == 200
     await api.produce("t", [6])
 
-    async def fetched(offset: int, max_bytes: int = 10_000):
-        content, next_offset = await stored(api, offset, max_bytes=max_bytes)
-        return [(batch[0], batch[2], batch[3], batch[4]) for batch in batches(content)], next_offset
+    def seen(response: PartitionResponse) -> list[tuple[int, int, int]]:
+        return [(batch.base_offset, batch.record_count, batch.flags) for batch in batches(response)]
 
-    (first, second, tail), next_offset = await fetched(0)
-    assert (first[:3], second[:3], tail[:3], next_offset) == ((0, 3, PARQUET), (3, 3, PARQUET), (6, 1, 0), 7)
-    read = pq.read_table(pa.BufferReader(second[3]))
+    whole = await fetched(api, "t", offset=0, max_bytes=10_000)
+    assert (seen(whole), whole.next_offset) == ([(0, 3, PARQUET), (3, 3, PARQUET), (6, 1, 0)], 7)
+    read = pq.read_table(pa.BufferReader(batches(whole)[1].payload))
     assert read.column("offset").to_pylist() == [3, 4, 5]
     assert read.column("value").to_pylist() == [b"3", b"4", b"5"]
     # A row group is one batch: the first comes whatever it takes, the next if it fits.
-    (only,), next_offset = await fetched(0, max_bytes=1)
-    assert (only, next_offset) == (first, 3)
-    # Within a row group rows are read, and whole ones from the next on.
-    (rows, whole, _), next_offset = await fetched(2)
-    assert (rows[:3], whole, next_offset) == ((2, 1, HAS_OFFSETS), second, 7)
-    (only,), next_offset = await fetched(2, max_bytes=60)
-    assert (only[:3], next_offset) == ((2, 1, HAS_OFFSETS), 3)
+    only = await fetched(api, "t", offset=0, max_bytes=1)
+    assert (seen(only), only.next_offset) == ([(0, 3, PARQUET)], 3)
+    # From within a row group its reader leaves out what is below the offset.
+    for max_bytes, expected in ((10_000, [2, 3, 4, 5, 6]), (1, [2])):
+        within = await fetched(api, "t", offset=2, max_bytes=max_bytes)
+        assert batches(within)[0].payload.equals(batches(whole)[0].payload)
+        assert (offsets(within, 2), within.next_offset) == (expected, expected[-1] + 1)
 
 
 async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api):
@@ -170,9 +155,9 @@ async def test_max_bytes_bounds_what_repeats_however_little_of_it_is_stored(api)
     for _ in range(4):
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
         assert (await api.post("/topics/t/roll")).status_code == 200
-    content, _ = await stored(api, 0, max_bytes=2_500_000)
-    assert [batch[:3:2] for batch in batches(content)] == [(0, 1_000), (1_000, 1_000)]
-    assert len(content) < 10_000
+    answer = await fetched(api, "t", offset=0, max_bytes=2_500_000)
+    assert [(batch.base_offset, batch.record_count) for batch in batches(answer)] == [(0, 1_000), (1_000, 1_000)]
+    assert answer.content[0].size < 10_000
 
 
 async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
@@ -181,8 +166,25 @@ async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
     assert (await api.post("/topics/t/roll")).status_code == 200
     deleted = await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 1})
     assert deleted.status_code == 200, deleted.text
-    (rows,) = batches((await stored(api, 1))[0])
-    assert (rows[0], rows[2], rows[3]) == (1, 2, HAS_OFFSETS)
+    (batch,) = batches(await fetched(api, "t", offset=1))
+    assert (batch.base_offset, batch.record_count, batch.flags) == (1, 2, PARQUET)
+    read = pq.read_table(pa.BufferReader(batch.payload))
+    assert (read.column("offset").to_pylist(), read.column("value").to_pylist()) == ([1, 2], [b"1", b"2"])
+
+
+async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
+    """They have no checksums, and row groups of any size."""
+    await api.create_topic("t")
+    for first in (0, 3, 6):
+        await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])
+        assert (await api.post("/topics/t/roll")).status_code == 200
+    topic = api.broker.topic(INTERNAL, "t")
+    DeltaTable(str(topic.table.path)).optimize.z_order(["offset"])
+    await api.broker.refresh(INTERNAL, topic)
+    first = await fetched(api, "t", offset=2, max_bytes=500)
+    assert {batch.flags for batch in batches(first)} == {PARQUET}
+    assert (offsets(first), first.next_offset) == ([2, 3, 4], 5)
+    assert offsets(await fetched(api, "t", offset=5)) == [5, 6, 7, 8]
 
 
 async def test_large_answers_are_the_same_bytes_in_pieces(api):
@@ -190,7 +192,13 @@ async def test_large_answers_are_the_same_bytes_in_pieces(api):
     sent = values(*(str(n) * 300 for n in range(3000)))
     for _ in range(3):
         await api.post("/topics/t", content=stream((None, sent)), headers={"Content-Type": ARROW})
-    content, _ = await stored(api, 0, max_bytes=64 << 20)
-    assert [decode_payload(batch[4]).equals(sent) for batch in batches(content)] == [True] * 3
+    answer = await fetched(api, "t", offset=0)
+    assert [decode_payload(batch.payload).equals(sent) for batch in batches(answer)] == [True] * 3
     arrow = await api.fetch("t", offset=0, max_bytes=64 << 20, accept=ARROW)
     assert pa.ipc.open_stream(arrow.content).read_all().column("value").to_pylist() == 3 * sent.column(2).to_pylist()
+
+
+async def test_batches_as_they_are_stored_come_from_fetch_alone(api):
+    await api.create_topic("t")
+    answer = await api.fetch("t", offset=0, max_wait_ms=0, accept="application/vnd.logstore.frames")
+    assert_error(answer, 406)

@@ -48,7 +48,7 @@ async def test_made_ids_differ(shared_api):
     assert len(ids) == 5
 
 
-async def test_log_lines_carry_the_request_and_client_id_and_no_raw_path(api, capsys, own_logging):
+async def test_log_lines_carry_the_request_and_client_id_and_no_raw_path(api, capsys):
     configure_logging("debug", "json")
     headers = {"X-Request-Id": "find-me", "Logstore-Client-Id": "loader-7"}
     await api.post(api.topics_url, json={"topic_name": "t"}, headers=headers)
@@ -73,9 +73,7 @@ async def test_log_lines_carry_the_request_and_client_id_and_no_raw_path(api, ca
         ("POST", "/topics/t", None, ["info"]),
     ],
 )
-async def test_who_stops_reading_is_no_news_who_stops_in_a_request_is(
-    api, capsys, own_logging, method, path, sent, levels
-):
+async def test_who_stops_reading_is_no_news_who_stops_in_a_request_is(api, capsys, method, path, sent, levels):
     await api.create_topic("t")
     configure_logging("debug", "json")
     messages = asyncio.Queue()

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from logstore.node import run, serve
 from logstore.settings import Settings
 from tests.api.api_client import assert_error, running_api
 from tests.api.real_server import RealServer
-from tests.support.watched_server import wait_until
+from tests.support.eventually import eventually
 
 
 @pytest.mark.system
@@ -79,7 +78,7 @@ async def starting(
 
 
 @pytest.mark.anyio
-async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting, capfd, own_logging):
+async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting, capfd):
     http = starting.http
     assert (await http.get("/health/live")).json() == {"status": "live"}
     assert "logstore_http_requests_total" in (await http.get("/metrics")).text
@@ -103,7 +102,7 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
 
 
 @pytest.mark.anyio
-async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd, own_logging):
+async def test_a_stop_while_the_store_starts_is_a_clean_one(starting, capfd):
     assert (await starting.http.get("/health/live")).status_code == 200
     os.kill(os.getpid(), signal.SIGTERM)
     while not starting.task.done():
@@ -137,6 +136,14 @@ def stopping_server(tmp_path):
         yield running
 
 
+def is_ready(server: RealServer) -> bool:
+    """Not when nobody listens, either."""
+    try:
+        return httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
 @pytest.mark.system
 def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server):
     server = stopping_server
@@ -150,15 +157,16 @@ def test_a_stop_answers_what_is_under_way_seals_and_exits_with_0(stopping_server
     poller = threading.Thread(target=poll)
     poller.start()
     process = psutil.Process(server.process.pid)
-    wait_until(lambda: any(found.raddr for found in process.net_connections("tcp")), "the long poll does not begin")
+    eventually(lambda: any(found.raddr for found in process.net_connections("tcp")), "the long poll does not begin")
     with server.connection() as connection:
         body = b'{"records":[{"value":2}]}'
         head = b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         head += b"Content-Length: %d\r\n\r\n"
         connection.send(head % len(body) + body[:10])
-        time.sleep(0.3)
+        # Answered after what was sent before: that has been read.
+        assert is_ready(server)
         server.process.send_signal(signal.SIGTERM)
-        time.sleep(0.3)
+        eventually(lambda: not is_ready(server))
         connection.send(body[10:])
         answer = connection.answer()
         assert answer.status == 200
@@ -184,14 +192,14 @@ def test_a_busy_port_is_one_clear_line(server, tmp_path):
     assert not (tmp_path / "other").exists(), "nothing is touched before the port is ours"
 
 
-def test_a_data_directory_that_cannot_be_used_is_one_clear_line(tmp_path, capsys, own_logging):
+def test_a_data_directory_that_cannot_be_used_is_one_clear_line(tmp_path, capsys):
     (tmp_path / "file").write_text("in the way")
     assert serve(Settings(data=tmp_path / "file" / "data", port=0)) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"cannot use {tmp_path / 'file' / 'data'}")
 
 
-def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys, own_logging):
+def test_a_host_that_is_not_here_is_one_clear_line(tmp_path, capsys):
     assert serve(Settings(data=tmp_path / "data", port=0, host="no.such.host.invalid")) == 1
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("cannot listen on no.such.host.invalid:0")

@@ -287,7 +287,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     ids=lambda given: type(given).__name__,
 )
 async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
-    api, short, monkeypatch, error, status, own_logging, capsys
+    api, short, monkeypatch, error, status, capsys
 ):
     async def fail(*_, **__):
         raise error

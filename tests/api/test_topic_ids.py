@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pyarrow as pa
 import pytest
 
-from logstore.client.stored_batches import FetchedSection, read_sections
+from logstore.protocol.fetch_response import PartitionResponse, read_fetch_response
 from tests.api.api_client import ARROW, JSON_V2, NDJSON, ApiClient, assert_error, running_api
 from tests.api.listening import connected, listening
 from tests.api.test_fetch import FETCH
@@ -24,8 +24,8 @@ async def topic_id(api: ApiClient, topic: str = "t") -> str:
     return (await api.get(f"/topics/{topic}")).json()["topic_id"]
 
 
-def sections(content: bytes) -> list[FetchedSection]:
-    return list(read_sections(pa.py_buffer(content)))
+def responses(content: bytes) -> list[PartitionResponse]:
+    return list(read_fetch_response(pa.py_buffer(content)))
 
 
 async def made_again(api: ApiClient, topic: str = "t", partitions: int = 1) -> str:
@@ -108,7 +108,7 @@ async def test_a_fetch_names_the_topic_of_each_partition(api, again):
         ]
         answer = await api.post("/fetch", json={"partitions": partitions, "max_wait_ms": 60_000, "min_bytes": 1 << 20})
         assert answer.headers["Content-Type"] == FETCH
-        return {section.index: section.error_code for section in sections(answer.content)}
+        return {response.index: response.error_code for response in responses(answer.content)}
 
     refused = {0: UNKNOWN_TOPIC_ID, 1: 0, 2: UNKNOWN_TOPIC_ID, 3: 40401}
     assert await codes(("t", again), ("u", other), ("u", now), ("absent", now)) == refused
@@ -123,8 +123,8 @@ async def test_a_fetch_that_waits_ends_when_its_topic_is_made_again(api):
     waiting = asyncio.create_task(api.post("/fetch", json={"partitions": [wanted], "max_wait_ms": 20_000}))
     await loop_turns()
     await made_again(api)
-    (section,) = sections((await asyncio.wait_for(waiting, 10)).content)
-    assert section.error_code in {UNKNOWN_TOPIC_ID, 40401}
+    (response,) = responses((await asyncio.wait_for(waiting, 10)).content)
+    assert response.error_code in {UNKNOWN_TOPIC_ID, 40401}
 
 
 async def test_offsets_of_another_topic_are_not_committed(api, again):

@@ -3,6 +3,7 @@ from deltalake import DeltaTable
 
 from ingest_api.schemas.topics import Partition, Refreshed, Rolled, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.coordinator import PartitionState
 from logstore.delta.topic_table import TopicTable
 from tests.api.api_client import BINARY_V2, assert_error
 from tests.support.topics import rewrite_files, write_segment
@@ -46,6 +47,22 @@ async def test_partitions_alone_are_those_of_the_topic(api):
         Partition.model_validate(one, strict=True)
         assert one == whole[partition]
     assert_error(await api.get("/topics/t/partitions/3"), 404, 40402)
+
+
+async def test_who_leads_and_who_is_in_sync_is_as_the_coordinator_says(api, monkeypatch):
+    await api.create_topic("t")
+    state = PartitionState(leader=2, leader_epoch=7, replicas=(1, 2, 3), in_sync_replicas=(2, 3))
+    monkeypatch.setattr(api.broker, "partition_state", lambda *_: state)
+    found = (await api.get("/topics/t/partitions/0")).json()
+    assert found["leader"] == 2
+    assert found["replicas"] == [
+        {"broker": 1, "leader": False, "in_sync": False},
+        {"broker": 2, "leader": True, "in_sync": True},
+        {"broker": 3, "leader": False, "in_sync": True},
+    ]
+    assert (await api.get(f"{api.topics_url}/t")).json()["replication_factor"] == 3
+    (topic,) = (await api.get("/status")).json()["topics"]
+    assert topic["replication_factor"] == 3
 
 
 @pytest.mark.parametrize("body", [b"", b"{}"])

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 from tests.support.extras import distributions
 from tests.support.server_process import ROOT, ServerProcess
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.long
 
 COMMANDS = """
 import json, sys

@@ -18,6 +18,7 @@ import pytest
 from pyarrow import csv, parquet
 
 from logstore.records.partitioner import murmur2
+from tests.support.eventually import eventually
 from tests.support.posting import post
 
 pytestmark = pytest.mark.system
@@ -303,7 +304,6 @@ def test_follow_prints_what_comes_from_now_on_until_ctrl_c(run, start, topic):
     # It starts at the end at a moment that is its own: send until the first one is seen.
     while not printed and time.monotonic() < deadline:
         run("produce", topic, "-q", input="after\n")
-        time.sleep(0.2)
         if following.poll() is None and _readable(following.stdout, 0.3):
             printed = following.stdout.readline()
     following.send_signal(signal.SIGINT)
@@ -328,9 +328,7 @@ def test_produce_follows_a_pipe_and_ctrl_c_tells_what_is_stored(run, start, topi
     producing = start("produce", topic, stdin=subprocess.PIPE)
     producing.stdin.write(b"first\nhalf a li")
     producing.stdin.flush()
-    deadline = time.monotonic() + 30
-    while not run("consume", topic).stdout and time.monotonic() < deadline:
-        time.sleep(0.1)
+    eventually(lambda: run("consume", topic).stdout)
     producing.send_signal(signal.SIGINT)
     output, errors = producing.communicate(timeout=60)
     assert producing.returncode == 130

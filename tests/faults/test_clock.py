@@ -10,13 +10,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.produce_load import ProduceLoad
 from tests.support.served_topic import (
     PARTITIONS,
@@ -36,13 +36,6 @@ pytestmark = pytest.mark.system
 HOUR_MS = 3_600_000
 NOW_MS = time.time_ns() // 1_000_000
 YEAR_3000_MS = 32_503_680_000_000
-
-
-def wait_until(holds: Callable[[], object], *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "that never happened"
-        time.sleep(0.02)
 
 
 def load_on(server: FaultyServerProcess) -> ProduceLoad:
@@ -80,7 +73,7 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
             rolls, began = store.control("hits").get("delta.committed", 0), time.monotonic()
             load.wait_for_acknowledged(300)
             ends = [p["log_end_offset"] for p in partitions_of(store.url)]
-            wait_until(lambda ends=ends: sealed(store.url, ends))
+            eventually(lambda ends=ends: sealed(store.url, ends))
             rolls = store.control("hits")["delta.committed"] - rolls
             # What is half as old as segment.ms is rolled with what is as old.
             assert rolls <= (time.monotonic() - began) / 0.3 + 2, "a storm of rolls"
@@ -103,7 +96,7 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
     # It does not wait an hour longer because the clock is set back.
     store.control(f"clock {-3 * HOUR_MS}")
     alter_topic(store.url, segment_ms="600")
-    wait_until(lambda: sealed(store.url, [p["high_watermark"] for p in partitions_of(store.url)]))
+    eventually(lambda: sealed(store.url, [p["high_watermark"] for p in partitions_of(store.url)]))
     check_everywhere(store, load.history)
 
 
@@ -142,7 +135,7 @@ def test_retention_deletes_nothing_early_and_a_start_brings_nothing_back(store: 
     kept = [(1, 0, "of 3000"), (1, 1, "of 1970, behind one of the future"), (2, 0, "of now"), (2, 1, "not rolled")]
 
     run_job(store.data, "retention", f"clock {HOUR_MS}")
-    wait_until(lambda: [p["log_start_offset"] for p in partitions_of(store.url)] == [1, 0, 0])
+    eventually(lambda: [p["log_start_offset"] for p in partitions_of(store.url)] == [1, 0, 0])
     assert read_kept(store.url) == kept, "deleted by a clock that is ahead of the storage's"
     for offset in (HOUR_MS, -HOUR_MS):
         store.kill()
@@ -156,7 +149,7 @@ def read_kept(url: str) -> list[tuple[int, int, str]]:
     return [(p, row["offset"], row["value"]) for p, start in starts for row in read_records(url, p, start)]
 
 
-@pytest.mark.parametrize("offset", [HOUR_MS, -HOUR_MS])
+@pytest.mark.parametrize("offset", [pytest.param(HOUR_MS, marks=pytest.mark.long), -HOUR_MS])
 def test_a_file_whose_commit_was_overwritten_is_found_whatever_the_clock_says(
     store: FaultyServerProcess, offset: int
 ) -> None:

@@ -27,6 +27,7 @@ from logstore.filesystem import FileSystem
 from logstore.limits import MIB
 from logstore.log.topic import Topic
 from tests.support.captured_logs import captured_logs
+from tests.support.examples import stride
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
 from tests.support.topics import (
@@ -372,8 +373,9 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
     entry = log_entry(table, ENTRIES[kind])
     whole, said, expected = entry.read_bytes(), read_entry(entry), facts(table.path)
     refusals, harmless = [], []
+    places = range(0, len(whole), stride(1))
     try:
-        for at in range(len(whole)):
+        for at in places:
             for bit in range(8) if TORTURE else [at % 8]:
                 entry.write_bytes(flipped(whole, at, bit))
                 try:
@@ -388,7 +390,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
             assert outcome(table.path, entry) == expected, harmless[n]
     finally:
         entry.write_bytes(whole)
-    assert len(refusals) > len(whole) // 2
+    assert len(refusals) > len(places) // 2
     torn = [refusal for refusal in refusals if f"{entry.name} is torn" in refusal]
     assert all(f"{entry.name} is damaged" in refusal for refusal in refusals if refusal not in torn)
     # A flip of a quote or a bracket of the last line looks like a cut.

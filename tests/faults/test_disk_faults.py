@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,6 +22,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.support.background_load import BackgroundLoad
+from tests.support.eventually import eventually
 from tests.support.history import History
 from tests.support.produce_load import ProduceLoad
 from tests.support.served_topic import (
@@ -51,13 +51,6 @@ ROLL_CALLS = (
     "delta.sync_file",
     "delta.sync_directory",
 )
-
-
-def wait_until(holds: Callable[[], object], *, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "that never happened"
-        time.sleep(0.02)
 
 
 def produce(url: str, value: str, *, partition: int = 0, timeout_ms: int = 30_000) -> httpx.Response:
@@ -308,7 +301,7 @@ class Changes(BackgroundLoad):
 
     def wait_for_one_of_each(self) -> None:
         before = dict(self.acknowledged)
-        wait_until(lambda: all(self.acknowledged[w] > before.get(w, 0) for w in ("offset", "config")), seconds=60)
+        eventually(lambda: all(self.acknowledged[w] > before.get(w, 0) for w in ("offset", "config")), seconds=60)
 
     def _change(self, what: str, change: Callable[[int], None]) -> None:
         while not self._stop.wait(0.02):

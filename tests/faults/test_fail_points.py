@@ -110,7 +110,7 @@ def test_an_operation_that_fails_at_each_of_its_calls_is_done_in_the_end(loop, a
         loop.run(act, [fault])
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in (2, 3))])
 def test_killed_in_calls_and_journal_stopped_for_good(loop, rng, part):
     hits = {act: loop.hits(act) for act in ACTS}
     for act, fault in sample_of_final(hits, rng)[part::4]:

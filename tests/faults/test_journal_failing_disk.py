@@ -10,6 +10,7 @@ import pytest
 from logstore.errors import BrokerNotReadyError, StorageError, StorageFullError
 from logstore.filesystem import FileSystem
 from tests.support.captured_logs import captured_logs
+from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.journals import TOPIC, data_frame, new_journal, offsets, recovered_frames, running
 
@@ -230,7 +231,7 @@ def test_a_file_that_cannot_be_removed_stops_the_journal(tmp_path):
             filesystem.fail("unlink")
             journal.release(data_frame(0).header.topic_id, 0, 4)
             await journal._thread.run(lambda: None)
-            await asyncio.sleep(0.01)
+            await loop_turns()
             assert journal.failed
 
     asyncio.run(scenario())

@@ -62,11 +62,11 @@ def test_of_two_stores_without_locks_only_the_younger_acknowledges_and_has_all_t
                     await produce(older, topic, [b"refused"])
                 acknowledged = [b"%d" % n for n in range(10)]
                 for n in itertools.count(10):
-                    await produce(younger, younger.topic("t"), [b"%d" % n])
+                    await produce(younger, younger.topic(INTERNAL, "t"), [b"%d" % n])
                     acknowledged.append(b"%d" % n)
                     if n == 20:
                         break
-                found = [value for _, value in await read_all(younger, younger.topic("t"))]
+                found = [value for _, value in await read_all(younger, younger.topic(INTERNAL, "t"))]
                 assert found == acknowledged
 
     run(scenario())

@@ -9,13 +9,14 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.support.eventually import eventually
 from tests.support.produce_load import ProduceLoad
 from tests.support.served_topic import (
     PARTITIONS,
@@ -35,15 +36,12 @@ pytestmark = pytest.mark.system
 STOP_SECONDS = 10 + 20
 
 
-def wait_until(holds: Callable[[], object], *, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "that never happened"
-        time.sleep(0.02)
-
-
 def is_ready(url: str) -> bool:
-    return httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
+    """Not when nobody listens, either."""
+    try:
+        return httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def all_sealed(url: str, ends: list[int]) -> bool:
@@ -68,6 +66,16 @@ def refusal(data: Path, **environment: str) -> str:
 # ---- stopped and blocked --------------------------------------------------------------------------------------------
 
 
+def out_of_time(load: ProduceLoad, requests: int) -> None:
+    """Until that many more are."""
+
+    def count() -> int:
+        return sum(request.outcome == "info" for request in load.history.requests)
+
+    wanted = count() + requests
+    eventually(lambda: count() >= wanted, seconds=120)
+
+
 def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: FaultyServerProcess) -> None:
     alter_topic(store.url, segment_ms="150")
     with ProduceLoad(store.url, "t", producers=4, partitions=PARTITIONS, pause_s=0.02, timeout_s=1) as load:
@@ -75,14 +83,15 @@ def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: Fau
         store.process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(store.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        time.sleep(0.2)  # what it had answered arrives
+        # What it had answered arrives before its producer runs out of time.
+        out_of_time(load, 4)
         acknowledged = load.history.acknowledged_records
-        time.sleep(30 if TORTURE else 2.5)
+        out_of_time(load, 120 if TORTURE else 8)
         assert load.history.acknowledged_records == acknowledged
         store.process.send_signal(signal.SIGCONT)
         load.wait_for_acknowledged(300)
         ends = [p["log_end_offset"] for p in partitions_of(store.url)]
-        wait_until(lambda: all_sealed(store.url, ends))
+        eventually(lambda: all_sealed(store.url, ends))
     assert any(request.outcome == "info" for request in load.history.requests), "no client ever ran out of time"
     check_everywhere(store, load.history)
 
@@ -105,7 +114,7 @@ def test_an_event_loop_that_is_blocked_makes_nobody_believe_what_is_not_so(store
         load.wait_for_acknowledged(300)
         poller.join(60)
         ends = [p["log_end_offset"] for p in partitions_of(store.url)]
-        wait_until(lambda: all_sealed(store.url, ends))
+        eventually(lambda: all_sealed(store.url, ends))
     assert polled[0].status_code == 200
     assert not load.answers
     assert all(request.outcome == "ok" for request in load.history.requests)
@@ -137,11 +146,11 @@ def test_a_server_out_of_descriptors_says_so_and_recovers(tmp_path: Path) -> Non
             assert client.get(f"{server.url}/health/ready").status_code == 200
             with few_descriptors(server.process.pid, spare=8), crowd(server.url, 100):
                 topic = f"{server.url}/topics/t"
-                wait_until(lambda: is_refused(server, client, "POST", f"{topic}/roll"))
-                wait_until(lambda: is_refused(server, client, "GET", f"{topic}/partitions/0/records?offset=0"))
+                eventually(lambda: is_refused(server, client, "POST", f"{topic}/roll"))
+                eventually(lambda: is_refused(server, client, "GET", f"{topic}/partitions/0/records?offset=0"))
                 # Whoever is connected goes on: the journal's file is open.
                 load.wait_for_acknowledged(100)
-            wait_until(lambda: is_ready(server.url))
+            eventually(lambda: is_ready(server.url))
             load.wait_for_acknowledged(300)
         check_everywhere(server, load.history)
 
@@ -178,11 +187,11 @@ def test_a_stop_under_load_ends_with_0_and_takes_back_no_answer(store: FaultySer
             store.control("slow segment.fdatasync 0.5")
             before = files_begun(store)
             alter_topic(store.url, segment_ms="150")
-            wait_until(lambda before=before: files_begun(store) > before)
+            eventually(lambda before=before: files_begun(store) > before)
             began = time.monotonic()
             for _ in range(signals):
                 store.process.send_signal(signal.SIGTERM)
-                time.sleep(0.05)
+                eventually(lambda: not is_ready(store.url))
             assert store.stop() == 0
             assert time.monotonic() - began < STOP_SECONDS
             assert not (store.data / "brokers/0/endpoint.json").exists()
@@ -211,7 +220,7 @@ def test_a_stop_during_recovery_ends_with_0_and_serves_nobody(store: FaultyServe
 
     starter = threading.Thread(target=start)
     starter.start()
-    wait_until(recovers)
+    eventually(recovers)
     store.process.send_signal(signal.SIGTERM)
     starter.join(60)
     assert failures[0].code == 0

@@ -1,6 +1,6 @@
 """Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
 
-``LOGSTORE_TORTURE=1`` flips every bit; else one bit of a byte, by a seed, and of two of the three kinds of some bytes.
+``LOGSTORE_TORTURE=1`` flips every bit; else one bit, by a seed, of every so many-th byte.
 """
 
 import contextlib
@@ -21,10 +21,11 @@ from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
-from logstore.segments.excerpts import excerpts, read_excerpt
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file, verify_segment
+from logstore.segments.row_group_files import read_row_group_file, row_group_files
 from logstore.segments.writer import Segment, SegmentWriter
+from tests.support.examples import stride
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
 from tests.support.topics import TIMESTAMP_MS, log_batch, overwrite_entry
 from tests.support.torture import TORTURE
@@ -54,7 +55,7 @@ class Damaged:
         self.kind = kind
         self.rows = self.read()
         assert len(self.rows) == 2
-        self.files = self.read_excerpts()
+        self.files = self.read_row_group_files()
         assert self.read_keys() == [batch.select(["offset", "key"]) for batch in self.rows]
         assert segment_from_file(table, self.segment.path) == self.segment
 
@@ -64,8 +65,8 @@ class Damaged:
     def read_keys(self) -> list[pa.RecordBatch]:
         return [read_row_group(self.path, group.index, ["offset", "key"]) for group in row_groups(self.path)]
 
-    def read_excerpts(self) -> list[bytes]:
-        return [bytes(read_excerpt(self.path, excerpt)) for excerpt in excerpts(self.path)]
+    def read_row_group_files(self) -> list[bytes]:
+        return [bytes(read_row_group_file(self.path, file)) for file in row_group_files(self.path)]
 
     def refuses(self, content: bytes, what: object) -> None:
         """Reading all of it is refused; what reads less is refused, too, or says what it did before."""
@@ -82,7 +83,7 @@ class Damaged:
             (lambda: read_footer(self.path).leader_epochs, ((1, 0), (3, 12))),
             (lambda: segment_from_file(self.table, self.segment.path), self.segment),
             (self.read_keys, [batch.select(["offset", "key"]) for batch in self.rows]),
-            (self.read_excerpts, self.files),
+            (self.read_row_group_files, self.files),
         ):
             assert self._refused(read) or read() == expected, what
 
@@ -106,7 +107,7 @@ def flips(good: bytes, step: int) -> Iterator[tuple[int, int]]:
         yield from ((at, bit) for at in range(len(good)) for bit in range(8))
     else:
         chosen = random.Random(5)
-        yield from ((at, chosen.randrange(8)) for at in range(0, len(good), step))
+        yield from ((at, chosen.randrange(8)) for at in range(0, len(good), stride(step)))
 
 
 @pytest.mark.parametrize(("kind", "step"), [("zstd", 1), ("uncompressed", 7), ("group offsets", 11)])
@@ -120,7 +121,7 @@ def test_a_flipped_bit_is_refused_wherever_it_is(tmp_path: Path, kind: str, step
 
 def test_a_file_cut_at_any_length_is_refused(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
-    for length in range(0, len(damaged.good), 1 if TORTURE else 5):
+    for length in range(0, len(damaged.good), stride(5)):
         damaged.refuses(damaged.good[:length], f"cut to {length} bytes")
     damaged.refuses(damaged.good + b"\0", "a byte more")
     damaged.refuses(damaged.good + damaged.good[-BLOCK:], "an end twice")
@@ -143,7 +144,7 @@ def test_blocks_that_are_lost_or_swapped_are_refused(tmp_path: Path) -> None:
             damaged.refuses(bytes(content), f"block {first} is that of {second}")
             content[second : second + BLOCK] = good[first : first + BLOCK]
             damaged.refuses(bytes(content), f"blocks {first} and {second} are swapped")
-    for at in range(0, len(good) - BLOCK, 1 if TORTURE else 61):
+    for at in range(0, len(good) - BLOCK, stride(61)):
         damaged.refuses(good[:at] + bytes(BLOCK) + good[at + BLOCK :], f"{BLOCK} bytes from {at} are zero")
 
 

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Iterable, Iterator
 import pytest
 
 from tests.support.bad_requests import GOOD, chunked, head, json_body, post
+from tests.support.eventually import eventually
 from tests.support.raw_client import HANGS_AFTER_SECONDS, RawClient
 from tests.support.torture import TORTURE
-from tests.support.watched_server import WatchedServer, wait_until
+from tests.support.watched_server import WatchedServer
 
 pytestmark = pytest.mark.system
 
@@ -128,7 +129,7 @@ def test_clients_that_send_slowly_are_answered_408_or_closed(server):
 
 async def gone(server: WatchedServer, client: RawClient, what: str) -> None:
     """Until the server has given up the connection, which the client still holds."""
-    await asyncio.to_thread(wait_until, lambda: client.port not in server.connections(), f"{what} holds on")
+    await asyncio.to_thread(eventually, lambda: client.port not in server.connections(), f"{what} holds on")
 
 
 async def again_and_again(client: RawClient, piece: bytes) -> None:
@@ -172,7 +173,7 @@ def test_clients_that_read_nothing_are_cut(server):
         async with server.connected(receive_bytes=4096) as client:
             client._writer.transport.pause_reading()
             await client.send(request)
-            await asyncio.to_thread(wait_until, lambda: client.port in server.connections(), "never connected")
+            await asyncio.to_thread(eventually, lambda: client.port in server.connections(), "never connected")
             await gone(server, client, repr(request[:80]))
 
     async def steady() -> None:
@@ -190,6 +191,7 @@ def test_clients_that_read_nothing_are_cut(server):
     assert server.settled().files <= before.files
 
 
+@pytest.mark.long
 def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
     """Up to four times as fast as it must, over seven intervals: too little to make room in the server's buffer."""
     interval_seconds, rate = 2, 4 * 1024

@@ -16,7 +16,7 @@ from logstore.delta.schema import FORBIDDEN_PROPERTY
 from logstore.errors import CommitRefusedError
 from logstore.limits import MIB
 from logstore.spark import topic_view
-from logstore.spark.offset_ranges import resolve, split_at_sealed
+from logstore.spark.offset_ranges import resolve
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.server_process import ServerProcess
 
@@ -45,13 +45,12 @@ def append(producer: Producer, topic: str, count: int) -> None:
 def offsets_read(view: topic_view.TopicView) -> list[int]:
     """What Spark does with a view, without Spark: a later version of the table, and the tail over HTTP."""
     ranges = resolve(view.topic, "earliest", "latest", view.bounds)
-    sealed = {p: state.sealed for p, state in view.snapshot.partitions.items()}
-    history, tail = split_at_sealed(ranges, sealed)
+    plan = view.plan(ranges)
     found: list[int] = []
-    for r in history:
+    for r in [r for scan in plan.history for r in scan.ranges]:
         rows = DeltaTable(view.path).to_pyarrow_table(columns=["offset"])["offset"]
         found += rows.filter(pc.and_(pc.greater_equal(rows, r.start), pc.less(rows, r.end))).to_pylist()
-    for r in tail:
+    for r in plan.tail:
         with Consumer(*view.urls) as consumer:
             partition = TopicPartition(view.topic, r.partition)
             consumer.assign([partition])

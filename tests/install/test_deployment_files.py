@@ -37,7 +37,7 @@ def seconds(text: str) -> int:
     return int(number) * (1 if unit == "s" else 60)
 
 
-@pytest.mark.system
+@pytest.mark.long
 @pytest.mark.parametrize("file", ["Dockerfile", "logstore.service"])
 def test_its_command_starts_a_store_whose_health_check_holds(file: str, tmp_path: Path):
     port = str(free_port())

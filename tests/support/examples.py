@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: profiles for ``make test``, ``make test-all`` and ``make torture``."""
+"""How much is tried in ``make test``, ``make test-all`` and ``make torture``: examples, and places of damage."""
 
 from typing import Final
 
@@ -14,3 +14,10 @@ DEFAULT: Final = "torture" if TORTURE else "few"
 def examples(many: int) -> int:
     """``many`` in ``make test-all``; in proportion, and some at least, elsewhere."""
     return max(5, many * settings().max_examples // PROFILES["many"])
+
+
+def stride(step: int) -> int:
+    """How far apart the places are that are tried: ``step`` in ``make test-all``, more in ``make test``."""
+    if TORTURE:
+        return 1
+    return step if settings().max_examples >= PROFILES["many"] else 3 * step

@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import time
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +11,7 @@ import httpx
 import psutil
 
 from tests.support.bad_requests import json_body, post
+from tests.support.eventually import eventually
 from tests.support.history import History, Request
 from tests.support.raw_client import Answer, RawClient
 from tests.support.server_process import ServerProcess
@@ -62,7 +61,7 @@ class WatchedServer(ServerProcess):
 
     def settled(self) -> Resources:
         """Once no client is connected any more."""
-        wait_until(lambda: not self.connections(), "connections are left")
+        eventually(lambda: not self.connections(), "connections are left")
         return self.resources()
 
     def connections(self) -> list[int]:
@@ -126,10 +125,3 @@ def acknowledge(request: Request, answer: Answer | None) -> None:
         request.outcome = "ok"
     elif answer is not None and answer.status < 500 and answer.status != 408:
         request.outcome = "fail"
-
-
-def wait_until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)

@@ -11,16 +11,8 @@ from logstore.observability import LOG_FIELDS, client_label, configure_logging, 
 
 
 @pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    levels = {name: logging.getLogger(name).level for name in ("uvicorn.access", "py4j")}
+def no_log_fields_are_left() -> Iterator[None]:
     yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    for name, old in levels.items():
-        logging.getLogger(name).setLevel(old)
-    structlog.reset_defaults()
     LOG_FIELDS.set({})
 
 

@@ -14,7 +14,6 @@ Invariants:
   before is the consumer's to drop. Nothing of the new one is fetched before ``read`` with its id.
 """
 
-import http.client
 import os
 import threading
 import time
@@ -24,18 +23,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
-import msgspec
-import pyarrow as pa
-
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch
+from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 from logstore.client.metadata import TopicIdentity, TopicPartition
-from logstore.client.stored_batches import FetchedSection, read_batches, read_sections
-from logstore.client.transport import Transport, backoffs, error_of_code
+from logstore.client.transport import Transport, backoffs
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
+from logstore.protocol.fetch_response import PartitionResponse
 from logstore.records.log_batches import int64_values
 
-FETCH_SECTIONS = "application/vnd.logstore.fetch"
 # A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
 _PARTITIONS_PER_FETCH = 2_000
 _WAIT_MS_OF_TURNS = 50
@@ -194,61 +190,44 @@ class Fetcher:
         wait_ms = options.fetch_max_wait_ms
         if len(turn) == _PARTITIONS_PER_FETCH:
             wait_ms = min(wait_ms, _WAIT_MS_OF_TURNS)
-        partitions = [
-            {
-                "topic": partition.topic,
-                "partition": partition.partition,
-                "offset": reading.next_offset,
-                "topic_id": reading.topic_id,
-            }
-            for partition, reading in turn
-        ]
-        asked = {
-            "partitions": partitions,
-            "max_bytes": options.fetch_max_bytes,
-            "max_partition_bytes": options.max_partition_fetch_bytes,
-            "min_bytes": options.fetch_min_bytes,
-            "max_wait_ms": wait_ms,
-        }
-        answer = self._transport.request_once(
-            "POST",
-            "/fetch",
-            msgspec.json.encode(asked),
-            headers={"Content-Type": "application/json", "Accept": FETCH_SECTIONS},
-            timeout_s=(options.request_timeout_ms + wait_ms) / 1000,
-            read=_into_arrow,
-            is_cancelled=lambda: self._outdated,
+        request = FetchRequest(
+            [FetchPartition(*partition, reading.next_offset, reading.topic_id) for partition, reading in turn],
+            options.fetch_max_bytes,
+            options.max_partition_fetch_bytes,
+            options.fetch_min_bytes,
+            wait_ms,
         )
+        responses = fetch(self._transport, request, options.request_timeout_ms / 1000, lambda: self._outdated)
 
-        def read(section: FetchedSection) -> tuple[int, list[CompletedFetch]]:
-            partition, reading = turn[section.index]
-            return section.index, self._read_section(section, partition, reading.next_offset)
+        def read(response: PartitionResponse) -> tuple[int, list[CompletedFetch]]:
+            partition, reading = turn[response.index]
+            return response.index, self._read_response(response, partition, reading.next_offset)
 
-        sections = list(read_sections(answer.content))
         # Only inflating takes long enough to be worth a thread.
-        in_threads = sum(section.has_parquet for section in sections) > 1
-        return list(self._decoders.map(read, sections) if in_threads else map(read, sections))
+        in_threads = sum(response.has_parquet for response in responses) > 1
+        return list(self._decoders.map(read, responses) if in_threads else map(read, responses))
 
-    def _read_section(self, section: FetchedSection, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
-        if section.error_code:
-            return [self._failed(section, partition, offset)]
-        batches = list(read_batches(section.content, offset))
+    def _read_response(
+        self, response: PartitionResponse, partition: TopicPartition, offset: int
+    ) -> list[CompletedFetch]:
+        if (error := response.error) is not None:
+            return [self._failed(error, partition, offset)]
+        batches = list(response.records(offset))
         if not batches:
-            return [CompletedFetch(partition, None, section.next_offset)] if section.next_offset != offset else []
-        ends = [*(int(int64_values(batch.column("offset"))[0]) for batch in batches[1:]), section.next_offset]
-        range_now = (section.log_start_offset, section.high_watermark)
+            return [CompletedFetch(partition, None, response.next_offset)] if response.next_offset != offset else []
+        ends = [*(int(int64_values(batch.column("offset"))[0]) for batch in batches[1:]), response.next_offset]
+        range_now = (response.log_start_offset, response.high_watermark)
         return [
             CompletedFetch(partition, FetchedBatch(*partition, batch, end, *range_now), end, batch.nbytes)
             for batch, end in zip(batches, ends, strict=True)
         ]
 
-    def _failed(self, section: FetchedSection, partition: TopicPartition, offset: int) -> CompletedFetch:
-        error = error_of_code(section.error_code, section.message)
-        if section.error_code == 41601:
-            start, end = section.log_start_offset, section.high_watermark
-            if self._options.auto_offset_reset != "none":
-                return CompletedFetch(partition, None, start if self._options.auto_offset_reset == "earliest" else end)
-            error = OffsetOutOfRangeError(section.message, log_start_offset=start, high_watermark=end)
+    def _failed(self, error: LogStoreError, partition: TopicPartition, offset: int) -> CompletedFetch:
+        reset = self._options.auto_offset_reset
+        if isinstance(error, OffsetOutOfRangeError) and reset != "none":
+            return CompletedFetch(
+                partition, None, error.log_start_offset if reset == "earliest" else error.high_watermark
+            )
         return CompletedFetch(partition, None, offset, error=error)
 
     def _take(self, turn: _Turn, found: list[tuple[int, list[CompletedFetch]]]) -> None:
@@ -284,19 +263,3 @@ class Fetcher:
             if isinstance(error, ThrottledError):
                 wait_s = max(wait_s, error.retry_after_s)
             self._changed.wait_for(lambda: self.closed, wait_s)
-
-
-def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:
-    """The body of an answer, from the socket into memory that Arrow can read in place."""
-    if response.status != 200 or not response.length:  # an error, nothing, or in chunks, as some proxies answer
-        content = response.read()
-        return content if response.status != 200 else pa.py_buffer(content)
-    body = pa.allocate_buffer(response.length)
-    view = memoryview(body).cast("B")
-    at = 0
-    while at < len(view):
-        read = response.readinto(view[at:])
-        if not read:
-            raise http.client.IncompleteRead(b"", len(view) - at)
-        at += read
-    return body

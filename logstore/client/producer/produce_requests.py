@@ -30,8 +30,9 @@ from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
 from logstore.client.producer.producer_batch import ProducerBatch, body
 from logstore.client.producer.producer_identity import Identities, Identity
-from logstore.client.transport import Transport, error_of_code, topic_path
+from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
+from logstore.protocol.error_codes import error_of
 
 _ARROW_STREAM = "application/vnd.apache.arrow.stream"
 # Refusals of all that are about one partition, or one record, of the request. Nothing of it was stored.
@@ -248,7 +249,7 @@ class ProduceRequests:
         failed: dict[int, LogStoreError] = {}
         for found in ranges:
             if found.error_code is not None:
-                failed.setdefault(found.partition, error_of_code(found.error_code, found.error or ""))
+                failed.setdefault(found.partition, error_of(found.error_code, found.error or ""))
         stored = [(batch, found) for batch, found in zip(request.batches, ranges, strict=True)]
         stored = [(batch, found) for batch, found in stored if batch.partition not in failed]
         if stored:

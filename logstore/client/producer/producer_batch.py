@@ -14,6 +14,7 @@ import pyarrow as pa
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Outcome
 from logstore.limits import REQUEST_RECORDS_MAX
+from logstore.records.partition_split import split_by_partition
 from logstore.records.schema import WIRE_SCHEMA
 
 _SCHEMA_MESSAGE = WIRE_SCHEMA.serialize()
@@ -66,18 +67,16 @@ def split(
     ``partitions`` and ``rows`` (places in the outcome, rising) are one per row of ``batch``. The partitions are
     ``chosen_among`` these.
     """
-    order, bounds = _grouped(partitions)
-    grouped = batch if order is None else _take(batch, order)
-    places = rows if order is None else rows[order]
-    sorted_partitions = partitions if order is None else partitions[order]
+    by_partition = split_by_partition(batch, partitions)
+    grouped, ranges = by_partition.batch, by_partition.ranges
+    places = rows if by_partition.order is None else rows[by_partition.order]
     # A look at each costs more than one at all.
     if grouped.nbytes > max_bytes or len(rows) > REQUEST_RECORDS_MAX:
-        bounds = [part for start, stop in bounds for part in _within(grouped, start, stop, max_bytes)]
-    slices = [(int(sorted_partitions[start]), start, end) for start, end in bounds]
-    messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in slices), codec)
+        ranges = [(p, *part) for p, start, end in ranges for part in _within(grouped, start, end, max_bytes)]
+    messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in ranges), codec)
     return [
         ProducerBatch(outcome, partition, places[first:end], message, deadline, chosen_among)
-        for (partition, first, end), message in zip(slices, messages, strict=True)
+        for (partition, first, end), message in zip(ranges, messages, strict=True)
     ]
 
 
@@ -91,26 +90,6 @@ def write_messages(parts: Iterable[tuple[int, pa.RecordBatch]], codec: str | Non
             ends.append(sink.tell())
     stream = sink.getvalue()
     return [stream.slice(start, end - start) for start, end in pairwise(ends)]
-
-
-def _grouped(partitions: np.ndarray) -> tuple[np.ndarray | None, list[tuple[int, int]]]:
-    """The order that puts rows of one partition together, as they came (None: they are), and where each begins and
-    ends in it.
-    """
-    if (partitions == partitions[0]).all():
-        return None, [(0, len(partitions))]
-    # numpy sorts 16-bit integers by radix.
-    narrow = partitions.astype(np.int16) if partitions.max() <= np.iinfo(np.int16).max else partitions
-    order = np.argsort(narrow, kind="stable")
-    starts = np.flatnonzero(np.diff(partitions[order], prepend=-1))
-    return order, list(zip(starts.tolist(), [*starts[1:].tolist(), len(order)], strict=True))
-
-
-def _take(batch: pa.RecordBatch, order: np.ndarray) -> pa.RecordBatch:
-    indices = pa.array(order)
-    # A column without a value is the same in any order.
-    columns = [column if column.null_count == len(column) else column.take(indices) for column in batch.columns]
-    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
 def _within(batch: pa.RecordBatch, start: int, stop: int, max_bytes: int) -> Iterator[tuple[int, int]]:

@@ -61,7 +61,7 @@ class RecordList:
         """A WIRE_SCHEMA batch, and the partitions that records name (-1: none); None if none does."""
         values, keys, extras = self.flat[0::3], self.flat[1::3], self.flat[2::3]
         rows = len(values)
-        timestamps, headers, named = pa.nulls(rows, pa.int64()), pa.nulls(rows, HEADERS_TYPE), None
+        timestamps, headers, named = pa.nulls(rows, pa.int64()), null_headers(rows), None
         if any(extras):
             given = [extra or _NO_EXTRAS for extra in extras]
             timestamps = pa.array([extra.timestamp_ms for extra in given], pa.int64())

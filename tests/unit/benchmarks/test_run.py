@@ -51,7 +51,7 @@ def test_a_case_is_left_out_when_its_own_side_lacks_something(tmp_path: Path):
     assert (result.samples, result.absent, turns) == ({}, {"a": "wrk"}, [])
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     where = ["--directory", str(tmp_path / "data"), "--results", str(tmp_path / "results")]
     code = main(["--cases", "produce-json-100", "--alone", "--pairs", "1", "--seconds", "0.2", *where])
@@ -71,7 +71,7 @@ def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert not _children(str(tmp_path))
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_a_load_that_is_refused_fails_the_case_and_not_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
@@ -115,7 +115,7 @@ def test_cases_can_be_listed(capsys: pytest.CaptureFixture[str]):
     assert "produce-json-100" in capsys.readouterr().out
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_what_is_missing_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("KAFKA_PEER_HOME", str(tmp_path))
@@ -135,7 +135,7 @@ def test_what_is_missing_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.
     assert found.version == "4.1.1"
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_servers_end_with_their_case(tmp_path: Path):
     with ExitStack() as stack:
         store = Stage(tmp_path, Peers(), stack).store("ours, one")

@@ -1,9 +1,8 @@
 """What a store does for each of many topics: counted, as time would say more about the machine."""
 
-import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,12 @@ import pytest
 from logstore.broker import roll_schedule
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.roll_schedule import RollSchedule
 from logstore.delta.topic_table import TopicTable
+from logstore.log.topic import Topic
 from logstore.settings import Settings
 from tests.support.captured_logs import captured_logs
+from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, run, running_broker, start_broker, stop_broker
 from tests.support.topics import HookedFileSystem, overwrite_entry
@@ -52,23 +54,24 @@ def test_a_start_opens_each_table_once(tmp_path: Path, opened: Counter[str]) -> 
     run(scenario())
 
 
-async def until(holds: Callable[[], object]) -> None:
-    while not holds():  # noqa: ASYNC110 - the background tells nobody
-        await asyncio.sleep(0.01)
-
-
 class Looks:
-    """Which tables were looked at since it was emptied, by the names of their topics."""
+    """Which tables were looked at since it was emptied, by the names of their topics, and in how many passes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.names: list[str] = []
-        snapshot = TopicTable.snapshot
+        self.passes = 0
+        snapshot, changed = TopicTable.snapshot, RollSchedule._changed
 
         def counted(table: TopicTable) -> Any:
             self.names.append(table.path.name)
             return snapshot(table)
 
+        def one_pass(schedule: RollSchedule, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
+            self.passes += 1
+            return changed(schedule, topics)
+
         monkeypatch.setattr(TopicTable, "snapshot", counted)
+        monkeypatch.setattr(RollSchedule, "_changed", one_pass)
 
 
 def make_old(broker: Broker) -> None:
@@ -90,21 +93,22 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
                 await produce(broker, topic, [b"a", b"b"])
                 await broker.roll(INTERNAL, topic)
             make_old(broker)
-            await until(lambda: len(broker._schedule._seen) == 20)
+            await eventually_async(lambda: len(broker._schedule._seen) == 20)
             looks = Looks(monkeypatch)
-            await asyncio.sleep(0.5)
+            begun = looks.passes
+            await eventually_async(lambda: looks.passes == begun + 20)
             # One in each pass: so all have their turn, also those whose change left no trace.
-            assert 1 <= len(looks.names) <= 51
+            assert 1 <= len(looks.names) <= looks.passes + 1
             overwritten = broker.topic(INTERNAL, TOPICS[7])
             overwrite_entry(overwritten.table, overwritten.version)
-            await until(lambda: overwritten.version == 2)
+            await eventually_async(lambda: overwritten.version == 2)
             assert deltalake.DeltaTable(overwritten.table.path).to_pyarrow_table().num_rows == 2
             make_old(broker)
         looks.names.clear()
         async with running_broker(tmp_path):
-            at_start = len(looks.names)
-            await asyncio.sleep(0.1)
-            assert len(looks.names) - at_start <= 11
+            at_start, begun = len(looks.names), looks.passes
+            await eventually_async(lambda: looks.passes >= begun + 5)
+            assert len(looks.names) - at_start <= looks.passes - begun + 1
 
     run(scenario())
 
@@ -148,6 +152,6 @@ def test_a_stop_out_of_time_leaves_records_in_the_journal(tmp_path: Path, monkey
             for name in TOPICS[:5]:
                 assert await read_all(broker, broker.topic(INTERNAL, name)) == [(0, b"a"), (1, b"b")]
             clock.advance(60_000)
-            await until(lambda: not any(topic.has_unsealed for topic in broker.topics(INTERNAL)))
+            await eventually_async(lambda: not any(topic.has_unsealed for topic in broker.topics(INTERNAL)))
 
     run(scenario())

@@ -52,7 +52,7 @@ async def killed(data: Path, *, partitions: int = 1) -> Path:
 
 
 async def fetch_stored(broker, offset: int):
-    """What a reader of stored batches of orders-0 is answered."""
+    """The answer to a reader of record batches of orders-0."""
     limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
     fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", 0, offset)], limits)
     fetched.reservation.release()
@@ -620,7 +620,6 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
             temporary = entry.with_suffix(".tmp")
             temporary.write_text(info)
             temporary.rename(entry)
-            await asyncio.sleep(0.01)
             await broker._roller.refresh(topic)
             (problem,) = broker.problems(INTERNAL)
             assert "Offsets 0 to 1 of orders-0 are missing" in problem.reason

@@ -12,6 +12,7 @@ from logstore.client.consumer import Consumer
 from logstore.client.producer import Producer
 from logstore.errors import NoOffsetForPartitionError, UnknownTopicError, UnknownTopicIdError
 from logstore.spark.tail_reader import TailReadError, tail_reader
+from tests.support.eventually import eventually
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.posting import post
 from tests.support.stored_records import stored_records
@@ -335,8 +336,7 @@ def test_what_may_be_in_the_old_topic_is_not_sent_to_the_new_one(
         producer.send(topic, b"0", partition=0).result()
         proxy.cut().refuse(503, 50301, times=100_000)
         in_doubt = producer.send(topic, b"in doubt", partition=0)
-        while len(proxy.seen) < 3:
-            time.sleep(0.001)
+        eventually(lambda: len(proxy.seen) >= 3)
         admin.delete_topic(topic)
         admin.create_topic(topic, partitions=4)
         waiting = producer.send(topic, b"1", partition=0)

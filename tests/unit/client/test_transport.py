@@ -159,7 +159,7 @@ def test_somebody_elses_error_page_is_shown_as_it_is():
         transport.request("GET", "/")
 
 
-def test_stop_retrying_ends_a_wait():
+def test_close_ends_a_wait():
     throttled = (429, {"Retry-After": "5"}, THROTTLED[2])
     with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=60) as transport:
         failures: list[errors.LogStoreError] = []
@@ -172,7 +172,12 @@ def test_stop_retrying_ends_a_wait():
 
         asking = threading.Thread(target=ask)
         asking.start()
-        transport.stop_retrying()
+        waits = threading.Event()
+        while not asked:
+            waits.wait(0.01)
+        while any(connections._busy for connections in transport._connections):
+            waits.wait(0.01)
+        transport.close()
         asking.join(4)
         assert not asking.is_alive()
         assert len(failures) == 1

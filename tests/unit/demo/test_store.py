@@ -11,7 +11,7 @@ from docs.demo.store import store_of
 from logstore.client.admin import Admin
 from tests.support.server_process import ServerProcess
 
-pytestmark = pytest.mark.system
+pytestmark = pytest.mark.long
 
 TOPIC = "flights"
 

@@ -11,8 +11,8 @@ from logstore.records.batch import (
     check_record_count,
     check_record_sizes,
     check_records,
+    partition_batches,
     record_sizes,
-    split_by_partition,
 )
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA
 from tests.support.records import Row, rows, wire_batch, wire_rows
@@ -66,7 +66,7 @@ def test_records_of_a_request_are_bounded():
 def test_split_keeps_every_record_once_and_in_order(pairs):
     records = [record for record, _ in pairs]
     partitions = np.array([partition for _, partition in pairs], np.int32)
-    split = split_by_partition(DecodedRecords(wire_batch(records), None), partitions)
+    split = partition_batches(DecodedRecords(wire_batch(records), None), partitions)
     expected = {
         partition: [(row, record) for row, (record, its) in enumerate(pairs) if its == partition]
         for partition in sorted({partition for _, partition in pairs})
@@ -80,7 +80,7 @@ def test_split_keeps_every_record_once_and_in_order(pairs):
 def test_only_a_request_for_one_partition_stays_verbatim():
     verbatim = pa.py_buffer(b"as sent")
     records = DecodedRecords(wire_batch([_SMALL, _SMALL]), None, verbatim)
-    (whole,) = split_by_partition(records, np.array([3, 3], np.int32))
+    (whole,) = partition_batches(records, np.array([3, 3], np.int32))
     assert (whole.partition, whole.rows, whole.verbatim) == (3, None, verbatim)
     assert whole.batch is records.batch
-    assert [part.verbatim for part in split_by_partition(records, np.array([1, 0], np.int32))] == [None, None]
+    assert [part.verbatim for part in partition_batches(records, np.array([1, 0], np.int32))] == [None, None]

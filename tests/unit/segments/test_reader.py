@@ -7,7 +7,7 @@ import pytest
 from logstore.errors import CorruptionError
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments import checksums, reader
-from logstore.segments.footer import FORMAT_VERSION, SegmentFooter, encode_footer
+from logstore.segments.footer import SegmentFooter, encode_footer
 from logstore.segments.reader import (
     FoundSegments,
     find_segments,
@@ -117,23 +117,23 @@ def test_a_torn_file_is_corruption(tmp_path: Path, keep: int) -> None:
             read(path)
 
 
-def test_a_file_of_format_1_has_no_checksums_and_reads(tmp_path: Path) -> None:
+def test_only_a_file_of_another_writer_reads_without_our_checksums(tmp_path: Path) -> None:
     batch = log_batch(range(5))
     table = pa.Table.from_batches([batch]).cast(SEGMENT_SCHEMA)
     footer = encode_footer(SegmentFooter(0, 0, 5, 0, (), (), ()))
-    for version, path in ((1, tmp_path / "1.parquet"), (FORMAT_VERSION, tmp_path / "2.parquet")):
-        metadata = {**footer, "logstore.format": str(version)}
-        pq.write_table(table.replace_schema_metadata(metadata), path, write_page_checksum=True)
-    assert read_row_group(tmp_path / "1.parquet", 0).equals(batch)
-    verify_segment(tmp_path / "1.parquet")
+    ours, foreign = tmp_path / "ours.parquet", tmp_path / "foreign.parquet"
+    pq.write_table(table.replace_schema_metadata(footer), ours, write_page_checksum=True)
+    pq.write_table(table, foreign, write_page_checksum=True)
+    assert read_row_group(foreign, 0).equals(batch)
+    verify_segment(foreign)
     with pytest.raises(CorruptionError, match="its checksums are missing"):
-        read_row_group(tmp_path / "2.parquet", 0)
+        read_row_group(ours, 0)
 
 
 @pytest.mark.parametrize("statistics", [True, ["offset"]])
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("in_metadata", [True, False])
 def test_records_that_name_the_key_of_the_checksums_read(
-    tmp_path: Path, statistics: bool | list[str], ours: bool
+    tmp_path: Path, statistics: bool | list[str], in_metadata: bool
 ) -> None:
     name = checksums.KEY.encode()
     for at, value in enumerate([name, b"\x18\x0f" + name, name + b"\x18", b"\x18\x0f" + name + b"\x18"]):
@@ -141,9 +141,8 @@ def test_records_that_name_the_key_of_the_checksums_read(
         values = pa.array([value] * 5, batch.schema.field("value").type)
         batch = batch.set_column(batch.schema.get_field_index("value"), batch.schema.field("value"), values)
         table = pa.Table.from_batches([batch]).cast(SEGMENT_SCHEMA)
-        if ours:
-            footer = encode_footer(SegmentFooter(0, 0, 5, 0, (), (), (), operation=name.decode()))
-            table = table.replace_schema_metadata({**footer, "logstore.format": "1"})
+        if in_metadata:
+            table = table.replace_schema_metadata({"comment": name.decode()})
         path = tmp_path / f"{at}.parquet"
         pq.write_table(table, path, write_page_checksum=True, write_statistics=statistics, compression="none")
         assert path.read_bytes().count(name) > 0

@@ -211,8 +211,9 @@ def test_file_and_name_are_durable_when_it_is_finished(tmp_path: Path) -> None:
     assert filesystem.synced[-3:] == [f"file of {segment.size} bytes", "partition=0", "segment.finished"]
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    table = pa.table({"offset": [1]}).replace_schema_metadata({"logstore.format": str(FORMAT_VERSION + 1)})
+@pytest.mark.parametrize("version", [FORMAT_VERSION - 1, FORMAT_VERSION + 1])
+def test_another_format_is_refused(tmp_path: Path, version: int) -> None:
+    table = pa.table({"offset": [1]}).replace_schema_metadata({"logstore.format": str(version)})
     pq.write_table(table, tmp_path / "x.parquet")
-    with pytest.raises(CorruptionError, match="upgrade logstore"):
+    with pytest.raises(CorruptionError, match=f"segment format {version}, and this release knows {FORMAT_VERSION}"):
         read_footer(tmp_path / "x.parquet")

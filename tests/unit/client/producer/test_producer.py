@@ -1,7 +1,6 @@
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
@@ -30,6 +29,7 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.records.partitioner import murmur2
+from tests.support.eventually import eventually
 from tests.support.faulty_proxy import FaultyProxy
 from tests.support.server_process import ServerProcess
 from tests.support.stored_records import stored_records
@@ -332,9 +332,7 @@ def test_closing_in_time_fails_what_is_left_and_leaves_nobody_waiting():
 def test_who_waits_too_long_is_told_why_it_takes_so_long(given: str):
     producer = Producer("127.0.0.1:1")
     delivery = producer.send("t", "1") if given == "a record" else producer.send_batch("t", {"value": ["1"]})
-    give_up = time.monotonic() + 30
-    while delivery.outcome.last_error is None and time.monotonic() < give_up:
-        time.sleep(0.01)
+    eventually(lambda: delivery.outcome.last_error is not None)
     for wait in (delivery.result, producer.flush, producer.close):
         with pytest.raises(
             RequestTimedOutError, match=r"The last try failed: No store answers at http://127\.0\.0\.1:1 "

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from logstore import errors
+from logstore.client.admin import Admin
 from logstore.client.producer import Producer
+from tests.support.eventually import eventually
 from tests.support.faulty_proxy import FaultyProxy, Seen
 from tests.support.stored_records import stored_records
 
@@ -221,18 +223,21 @@ def test_a_repetition_that_the_store_remembers_no_offset_of_is_stored(store: str
     assert identity(proxy.seen[-1])[1:] == (0, "0=1")
 
 
-def test_a_partition_that_waits_for_an_answer_holds_up_no_other(store: str, topic: str, proxy: FaultyProxy):
+def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
+    store: str, admin: Admin, topic: str, proxy: FaultyProxy
+):
     proxy.hold()
     with Producer(proxy.url, linger_ms=0) as producer:
         slow = producer.send(topic, "0", partition=0)
-        while not proxy.seen:
-            time.sleep(0.01)
+        eventually(lambda: proxy.seen)
         assert producer.send(topic, "2", partition=1).result(20).offset == 0
         behind = producer.send(topic, "1", partition=0)
-        time.sleep(0.1)
+        # Sent after it, and stored: the one behind could have been sent.
+        admin.create_topic(f"{topic}-other")
+        assert producer.send(f"{topic}-other", "3").result(20).offset == 0
         assert not slow.done()
         assert not behind.done()
-        assert len(proxy.seen) == 2
+        assert len(proxy.seen) == 3
         proxy.release()
     assert values(store, topic) == {0: [0, 1], 1: [2]}
 
@@ -241,8 +246,7 @@ def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy):
     proxy.hold()
     with Producer(proxy.url, linger_ms=0, max_in_flight_requests_per_connection=1) as producer:
         producer.send(topic, "0", partition=0)
-        while not proxy.seen:
-            time.sleep(0.01)
+        eventually(lambda: proxy.seen)
         other = producer.send(topic, "1", partition=1)
         time.sleep(0.1)
         assert len(proxy.seen) == 1

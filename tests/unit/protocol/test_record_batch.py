@@ -4,10 +4,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from logstore.client.stored_batches import read_batches, read_sections
 from logstore.errors import LogStoreError
-from logstore.records.fetch_sections import Section, encode_sections
-from logstore.records.record_batch import HAS_OFFSETS, LOG_APPEND_TIME, PARQUET, RecordBatch, encode_batches
+from logstore.protocol.record_batch import (
+    LOG_APPEND_TIME,
+    PARQUET,
+    RecordBatch,
+    begins_with_parquet,
+    encode_batches,
+    read_records,
+)
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA, WIRE_SCHEMA
 
 
@@ -28,7 +33,7 @@ def wire(*values: str, timestamps=None, codec=None) -> pa.Buffer:
     return sink.getvalue().slice(begin, end - begin)
 
 
-def sealed(offsets: list[int]) -> pa.Buffer:
+def sealed(offsets: list[int]) -> pa.RecordBatch:
     columns = [
         pa.array(offsets),
         pa.array([7] * len(offsets), LOG_SCHEMA.field("timestamp").type),
@@ -36,12 +41,12 @@ def sealed(offsets: list[int]) -> pa.Buffer:
         pa.array([b"%d" % offset for offset in offsets]),
         pa.nulls(len(offsets), LOG_SCHEMA.field("headers").type),
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA).serialize()
+    return pa.RecordBatch.from_arrays(columns, schema=LOG_SCHEMA)
 
 
 def parquet(offsets: list[int]) -> pa.Buffer:
     """As a row group of a segment: microseconds, and a column of its topic's."""
-    columns = pa.Table.from_batches([pa.ipc.read_record_batch(sealed(offsets), LOG_SCHEMA)]).cast(SEGMENT_SCHEMA)
+    columns = pa.Table.from_batches([sealed(offsets)]).cast(SEGMENT_SCHEMA)
     sink = pa.BufferOutputStream()
     pq.write_table(columns.append_column("group", pa.array(["g"] * len(offsets))), sink)
     return sink.getvalue()
@@ -54,7 +59,7 @@ def body(*batches: RecordBatch) -> pa.Buffer:
 def read(content: pa.Buffer, first_offset: int = 0):
     """(offset, timestamp, value) of every record; batches are what readers are promised."""
     rows = []
-    for batch in read_batches(content, first_offset):
+    for batch in read_records(content, first_offset):
         assert batch.schema == LOG_SCHEMA
         batch.validate(full=True)
         assert batch.num_rows
@@ -92,9 +97,9 @@ def test_what_lies_before_the_first_offset_is_left_out():
 
 def test_sealed_history_has_gaps_and_stands_before_the_tail():
     content = body(
-        RecordBatch(3, 0, 3, HAS_OFFSETS, sealed([3, 7, 9])),
+        RecordBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
         RecordBatch(10, 1, 1, 0, wire("x")),
-        RecordBatch(12, 0, 2, HAS_OFFSETS, sealed([12, 20])),
+        RecordBatch(12, 0, 2, PARQUET, parquet([12, 20])),
     )
     assert [(offset, value) for offset, _, value in read(content, 4)] == [
         (7, b"7"),
@@ -108,7 +113,7 @@ def test_sealed_history_has_gaps_and_stands_before_the_tail():
 def test_row_groups_come_as_parquet_files():
     content = body(
         RecordBatch(3, 0, 3, PARQUET, parquet([3, 7, 9])),
-        RecordBatch(10, 0, 1, HAS_OFFSETS, sealed([10])),
+        RecordBatch(10, 0, 1, PARQUET, parquet([10])),
         RecordBatch(12, 0, 2, PARQUET, parquet([12, 20])),
         RecordBatch(21, 0, 1, PARQUET, parquet([21])),
         RecordBatch(22, 5, 1, 0, wire("x")),
@@ -125,25 +130,24 @@ def test_row_groups_come_as_parquet_files():
         RecordBatch(3, 0, 1, PARQUET, parquet([3]).slice(0, 40)),
         RecordBatch(3, 0, 1, PARQUET, pa.py_buffer(bytes(500))),
         RecordBatch(3, 0, 1, PARQUET, b""),
-        RecordBatch(3, 0, 1, PARQUET | HAS_OFFSETS, parquet([3])),
+        RecordBatch(3, 0, 1, PARQUET | 2, parquet([3])),
     ],
-    ids=["another number of records", "cut", "zeros", "nothing", "both"],
+    ids=["another number of records", "cut", "zeros", "nothing", "a flag that there is not"],
 )
 def test_what_is_no_row_group_is_told(batch):
     with pytest.raises(LogStoreError, match="not a log store, or of another version"):
         read(body(batch))
 
 
-def test_a_section_says_whether_it_begins_with_parquet():
-    for batch, expected in ((RecordBatch(3, 0, 1, PARQUET, parquet([3])), True), (RecordBatch(0, 0, 1, 0, b""), False)):
-        content = [bytes(piece) for piece in encode_batches([batch])]
-        (section,) = read_sections(pa.py_buffer(b"".join(encode_sections([Section(0, 0, 0, 4, 4, content)]))))
-        assert section.has_parquet == expected
+def test_whether_the_first_batch_is_a_row_group():
+    assert begins_with_parquet(body(RecordBatch(3, 0, 1, PARQUET, parquet([3])), RecordBatch(4, 0, 1, 0, wire("x"))))
+    assert not begins_with_parquet(body(RecordBatch(0, 0, 1, 0, wire("x")), RecordBatch(3, 0, 1, PARQUET, b"")))
+    assert not begins_with_parquet(body())
 
 
 def test_a_row_group_is_decoded_bit_by_bit():
     count = 200_000
-    batches = list(read_batches(body(RecordBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
+    batches = list(read_records(body(RecordBatch(0, 0, count, PARQUET, parquet(list(range(count))))), 0))
     assert len(batches) > 1
     assert sum(batch.num_rows for batch in batches) == count
 
@@ -155,29 +159,11 @@ def test_small_batches_are_put_together_and_large_ones_are_not_copied():
         RecordBatch(50, 0, 1, 0, large),
         RecordBatch(51, 0, 1, 0, large),
     )
-    batches = list(read_batches(content, 0))
+    batches = list(read_records(content, 0))
     assert [batch.num_rows for batch in batches] == [50, 1, 1]
     for batch in batches[1:]:
         data = batch.column("value").buffers()[2]
         assert content.address <= data.address < content.address + content.size
-
-
-def test_sections_carry_records_errors_and_gaps():
-    sections = [
-        Section(3, 0, 1, 12, 12, [bytes(piece) for piece in encode_batches([RecordBatch(11, 0, 1, 0, wire("v"))])]),
-        Section(0, 41601, 5, 9, -1, ["außerhalb".encode()]),
-        Section(1, 0, 0, 30, 30, []),
-    ]
-    found = list(read_sections(pa.py_buffer(b"".join(encode_sections(sections)))))
-    assert [(s.index, s.error_code, s.log_start_offset, s.high_watermark, s.next_offset) for s in found] == [
-        (3, 0, 1, 12, 12),
-        (0, 41601, 5, 9, -1),
-        (1, 0, 0, 30, 30),
-    ]
-    assert read(found[0].content) == [(11, 0, b"v")]
-    assert [section.has_parquet for section in found] == [False] * 3
-    assert found[1].message == "außerhalb"
-    assert read(found[2].content) == []
 
 
 GOOD = bytes(body(RecordBatch(0, 0, 1, 0, wire("v"))))
@@ -194,12 +180,6 @@ GOOD = bytes(body(RecordBatch(0, 0, 1, 0, wire("v"))))
     ],
     ids=["half a header", "cut", "negative length", "another count", "no message"],
 )
-def test_what_is_no_block_is_refused(content):
+def test_what_is_no_batch_is_refused(content):
     with pytest.raises(LogStoreError, match="not a log store"):
-        list(read_batches(pa.py_buffer(content), 0))
-
-
-@pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqq", 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
-def test_what_is_no_section_is_refused(content):
-    with pytest.raises(LogStoreError, match="not a log store"):
-        list(read_sections(pa.py_buffer(content)))
+        list(read_records(pa.py_buffer(content), 0))

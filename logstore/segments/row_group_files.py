@@ -1,13 +1,19 @@
 """Row groups of a segment, each as a Parquet file of its own: for readers that decode history themselves.
 
 Such a file is the column chunks as they are in the segment, and a footer that says where they are now. It has the
-segment's columns and nothing of its metadata. Invariant: what is handed out was compared with the segment's checksums.
+segment's columns and nothing of its metadata. Invariant: a file that is handed out was compared with the segment's
+checksums.
+
+Rows that a reader may have without the rest of their row group, and those of files without checksums, are written as a
+file of the same kind.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
@@ -27,7 +33,7 @@ _UNENCODED_BYTES = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Excerpt:
+class RowGroupFile:
     """[begin, end) of the segment are the column chunks; the CRC-32C of the segment is ``crc_before`` up to the one and
     ``crc_after`` up to the other. ``footer`` is that of the file made of them, up to its end. ``decoded_bytes`` are its
     records' keys, values and headers, with what a record takes besides.
@@ -42,7 +48,7 @@ class Excerpt:
     decoded_bytes: int
 
 
-def excerpts(path: Path) -> tuple[Excerpt, ...]:
+def row_group_files(path: Path) -> tuple[RowGroupFile, ...]:
     """One for each row group, in order; none if the file has no checksums.
 
     Raises FileNotFoundError, OSError, CorruptionError.
@@ -57,24 +63,34 @@ def excerpts(path: Path) -> tuple[Excerpt, ...]:
             begin, crc_before = file.chain[index * file.metadata.num_columns]
             end, crc_after = file.chain[(index + 1) * file.metadata.num_columns]
             its_footer, decoded_bytes = _footer(footer, row_group, begin), _decoded_bytes(row_group)
-            found.append(Excerpt(index, begin, end, crc_before, crc_after, its_footer, decoded_bytes))
+            found.append(RowGroupFile(index, begin, end, crc_before, crc_after, its_footer, decoded_bytes))
     except (*BAD_BYTES, IndexError) as error:
         raise damaged(path, error) from error
     return tuple(found)
 
 
-def read_excerpt(path: Path, excerpt: Excerpt) -> memoryview:
+def read_row_group_file(path: Path, file: RowGroupFile) -> memoryview:
     """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if it is not what was written."""
-    size = excerpt.end - excerpt.begin
-    view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(excerpt.footer))).cast("B")
+    size = file.end - file.begin
+    view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(file.footer))).cast("B")
     view[: len(MAGIC)] = MAGIC
     data = view[len(MAGIC) : len(MAGIC) + size]
     with path.open("rb", buffering=0) as source:
-        is_good = read_as_written(source.fileno(), data, excerpt.begin, excerpt.crc_before, excerpt.crc_after)
+        is_good = read_as_written(source.fileno(), data, file.begin, file.crc_before, file.crc_after)
     if not is_good:
-        raise open_parquet(path).damaged_in(excerpt.row_group, ValueError("the checksum of its data does not match"))
-    view[len(MAGIC) + size :] = excerpt.footer
+        raise open_parquet(path).damaged_in(file.row_group, ValueError("the checksum of its data does not match"))
+    view[len(MAGIC) + size :] = file.footer
     return view
+
+
+def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
+    """The Parquet file of ``rows`` (LOG_SCHEMA), at least one batch: one row group, quick to write and to read."""
+    sink = pa.BufferOutputStream()
+    table = pa.Table.from_batches(rows)
+    pq.write_table(
+        table, sink, row_group_size=len(table), compression="none", use_dictionary=False, write_statistics=False
+    )
+    return sink.getvalue()
 
 
 def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:

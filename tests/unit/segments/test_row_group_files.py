@@ -1,4 +1,4 @@
-"""Excerpts read as their row groups do, with any reader; damage is in tests/faults/test_segment_damage.py."""
+"""Files read as their row groups do, with any reader; damage is in tests/faults/test_segment_damage.py."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from logstore.records.batch import record_sizes
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offset_records
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
-from logstore.segments.excerpts import excerpts, read_excerpt
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_row_group, row_groups
+from logstore.segments.row_group_files import read_row_group_file, row_group_files
 from logstore.segments.writer import SegmentWriter
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
@@ -28,11 +28,11 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
             writer.write(log_batch(range(base, base + 1000, 3), value_bytes=2000))  # several pages of values
             writer._flush()  # a row group of its own
         path = tmp_path / writer.finish(3000).path
-    found = excerpts(path)
-    assert [excerpt.row_group for excerpt in found] == [0, 1, 2]
-    for excerpt in found:
-        expected = read_row_group(path, excerpt.row_group)
-        with pq.ParquetFile(pa.BufferReader(bytes(read_excerpt(path, excerpt)))) as file:
+    found = row_group_files(path)
+    assert [one.row_group for one in found] == [0, 1, 2]
+    for one in found:
+        expected = read_row_group(path, one.row_group)
+        with pq.ParquetFile(pa.BufferReader(bytes(read_row_group_file(path, one)))) as file:
             assert (file.num_row_groups, file.metadata.num_rows) == (1, expected.num_rows)
             assert file.schema_arrow.names == SEGMENT_SCHEMA.names
             assert file.read().cast(LOG_SCHEMA).combine_chunks().to_batches() == [expected]
@@ -44,8 +44,8 @@ def test_it_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
         path = tmp_path / writer.finish(1, leader_epochs=((0, 0),)).path
     assert pq.read_metadata(path).metadata
-    (excerpt,) = excerpts(path)
-    file = pa.BufferReader(bytes(read_excerpt(path, excerpt)))
+    (one,) = row_group_files(path)
+    file = pa.BufferReader(bytes(read_row_group_file(path, one)))
     assert pq.read_metadata(file).metadata is None
     assert pq.read_table(file).column_names == layout.segment_schema.names
 
@@ -58,30 +58,30 @@ def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_fo
     with SegmentWriter(tmp_path, 0, 0, 0) as writer:
         writer.write(batch)
         path = tmp_path / writer.finish(rows).path
-    (excerpt,) = excerpts(path)
+    (one,) = row_group_files(path)
     (group,) = row_groups(path)
     size = int(record_sizes(batch).sum()) + rows * RECORD_OVERHEAD_BYTES
     assert group.encoded_bytes < size / 10
-    assert 0.9 * size < excerpt.decoded_bytes < 1.1 * size
+    assert 0.9 * size < one.decoded_bytes < 1.1 * size
 
 
 def test_a_file_of_another_writer_has_none(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_batches([log_batch([1, 2])]).cast(SEGMENT_SCHEMA), tmp_path / "x.parquet")
-    assert excerpts(tmp_path / "x.parquet") == ()
+    assert row_group_files(tmp_path / "x.parquet") == ()
 
 
 def test_what_is_not_as_it_was_written_is_refused_with_its_offsets(tmp_path: Path) -> None:
     with SegmentWriter(tmp_path, 0, 10, 0) as writer:
         writer.write(log_batch(range(10, 15)))
         path = tmp_path / writer.finish(15).path
-    (excerpt,) = excerpts(path)
+    (one,) = row_group_files(path)
     content = path.read_bytes()
-    path.write_bytes(content[: excerpt.begin] + bytes([content[excerpt.begin] ^ 1]) + content[excerpt.begin + 1 :])
+    path.write_bytes(content[: one.begin] + bytes([content[one.begin] ^ 1]) + content[one.begin + 1 :])
     with pytest.raises(CorruptionError, match=r"row group 0 \(offsets 10 to 14\) is damaged: the checksum"):
-        read_excerpt(path, excerpt)
-    path.write_bytes(content[: excerpt.end - 1])
+        read_row_group_file(path, one)
+    path.write_bytes(content[: one.end - 1])
     with pytest.raises(CorruptionError, match="is damaged: its end"):
-        read_excerpt(path, excerpt)
+        read_row_group_file(path, one)
     path.unlink()
     with pytest.raises(FileNotFoundError):
-        read_excerpt(path, excerpt)
+        read_row_group_file(path, one)

@@ -1,0 +1,69 @@
+"""One fetch of many partitions, as a client asks for it and reads the answer."""
+
+import http.client
+from collections.abc import Callable, Sequence
+
+import msgspec
+import pyarrow as pa
+
+from logstore.client.transport import Transport
+from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionResponse, read_fetch_response
+
+
+class FetchPartition(msgspec.Struct, frozen=True, gc=False):
+    """Records of a partition from ``offset`` on, of the topic with ``topic_id`` and of no other with its name."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str
+
+
+class FetchRequest(msgspec.Struct, frozen=True):
+    """What is asked for: first come, first served up to ``max_bytes``, and ``max_partition_bytes`` of each partition.
+    The answer waits for ``min_bytes`` in all, up to ``max_wait_ms``.
+    """
+
+    partitions: Sequence[FetchPartition]
+    max_bytes: int
+    max_partition_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+
+
+def fetch(
+    transport: Transport,
+    request: FetchRequest,
+    request_timeout_s: float,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> list[PartitionResponse]:
+    """One try: what came of each partition that has news. An error of one partition is its response's.
+
+    The store may answer ``request_timeout_s`` later than it is asked to. Raises as ``Transport.request_once``.
+    """
+    answer = transport.request_once(
+        "POST",
+        "/fetch",
+        msgspec.json.encode(request),
+        headers={"Content-Type": "application/json", "Accept": MEDIA_TYPE},
+        timeout_s=request_timeout_s + request.max_wait_ms / 1000,
+        read=_into_arrow,
+        is_cancelled=is_cancelled,
+    )
+    return list(read_fetch_response(answer.content))
+
+
+def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:
+    """The body of an answer, from the socket into memory that Arrow can read in place."""
+    if response.status != 200 or not response.length:  # an error, nothing, or in chunks, as some proxies answer
+        content = response.read()
+        return content if response.status != 200 else pa.py_buffer(content)
+    body = pa.allocate_buffer(response.length)
+    view = memoryview(body).cast("B")
+    at = 0
+    while at < len(view):
+        read = response.readinto(view[at:])
+        if not read:
+            raise http.client.IncompleteRead(b"", len(view) - at)
+        at += read
+    return body

@@ -1,0 +1,102 @@
+"""The table of errors that travel: the class of ``logstore.errors`` and its error code, for both ends.
+
+Kafka's name and number of an error are on its class. An error code is ours, in the form of Confluent's REST Proxy:
+three digits that say what kind of error it is (HTTP's status for it), alone or with two more behind them.
+
+The store looks up the code of an error. A client makes the error of that code: the same class, if the code has only
+one.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from logstore import errors
+from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnreadableRecordError
+
+
+def kind_of(code: int) -> int:
+    """The first three digits of an error code: from 400 the request is to blame, from 500 the store."""
+    return code if code < 1000 else code // 100
+
+
+#: The nearest class in an error's line of ancestors counts. Of several classes with one code a client makes the first.
+ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
+    errors.InvalidProducerRequestError: 40003,
+    errors.AuthorizationError: 40301,
+    errors.UnknownTopicError: 40401,
+    errors.UnknownPartitionError: 40402,
+    errors.UnknownGroupError: 40405,
+    errors.UnknownTopicIdError: 40406,
+    errors.OutOfOrderSequenceError: 40911,
+    errors.InvalidProducerEpochError: 40912,
+    errors.DuplicateSequenceError: 40913,
+    errors.RequestTooLargeError: 41301,
+    errors.RecordTooLargeError: 41302,
+    errors.OffsetOutOfRangeError: 41601,
+    errors.InvalidRecordError: 42206,
+    errors.InvalidRequestError: 42206,
+    errors.UnreadableRecordError: 42207,
+    errors.IdempotencyKeyReusedError: 42211,
+    errors.ThrottledError: 42901,
+    LogStoreError: 50002,
+    errors.CommitStateUnknownError: 50003,
+    errors.CommitConflictError: 50003,
+    errors.MissingRecordsError: 50004,
+    errors.BrokerNotReadyError: 50301,
+    errors.StorageFullError: 50302,
+    errors.QuarantinedError: 50303,
+    errors.RequestTimedOutError: 50401,
+    # Told apart by the request that they answer: ``bad_request`` of ``error_of``.
+    errors.InvalidTopicError: 40002,
+    errors.TopicExistsError: 40002,
+    errors.InvalidPartitionsError: 40002,
+    errors.InvalidReplicationFactorError: 40002,
+    errors.InvalidConfigError: 40002,
+    # The kind alone.
+    errors.UnknownClusterError: 404,
+    errors.NoRecordsError: 422,
+}
+_BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]
+
+# Of a kind alone, and of a newer store's codes. Others are InvalidRequestError below 500, else LogStoreError.
+_CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
+    404: errors.UnknownTopicError,
+    413: errors.RequestTooLargeError,
+    429: errors.ThrottledError,
+    502: errors.NetworkError,
+    503: errors.BrokerNotReadyError,
+    504: errors.RequestTimedOutError,
+}
+# The first of a code stands last here, and stays.
+_CLASSES: Final[Mapping[int, type[LogStoreError]]] = {
+    code: error for error, code in reversed(ERROR_CODES.items()) if kind_of(code) != code
+}
+
+
+def code_of(error: LogStoreError) -> int:
+    """The error code of ``error``."""
+    return next(ERROR_CODES[cls] for cls in type(error).__mro__ if cls in ERROR_CODES)
+
+
+def error_of(
+    code: int,
+    message: str,
+    *,
+    log_start_offset: int = -1,
+    high_watermark: int = -1,
+    bad_request: type[LogStoreError] = errors.InvalidRequestError,
+) -> LogStoreError:
+    """The error that an answer's code stands for. The offsets (-1: not told) are an OffsetOutOfRangeError's;
+    ``bad_request`` is the one that the request can meet of those that share a code.
+    """
+    if code == _BAD_REQUEST:
+        return bad_request(message)
+    kind = kind_of(code)
+    found = _CLASSES.get(code) or _CLASSES_BY_KIND.get(kind)
+    if found is None:
+        found = errors.InvalidRequestError if kind < 500 else LogStoreError
+    if issubclass(found, OffsetOutOfRangeError):
+        return found(message, log_start_offset=log_start_offset, high_watermark=high_watermark)
+    if issubclass(found, UnreadableRecordError):
+        return found(message, offset=-1)
+    return found(message)

@@ -1,0 +1,100 @@
+"""The answer to a fetch of many partitions: ``application/vnd.logstore.fetch``.
+
+A body is a sequence of partition responses, one for each partition that has news, each a header of 40 bytes and its
+content, little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is record
+batches (``record_batch``), none where only a gap was passed over; otherwise it is the error's message in UTF-8. Zeros
+pad it to a multiple of 8 bytes; the length in the header does not count them.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+import pyarrow as pa
+
+from logstore.errors import LogStoreError, OffsetOutOfRangeError
+from logstore.filesystem import Buffer
+from logstore.protocol.error_codes import code_of, error_of
+from logstore.protocol.record_batch import ALIGNMENT, begins_with_parquet, malformed, read_records
+
+MEDIA_TYPE: Final = "application/vnd.logstore.fetch"
+#: index, error code, log start offset, high watermark, next offset, bytes of the content
+RESPONSE_HEADER: Final = struct.Struct("<iiqqqq")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionResponse:
+    """``content`` in pieces that are laid end to end; one piece, a pa.Buffer, in a response that was read. Offsets are
+    -1 where an error leaves them unknown.
+    """
+
+    index: int
+    error_code: int
+    log_start_offset: int
+    high_watermark: int
+    next_offset: int
+    content: Sequence[Buffer | pa.Buffer]
+
+    @classmethod
+    def of_error(cls, index: int, error: LogStoreError) -> Self:
+        """The partition could not be read."""
+        start, end = -1, -1
+        if isinstance(error, OffsetOutOfRangeError):
+            start, end = error.log_start_offset, error.high_watermark
+        return cls(index, code_of(error), start, end, -1, [error.message.encode("utf-8", "backslashreplace")])
+
+    @property
+    def error(self) -> LogStoreError | None:
+        """Why the partition could not be read."""
+        if not self.error_code:
+            return None
+        message = str(memoryview(self.content[0]), "utf-8", "replace")
+        return error_of(
+            self.error_code, message, log_start_offset=self.log_start_offset, high_watermark=self.high_watermark
+        )
+
+    @property
+    def has_parquet(self) -> bool:
+        """Whether it begins with a row group of history."""
+        return not self.error_code and begins_with_parquet(self.content[0])
+
+    def records(self, first_offset: int) -> Iterator[pa.RecordBatch]:
+        """As ``read_records``, of a response without an error."""
+        return read_records(self.content[0], first_offset)
+
+
+def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer]:
+    """The body in pieces; contents are not copied."""
+    encoded: list[Buffer] = []
+    for response in responses:
+        length = sum(map(len, response.content))
+        encoded.append(
+            RESPONSE_HEADER.pack(
+                response.index,
+                response.error_code,
+                response.log_start_offset,
+                response.high_watermark,
+                response.next_offset,
+                length,
+            )
+        )
+        encoded.extend(response.content)
+        if padding := -length % ALIGNMENT:
+            encoded.append(bytes(padding))
+    return encoded
+
+
+def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionResponse]:
+    """The partition responses, in place. LogStoreError if ``body`` is no answer to a fetch."""
+    at = 0
+    while at < body.size:
+        if body.size - at < RESPONSE_HEADER.size:
+            raise malformed(f"{body.size - at} bytes where a partition begins")
+        index, error_code, log_start_offset, high_watermark, next_offset, length = RESPONSE_HEADER.unpack_from(body, at)
+        at += RESPONSE_HEADER.size
+        if not 0 <= length <= body.size - at:
+            raise malformed(f"a partition of {length} bytes where {body.size - at} are left")
+        content = (body.slice(at, length),)
+        yield PartitionResponse(index, error_code, log_start_offset, high_watermark, next_offset, content)
+        at += length + -length % ALIGNMENT

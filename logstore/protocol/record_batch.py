@@ -1,0 +1,132 @@
+"""Record batches on their way to a reader that decodes them itself: as the store has them.
+
+A sequence of batches, each a header of 32 bytes and a payload, little-endian. Zeros pad the payload to a multiple of 8
+bytes; the length in the header does not count them. Records have rising offsets; the first of them may lie below the
+one that was asked for.
+
+From the tail of a log come batches as their producer sent them: the payload is one encapsulated Arrow IPC record batch
+message of WIRE_SCHEMA, its buffers compressed or not. Its record i has the offset ``base_offset`` + i, and a null
+timestamp stands for ``append_time_ms``. From history come row groups: the payload is a Parquet file with the columns of
+LOG_SCHEMA, and others beside them.
+
+Large batches stay where the answer was received, small ones are put together: every later step costs by the batch. A
+reader checks the shape and nothing else: the store has checked what it took, and checks what it reads from disk.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from logstore.errors import LogStoreError
+from logstore.filesystem import Buffer
+from logstore.limits import MIB
+from logstore.records.log_batches import WireBatch, int64_values, log_batches
+from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+
+#: base offset, append time (ms), number of records, flags, bytes of the payload
+BATCH_HEADER: Final = struct.Struct("<qqiiq")
+#: Every record's timestamp is the append time.
+LOG_APPEND_TIME: Final = 1
+#: The payload is a Parquet file.
+PARQUET: Final = 4
+ALIGNMENT: Final = 8
+_FLAGS: Final = LOG_APPEND_TIME | PARQUET
+# Of a row group so much is decoded at a time.
+_DECODED_BYTES = MIB
+
+
+@dataclass(frozen=True, slots=True)
+class RecordBatch:
+    base_offset: int
+    append_time_ms: int
+    record_count: int
+    flags: int
+    payload: Buffer | pa.Buffer
+
+
+def encode_batches(batches: Sequence[RecordBatch]) -> list[Buffer]:
+    """The bytes in pieces; payloads are not copied."""
+    pieces: list[Buffer] = []
+    for batch in batches:
+        payload = memoryview(batch.payload)
+        pieces.append(
+            BATCH_HEADER.pack(batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, payload.nbytes)
+        )
+        pieces.append(payload)
+        if padding := -payload.nbytes % ALIGNMENT:
+            pieces.append(bytes(padding))
+    return pieces
+
+
+def read_batches(content: pa.Buffer) -> Iterator[RecordBatch]:
+    """The batches, in place. LogStoreError if ``content`` is anything else."""
+    at = 0
+    while at < content.size:
+        if content.size - at < BATCH_HEADER.size:
+            raise malformed(f"{content.size - at} bytes where a batch begins")
+        base_offset, append_time_ms, record_count, flags, length = BATCH_HEADER.unpack_from(content, at)
+        at += BATCH_HEADER.size
+        if not 0 <= length <= content.size - at:
+            raise malformed(f"a batch of {length} bytes where {content.size - at} are left")
+        if flags & ~_FLAGS:
+            raise malformed(f"a batch with the flags {flags:b}")
+        yield RecordBatch(base_offset, append_time_ms, record_count, flags, content.slice(at, length))
+        at += length + -length % ALIGNMENT
+
+
+def begins_with_parquet(content: pa.Buffer) -> bool:
+    """Whether the first batch is a row group: inflating it takes a while."""
+    return bool(content.size >= BATCH_HEADER.size and BATCH_HEADER.unpack_from(content)[3] & PARQUET)
+
+
+def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBatch]:
+    """Arrow batches of LOG_SCHEMA with the records from ``first_offset`` on, by rising offset; buffers inflated.
+
+    LogStoreError if ``content`` is anything else than record batches.
+    """
+    try:
+        for is_parquet, batches in groupby(read_batches(content), lambda batch: batch.flags & PARQUET):
+            for records in _parquet_files(batches) if is_parquet else log_batches(map(_wire_batch, batches)):
+                yield from _from(records, first_offset)
+    except (pa.ArrowException, EOFError, OSError, ValueError, OverflowError, KeyError) as error:
+        raise malformed(str(error)) from error
+
+
+def malformed(what: str) -> LogStoreError:
+    """The error for bytes that are not of this protocol."""
+    return LogStoreError(f"What answered is not a log store, or of another version: {what}")
+
+
+def _parquet_files(batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
+    # Many programs never read history.
+    import pyarrow.parquet as pq
+
+    for batch in batches:
+        with pq.ParquetFile(pa.BufferReader(batch.payload)) as file:
+            if file.metadata.num_rows != batch.record_count:
+                raise malformed(f"{file.metadata.num_rows} records in a batch of {batch.record_count}")
+            num_bytes = sum(file.metadata.row_group(at).total_byte_size for at in range(file.num_row_groups))
+            rows = max(1, file.metadata.num_rows * _DECODED_BYTES // max(num_bytes, 1))
+            for part in file.iter_batches(rows, columns=LOG_SCHEMA.names, use_threads=False):
+                yield part.cast(LOG_SCHEMA)
+
+
+def _wire_batch(batch: RecordBatch) -> WireBatch:
+    records = pa.ipc.read_record_batch(batch.payload, WIRE_SCHEMA)
+    if records.num_rows != batch.record_count:
+        raise malformed(f"{records.num_rows} records in a batch of {batch.record_count}")
+    return WireBatch(records, batch.base_offset, batch.append_time_ms, bool(batch.flags & LOG_APPEND_TIME))
+
+
+def _from(records: pa.RecordBatch, first_offset: int) -> Iterator[pa.RecordBatch]:
+    """The rows from ``first_offset`` on, if there are any."""
+    offsets = int64_values(records.column("offset"))
+    if len(offsets) and offsets[0] < first_offset:
+        records = records.slice(int(np.searchsorted(offsets, first_offset)))
+    if records.num_rows:
+        yield records

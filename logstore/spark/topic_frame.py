@@ -1,0 +1,69 @@
+"""Records of a topic as a DataFrame: what ``TopicView.plan`` says, in Spark's words."""
+
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from logstore.spark import history_check, tail_reader
+from logstore.spark.offset_ranges import OffsetRange
+from logstore.spark.read_plan import HistoryScan
+from logstore.spark.topic_view import TopicView
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: As many tasks fetch the tail of a topic at once, at most; each goes through its share of the partitions.
+TAIL_TASKS_MAX = 200
+
+_COLUMNS = ("partition", "offset", "timestamp", "key", "value", "headers")
+
+
+def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
+    """Records of ``ranges`` (one per partition, inside the view's bounds): ``topic`` and the columns of its table."""
+    from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+    plan = view.plan(ranges)
+    parts = _history(spark, view, plan.history) if plan.history else []
+    if plan.tail:
+        parts.append(_tail(spark, view, plan.tail))
+    records = reduce(lambda a, b: a.union(b), parts) if parts else spark.createDataFrame([], tail_reader.TAIL_COLUMNS)
+    return records.select(F.lit(view.topic).alias("topic"), *_COLUMNS)
+
+
+def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
+    # Not Path.as_uri(): Hadoop takes the text after the scheme as it is.
+    return spark.read.format("delta").load(f"file://{path}")
+
+
+def client_id(spark: "SparkSession") -> str:
+    """What the store calls this application in its logs and metrics."""
+    return f"spark {spark.conf.get('spark.app.name', '')}".strip()
+
+
+def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> list["DataFrame"]:
+    table = read_table(spark, view.path).select(*_COLUMNS)
+    # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
+    # the same table then, it was the same when they were chosen.
+    return [_check(spark, view), *(table.where(scan.condition()) for scan in scans)]
+
+
+def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
+    """No rows, or an error."""
+    from pyspark import cloudpickle
+
+    # The module travels with the query: executors need not have this package.
+    cloudpickle.register_pickle_by_value(history_check)  # type: ignore[no-untyped-call]
+    check = history_check.history_check(str(view.path), view.topic, view.topic_id)
+    return spark.range(0, 1, 1, 1).mapInArrow(check, tail_reader.TAIL_COLUMNS)
+
+
+def _tail(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
+    from pyspark import cloudpickle
+
+    # By value, too: an executor without ``logstore.client`` is told so by the task, in words.
+    cloudpickle.register_pickle_by_value(tail_reader)  # type: ignore[no-untyped-call]
+    wanted = [(r.partition, r.start, r.end) for r in ranges]
+    reader = tail_reader.tail_reader(view.urls, view.topic, view.topic_id, wanted, client_id(spark))
+    tasks = min(len(ranges), TAIL_TASKS_MAX)
+    return spark.range(0, len(ranges), 1, tasks).mapInArrow(reader, tail_reader.TAIL_COLUMNS)

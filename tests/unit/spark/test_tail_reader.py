@@ -1,0 +1,107 @@
+"""The tail reader without Spark: what it says of a store that is away, busy, or has not the records any more."""
+
+from collections.abc import Callable, Sequence
+
+import pyarrow as pa
+import pytest
+from pyspark import cloudpickle
+
+import logstore.client.fetch
+from logstore import errors
+from logstore.client.fetch import FetchRequest
+from logstore.client.transport import Transport
+from logstore.errors import LogStoreError
+from logstore.protocol.fetch_response import PartitionResponse, encode_fetch_response, read_fetch_response
+from logstore.protocol.record_batch import RecordBatch, encode_batches
+from logstore.records.schema import WIRE_SCHEMA
+from logstore.spark import tail_reader
+from logstore.spark.tail_reader import TailReadError
+
+URL = "http://127.0.0.1:9"
+Answer = PartitionResponse | LogStoreError | None
+
+
+def records(base_offset: int, count: int) -> PartitionResponse:
+    values = [b"%d" % offset for offset in range(base_offset, base_offset + count)]
+    columns = [pa.nulls(count, field.type) for field in WIRE_SCHEMA]
+    columns[2] = pa.array(values, pa.binary())
+    payload = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA).serialize()
+    end = base_offset + count
+    content = encode_batches([RecordBatch(base_offset, 7, count, 0, payload)])
+    encoded = encode_fetch_response([PartitionResponse(0, 0, 0, 1_000, end, content)])
+    (response,) = read_fetch_response(pa.py_buffer(b"".join(map(bytes, encoded))))
+    return response
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """``asked(*answers)``: the store answers so, the last again and again. Gives the offsets that are asked for."""
+
+    def answer_with(*answers: Answer) -> list[int]:
+        offsets: list[int] = []
+
+        def fetch(_: Transport, request: FetchRequest, __: float) -> list[PartitionResponse]:
+            (wanted,) = request.partitions
+            assert (wanted.topic, wanted.partition, wanted.topic_id) == ("t", 3, "the-id")
+            answer = answers[min(len(offsets), len(answers) - 1)]
+            offsets.append(wanted.offset)
+            if isinstance(answer, LogStoreError):
+                raise answer
+            return [] if answer is None else [answer]
+
+        monkeypatch.setattr(logstore.client.fetch, "fetch", fetch)
+        return offsets
+
+    monkeypatch.setattr(tail_reader, "RETRY_SECONDS", 0.3)
+    return answer_with
+
+
+def read(start: int, end: int) -> list[tuple[int, int, bytes]]:
+    task = tail_reader.tail_reader([URL], "t", "the-id", [(3, start, end)], "spark")
+    rows: list[tuple[int, int, bytes]] = []
+    for batch in task(iter([pa.RecordBatch.from_pydict({"id": [0]})])):
+        columns: Sequence[pa.Array] = [batch.column(name) for name in ("partition", "offset", "value")]
+        rows += zip(*(column.to_pylist() for column in columns), strict=True)
+    return rows
+
+
+def test_a_range_comes_whole_and_no_further(asked):
+    offsets = asked(records(5, 3), None, errors.ThrottledError("busy"), records(8, 3))
+    assert read(6, 10) == [(3, offset, b"%d" % offset) for offset in range(6, 10)]
+    assert offsets == [6, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (errors.StoreUnreachableError("nobody there"), "gave no answer in 0 s .*nobody there.*Can this executor reach"),
+        (errors.UnknownTopicIdError("another id"), "created anew since this DataFrame was made; make it again"),
+        (errors.OffsetOutOfRangeError("gone", log_start_offset=9, high_watermark=10), "gone Retention or delete-rec"),
+        (errors.QuarantinedError("broken"), "topic t: broken"),
+        (None, "partition 3 ends at 6, before the end of the range 6 to 10"),
+        (PartitionResponse.of_error(0, errors.MissingRecordsError("taken out")), "topic t: taken out"),
+    ],
+    ids=["away", "made again", "overtaken", "quarantined", "at the end", "of the partition"],
+)
+def test_a_task_fails_with_the_reason(asked, answer: Answer, says: str):
+    if isinstance(answer, PartitionResponse):
+        encoded = encode_fetch_response([answer])
+        (answer,) = read_fetch_response(pa.py_buffer(b"".join(map(bytes, encoded))))
+    asked(answer)
+    with pytest.raises(TailReadError, match=says):
+        read(6, 10)
+
+
+def test_what_travels_to_the_executors_is_small():
+    cloudpickle.register_pickle_by_value(tail_reader)
+    try:
+        task = tail_reader.tail_reader([URL], "t", "the-id", [(p, 0, 10**9) for p in range(100)], "spark")
+        assert len(cloudpickle.dumps(task)) < 20_000
+    finally:
+        cloudpickle.unregister_pickle_by_value(tail_reader)
+
+
+def test_an_executor_without_the_client_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(__import__("sys").modules, "logstore.client.transport", None)
+    with pytest.raises(TailReadError, match="pip install logstore where executors run"):
+        read(6, 10)

@@ -1,0 +1,39 @@
+"""What tests set up of this process's logging is gone after them."""
+
+import logging
+import logging.config
+
+import structlog
+import uvicorn.config
+
+from logstore.observability import configure_logging
+from tests.support.process_logging import logging_put_back
+
+
+def test_logging_is_put_back() -> None:
+    before = structlog.get_config()
+    root = logging.getLogger()
+    level, own = root.level, logging.NullHandler()
+    root.addHandler(own)
+    try:
+        with logging_put_back():
+            configure_logging("debug", "json")
+            logging.config.dictConfig(uvicorn.config.LOGGING_CONFIG)
+            logging.getLogger("new.of.this.test").addHandler(logging.StreamHandler())
+            assert own not in root.handlers
+        assert own in root.handlers
+        assert (root.level, structlog.get_config()) == (level, before)
+        assert not logging.getLogger("uvicorn").handlers
+        assert logging.getLogger("uvicorn").propagate
+        assert not logging.getLogger("new.of.this.test").handlers
+    finally:
+        root.removeHandler(own)
+
+
+def test_a_test_that_sets_up_logging() -> None:
+    configure_logging("debug", "json")
+
+
+def test_leaves_the_next_one_as_it_was() -> None:
+    assert not [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
+    assert structlog.get_config()["wrapper_class"] is not structlog.stdlib.BoundLogger
