@@ -1,36 +1,40 @@
 """Fetching: records of any number of partitions, each from its offset on, with one wait for all of them.
 
-The wait is Kafka's purgatory. Invariants: a fetch that waits holds no records, because the indexes of its partitions
-tell how many bytes there are; records are read once, when the fetch is answered; room for them is reserved before,
-among the bytes in flight of all answers.
+The wait is in ``purgatory``. Invariants: records are read once, when the fetch is answered; room for them is reserved
+before, among the bytes in flight of all answers.
 """
 
-import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType, refusal
+from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission, Reservation
 from logstore.broker.context import RequestContext
+from logstore.broker.purgatory import (
+    FetchLimits,
+    Gone,
+    Patience,
+    Permissions,
+    WantedPartition,
+    refuse,
+    wait_for_records,
+)
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
-from logstore.limits import RECORD_OVERHEAD_BYTES
-from logstore.log.log_reader import FetchResult, LogReader, require_in_range
+from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import FETCHED_BYTES, FETCHED_RECORDS
 from logstore.protocol.record_batch import RecordBatch
 
-T = TypeVar("T")
+__all__ = ["FetchLimits", "FetchPartition", "Fetched", "Fetching", "Gone"]
 
-#: Called when a fetch has to wait. It returns when an answer is wanted at once, and raises when nobody takes one.
-Gone = Callable[[], Coroutine[object, object, None]]
+T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
@@ -40,20 +44,6 @@ class FetchPartition(NamedTuple):
     partition: int
     offset: int
     topic_id: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FetchLimits:
-    """How many bytes to wait for, and for how long; how many to take at most, in all and of one partition.
-
-    Not ``fill``: what is taken ends with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
-    """
-
-    max_bytes: int
-    max_partition_bytes: int
-    min_bytes: int
-    max_wait_ms: int
-    fill: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,122 +71,6 @@ class _Form(Generic[T]):
     read: _Read[T]
     held_bytes: Callable[[FetchResult[T]], int]
     copies: int
-
-
-class _Wanted:
-    """A partition of a fetch, and the bytes counted of it so far."""
-
-    __slots__ = ("_counted_to", "error", "log", "may_grow", "num_bytes", "offset", "topic")
-
-    def __init__(self, topic: Topic, log: PartitionLog, offset: int) -> None:
-        self.topic = topic
-        self.log = log
-        self.offset = offset
-        self.num_bytes = 0
-        self.error: LogStoreError | None = None
-        #: Whether more records would be read, if there were any.
-        self.may_grow = True
-        self._counted_to = offset
-
-    def count(self) -> None:
-        """Count what is new; ``error`` is set if the partition cannot be read."""
-        log = self.log
-        if not (self.has_news or log.is_closed):
-            return
-        try:
-            log.require_open()
-            require_in_range(log, self.offset)
-            end = log.readable_end(self.offset)
-        except LogStoreError as error:
-            self.error = error
-            return
-        self.may_grow = end == log.last_stable_offset
-        if end > self._counted_to:
-            self.num_bytes += log.stored_bytes(self._counted_to, end)
-            self._counted_to = end
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there are records to be read, or an error to be told."""
-        log = self.log
-        return self.offset != log.high_watermark or self.error is not None or log.quarantined is not None
-
-    def held_bytes_max(self, max_bytes: int) -> int:
-        """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""
-        self.count()
-        log = self.log
-        if self.error is not None or self._counted_to == self.offset:
-            return 0
-        if self.offset < log.sealed_offset:
-            return max_bytes  # how far it is compressed is not known
-        (first,) = itertools.islice(log.index.frames(self.offset, self._counted_to), 1)
-        found = (
-            log.index.inflated_bytes(self.offset, self._counted_to)
-            + (self._counted_to - self.offset) * RECORD_OVERHEAD_BYTES
-        )
-        # The first batch is read whatever its size.
-        return max(first.inflated_bytes, min(max_bytes, found))
-
-
-class _Reader:
-    """Who asks, each time that a fetch looks for records: what was allowed may not be any more."""
-
-    def __init__(self, access: Access, context: RequestContext) -> None:
-        self._access = access
-        self._context = context
-        self._changed: asyncio.Future[None] | None = None
-
-    def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
-        """Of the topics that may not be read, why."""
-        names = list(dict.fromkeys(topics))
-        allowed = self._access.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
-        if len(allowed) == len(names):
-            return {}
-        refused = dict.fromkeys(names)
-        for name in allowed:
-            del refused[name]
-        return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
-
-    def changed(self) -> "asyncio.Future[None]":
-        """Done when something else may be allowed than when ``refusals`` was called last."""
-        if self._changed is None or self._changed.done():
-            self._changed = self._access.changed()
-        return self._changed
-
-    def end(self) -> None:
-        if self._changed is not None:
-            self._changed.cancel()
-
-
-class _Patience:
-    """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
-
-    def __init__(self, max_wait_ms: int, gone: Gone | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + max_wait_ms / 1000
-        self._gone = gone
-        self._going: asyncio.Task[None] | None = None
-
-    async def until_any(self, futures: Sequence["asyncio.Future[None]"]) -> bool:
-        """Whether one of ``futures`` was done before. Raises what ``gone`` raises."""
-        left = self._end - self._loop.time()
-        if left <= 0 or (self._going is not None and self._going.done()):
-            return False
-        awaited: list[asyncio.Future[None]] = list(futures)
-        if self._going is None and self._gone is not None:
-            self._going = self._loop.create_task(self._gone())
-        if self._going is not None:
-            awaited.append(self._going)
-        done, _ = await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-        if self._going is not None and self._going.done():
-            self._going.result()
-            return False
-        return bool(done)
-
-    async def end(self) -> None:
-        if self._going is not None:
-            self._going.cancel()
-            await asyncio.gather(self._going, return_exceptions=True)
 
 
 class Fetching:
@@ -263,13 +137,13 @@ class Fetching:
         the topic is deleted, TopicAuthorizationError.
         """
         self._access.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
-        wanted = _Wanted(topic, topic.partition(partition), offset)
+        wanted = WantedPartition(topic, topic.partition(partition), offset)
         limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
-        reader = _Reader(self._access, context)
+        permissions = Permissions(self._access, context)
         try:
-            await _wait([wanted], limits, _Patience(max_wait_ms, None), reader)
+            await wait_for_records([wanted], limits, Patience(max_wait_ms, None), permissions)
         finally:
-            reader.end()
+            permissions.end()
         if wanted.error is not None:
             raise wanted.error
         return _counted(
@@ -295,22 +169,22 @@ class Fetching:
         form: _Form[T],
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-        reader = _Reader(self._access, context)
-        found = self._find(partitions, reader)
-        wanted = [one for one in found if isinstance(one, _Wanted)]
-        patience = _Patience(limits.max_wait_ms, gone)
+        permissions = Permissions(self._access, context)
+        found = self._find(partitions, permissions)
+        wanted = [one for one in found if isinstance(one, WantedPartition)]
+        patience = Patience(limits.max_wait_ms, gone)
         try:
             if len(wanted) == len(found):  # else there is an error to tell
-                await _wait(wanted, limits, patience, reader)
+                await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             size = _held_bytes_max(todo, limits)
             reservation = await self._reserve(size * form.copies, patience)
         finally:
-            reader.end()
+            permissions.end()
             await patience.end()
         try:
             # Room may have come long after the records.
-            _refuse(wanted, reader)
+            refuse(wanted, permissions)
             answers = await _read(todo, limits, size, form)
             held = sum(form.held_bytes(answer) for answer in answers.values() if isinstance(answer, FetchResult))
             reservation.resize(held * form.copies)
@@ -319,10 +193,12 @@ class Fetching:
             raise
         return Fetched(answers, reservation, self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
 
-    def _find(self, partitions: Sequence[FetchPartition], reader: _Reader) -> list[_Wanted | LogStoreError]:
+    def _find(
+        self, partitions: Sequence[FetchPartition], permissions: Permissions
+    ) -> list[WantedPartition | LogStoreError]:
         topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}
-        refusals = reader.refusals(one.topic for one in partitions)
-        found: list[_Wanted | LogStoreError] = []
+        refusals = permissions.refusals(one.topic for one in partitions)
+        found: list[WantedPartition | LogStoreError] = []
         for name, partition, offset, topic_id in partitions:
             topic = topics.get((name, topic_id))
             if topic is None:
@@ -331,7 +207,7 @@ class Fetching:
                 found.append(topic)
                 continue
             try:
-                found.append(_Wanted(topic, topic.partition(partition), offset))
+                found.append(WantedPartition(topic, topic.partition(partition), offset))
             except LogStoreError as error:
                 found.append(error)
         return found
@@ -344,7 +220,7 @@ class Fetching:
             return error
         return topic
 
-    async def _reserve(self, size: int, patience: _Patience) -> Reservation:
+    async def _reserve(self, size: int, patience: Patience) -> Reservation:
         while not self._answers.has_room(size):
             room = self._answers.wait_for_room(size)
             try:
@@ -355,50 +231,18 @@ class Fetching:
         return self._answers.reserve(size)
 
 
-async def _wait(wanted: Sequence[_Wanted], limits: FetchLimits, patience: _Patience, reader: _Reader) -> None:
-    while not _refuse(wanted, reader) and not _is_enough(wanted, limits):
-        news = [one.log.advanced() for one in wanted if one.may_grow]
-        if not await patience.until_any([*news, reader.changed()]):
-            return
-
-
-def _refuse(wanted: Sequence[_Wanted], reader: _Reader) -> bool:
-    """Whether some of ``wanted`` may not be read; then ``error`` of these is set."""
-    refusals = reader.refusals(one.topic.name for one in wanted)
-    for one in wanted if refusals else ():
-        one.error = refusals.get(one.topic.name) or one.error
-    return bool(refusals)
-
-
-def _is_enough(wanted: Sequence[_Wanted], limits: FetchLimits) -> bool:
-    enough = min(max(1, limits.min_bytes), limits.max_bytes)
-    total = 0
-    failed = may_grow = False
-    for one in wanted:
-        one.count()
-        if one.error is not None:
-            failed = True
-            continue
-        total += min(one.num_bytes, limits.max_partition_bytes)
-        may_grow |= one.may_grow and one.num_bytes < limits.max_partition_bytes
-        if total >= enough:
-            return True
-    # Else nobody's records would be read, however many came.
-    return failed or not may_grow
-
-
-def _held_bytes_max(todo: Sequence[tuple[int, _Wanted | LogStoreError]], limits: FetchLimits) -> int:
+def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits) -> int:
     total = 0
     for _, one in todo:
         if total >= limits.max_bytes:
             break
-        if isinstance(one, _Wanted):
+        if isinstance(one, WantedPartition):
             total += one.held_bytes_max(min(limits.max_bytes - total, limits.max_partition_bytes))
     return total
 
 
 async def _read(
-    todo: Sequence[tuple[int, _Wanted | LogStoreError]], limits: FetchLimits, reserved: int, form: _Form[T]
+    todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits, reserved: int, form: _Form[T]
 ) -> dict[int, FetchResult[T] | LogStoreError]:
     """Read what is reserved, and no more, even if more has come since."""
     answers: dict[int, FetchResult[T] | LogStoreError] = {}

@@ -1,0 +1,188 @@
+"""Kafka's purgatory of fetches: where a fetch waits for records of any of its partitions.
+
+Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are; it is woken
+when one of them grows, is closed or quarantined, and when who asks may have lost the permission to read.
+"""
+
+import asyncio
+import itertools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+
+from logstore.broker.access import Access, Operation, ResourceType, refusal
+from logstore.broker.context import RequestContext
+from logstore.errors import LogStoreError
+from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.log.log_reader import require_in_range
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+
+#: Called when a fetch has to wait. It returns when an answer is wanted at once, and raises when nobody takes one.
+Gone = Callable[[], Coroutine[object, object, None]]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchLimits:
+    """How many bytes to wait for, and for how long; how many to take at most, in all and of one partition.
+
+    Not ``fill``: what is taken ends with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
+    """
+
+    max_bytes: int
+    max_partition_bytes: int
+    min_bytes: int
+    max_wait_ms: int
+    fill: bool = True
+
+
+class WantedPartition:
+    """A partition of a fetch, and the bytes counted of it so far."""
+
+    __slots__ = ("_counted_to", "error", "log", "may_grow", "num_bytes", "offset", "topic")
+
+    def __init__(self, topic: Topic, log: PartitionLog, offset: int) -> None:
+        self.topic = topic
+        self.log = log
+        self.offset = offset
+        self.num_bytes = 0
+        self.error: LogStoreError | None = None
+        #: Whether more records would be read, if there were any.
+        self.may_grow = True
+        self._counted_to = offset
+
+    def count(self) -> None:
+        """Count what is new; ``error`` is set if the partition cannot be read."""
+        log = self.log
+        if not (self.has_news or log.is_closed):
+            return
+        try:
+            log.require_open()
+            require_in_range(log, self.offset)
+            end = log.readable_end(self.offset)
+        except LogStoreError as error:
+            self.error = error
+            return
+        self.may_grow = end == log.last_stable_offset
+        if end > self._counted_to:
+            self.num_bytes += log.stored_bytes(self._counted_to, end)
+            self._counted_to = end
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there are records to be read, or an error to be told."""
+        log = self.log
+        return self.offset != log.high_watermark or self.error is not None or log.quarantined is not None
+
+    def held_bytes_max(self, max_bytes: int) -> int:
+        """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""
+        self.count()
+        log = self.log
+        if self.error is not None or self._counted_to == self.offset:
+            return 0
+        if self.offset < log.sealed_offset:
+            return max_bytes  # how far it is compressed is not known
+        (first,) = itertools.islice(log.index.frames(self.offset, self._counted_to), 1)
+        found = (
+            log.index.inflated_bytes(self.offset, self._counted_to)
+            + (self._counted_to - self.offset) * RECORD_OVERHEAD_BYTES
+        )
+        # The first batch is read whatever its size.
+        return max(first.inflated_bytes, min(max_bytes, found))
+
+
+class Permissions:
+    """Who asks, each time that a fetch looks for records: what was allowed may not be any more."""
+
+    def __init__(self, access: Access, context: RequestContext) -> None:
+        self._access = access
+        self._context = context
+        self._changed: asyncio.Future[None] | None = None
+
+    def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
+        """Of the topics that may not be read, why."""
+        names = list(dict.fromkeys(topics))
+        allowed = self._access.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
+        if len(allowed) == len(names):
+            return {}
+        refused = dict.fromkeys(names)
+        for name in allowed:
+            del refused[name]
+        return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
+
+    def changed(self) -> "asyncio.Future[None]":
+        """Done when something else may be allowed than when ``refusals`` was called last."""
+        if self._changed is None or self._changed.done():
+            self._changed = self._access.changed()
+        return self._changed
+
+    def end(self) -> None:
+        """Nobody waits for a change any more."""
+        if self._changed is not None:
+            self._changed.cancel()
+
+
+class Patience:
+    """Waits until ``max_wait_ms`` are over, or ``gone`` says that no answer is waited for any more."""
+
+    def __init__(self, max_wait_ms: int, gone: Gone | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + max_wait_ms / 1000
+        self._gone = gone
+        self._going: asyncio.Task[None] | None = None
+
+    async def until_any(self, futures: Sequence["asyncio.Future[None]"]) -> bool:
+        """Whether one of ``futures`` was done before. Raises what ``gone`` raises."""
+        left = self._end - self._loop.time()
+        if left <= 0 or (self._going is not None and self._going.done()):
+            return False
+        awaited: list[asyncio.Future[None]] = list(futures)
+        if self._going is None and self._gone is not None:
+            self._going = self._loop.create_task(self._gone())
+        if self._going is not None:
+            awaited.append(self._going)
+        done, _ = await asyncio.wait(awaited, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+        if self._going is not None and self._going.done():
+            self._going.result()
+            return False
+        return bool(done)
+
+    async def end(self) -> None:
+        """Stop to listen whether an answer is wanted."""
+        if self._going is not None:
+            self._going.cancel()
+            await asyncio.gather(self._going, return_exceptions=True)
+
+
+async def wait_for_records(
+    wanted: Sequence[WantedPartition], limits: FetchLimits, patience: Patience, permissions: Permissions
+) -> None:
+    """Until there is enough to answer with, one of ``wanted`` cannot or may not be read, or patience is at its end."""
+    while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
+        news = [one.log.advanced() for one in wanted if one.may_grow]
+        if not await patience.until_any([*news, permissions.changed()]):
+            return
+
+
+def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:
+    """Whether some of ``wanted`` may not be read; then ``error`` of these is set."""
+    refusals = permissions.refusals(one.topic.name for one in wanted)
+    for one in wanted if refusals else ():
+        one.error = refusals.get(one.topic.name) or one.error
+    return bool(refusals)
+
+
+def _is_enough(wanted: Sequence[WantedPartition], limits: FetchLimits) -> bool:
+    enough = min(max(1, limits.min_bytes), limits.max_bytes)
+    total = 0
+    failed = may_grow = False
+    for one in wanted:
+        one.count()
+        if one.error is not None:
+            failed = True
+            continue
+        total += min(one.num_bytes, limits.max_partition_bytes)
+        may_grow |= one.may_grow and one.num_bytes < limits.max_partition_bytes
+        if total >= enough:
+            return True
+    # Else nobody's records would be read, however many came.
+    return failed or not may_grow
