@@ -202,12 +202,11 @@ class Batcher:
             # Each request waits as long as it wants to: this waits for the journal's word. Each was asked for.
             result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
         except InvalidRecordError as error:
-            # The topic was altered since they were looked at, and nothing is stored: now each for itself.
+            # The topic was altered since they were looked at, and nothing is stored: now each for itself, in order.
             if len(batch) == 1:
                 batch[0].tell(None, error)
                 return
-            for waiting in batch:
-                await self._append_all(queue, [waiting])
+            await asyncio.gather(*(self._append_all(queue, [waiting]) for waiting in batch))
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in batch:
