@@ -35,7 +35,7 @@ from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
 from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
-from logstore.broker.batcher import ToColumns, may_join
+from logstore.broker.batcher import SMALL_REQUEST_RECORDS_MAX, ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
@@ -141,7 +141,10 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
 
 def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
     """The records of a JSON body that may join others; None for one that goes its own way (any mistake, too)."""
-    return (decode_plain(body) or None) if may_join(topic, len(body)) else None
+    # Each record has a brace: who has too many is not decoded in vain.
+    if not may_join(topic, len(body)) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
+        return None
+    return decode_plain(body) or None
 
 
 def held_bytes(body: bytes, records: Sequence[PlainRecord]) -> int:

@@ -28,6 +28,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: A larger request gains nothing from company.
 SMALL_REQUEST_BYTES_MAX = 32 * 1024
+SMALL_REQUEST_RECORDS_MAX = 1024
 # They bound an append, and what its encoding holds up the event loop for, to a few milliseconds.
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
