@@ -14,7 +14,7 @@ from typing import Self
 import structlog
 
 from consumer_offsets.offset_log import OffsetLog, TopicPartition
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.topic_identity import require_topic_id
@@ -83,7 +83,7 @@ class GroupCoordinator:
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
-        self._access = broker.access
+        self._authorizer = broker.authorizer
         self._clock = clock
         self._offsets = OffsetLog(broker)
 
@@ -123,11 +123,11 @@ class GroupCoordinator:
         UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
-        self._access.require(context, Operation.READ, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         _check_group_name(group)
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
-            self._access.require(context, Operation.READ, ResourceType.TOPIC, name)
+            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
         self._check_offsets(offsets)
         topic = await self._offsets.open_topic()
         # Again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing waits.
@@ -137,18 +137,18 @@ class GroupCoordinator:
     def groups(self, context: RequestContext) -> list[str]:
         """Groups that have committed something, of those that whoever asks may see; sorted."""
         names = sorted(group for group in self._offsets.groups() if self._has_current(group))
-        return self._access.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
+        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
 
     def committed(self, context: RequestContext, group: str, topic: str | None = None) -> list[CommittedOffset]:
         """By topic and partition; of one ``topic`` if named, else of those that whoever asks may see.
 
         Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         if topic is not None:
             self._broker.topic(context, topic)
         known = self._known(group)
-        shown = self._access.described(context, [key.topic for key, _ in known])
+        shown = self._authorizer.described(context, [key.topic for key, _ in known])
         return [
             CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
             for key, commit in known
@@ -160,10 +160,10 @@ class GroupCoordinator:
 
         Raises GroupAuthorizationError, UnknownGroupError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = {key: commit.offset for key, commit in self._known(group)}
         lags = []
-        for name in sorted(self._access.described(context, [key.topic for key in committed])):
+        for name in sorted(self._authorizer.described(context, [key.topic for key in committed])):
             for log in self._broker.topic(INTERNAL, name).partitions:
                 offset = committed.get(TopicPartition(name, log.partition))
                 begin = log.log_start_offset if offset is None else offset
@@ -176,7 +176,7 @@ class GroupCoordinator:
 
         Raises GroupAuthorizationError, UnknownGroupError, and as ``commit`` when it cannot.
         """
-        self._access.require(context, Operation.DELETE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
         topic = await self._offsets.open_topic()
         await self._offsets.append(topic, group, dict.fromkeys(self._offsets.keys(group)), timeout_ms=timeout_ms)

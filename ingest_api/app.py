@@ -25,7 +25,8 @@ from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
@@ -35,7 +36,7 @@ _DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, access: Access) -> "Application":
+def create_app(settings: Settings, authorizer: Authorizer, quotas: Quotas) -> "Application":
     """The application, without a store: ``open`` gives it one.
 
     Until then ``state.api`` is None, and only what needs no store is answered: whether the process lives, its metrics,
@@ -44,7 +45,7 @@ def create_app(settings: Settings, access: Access) -> "Application":
     # When each series was made: as many lines again, of use to nobody here.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     app = Application(
-        Guard(access, AllowedHosts.of(settings)),
+        Guard(authorizer, quotas, AllowedHosts.of(settings)),
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,

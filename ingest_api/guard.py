@@ -3,7 +3,7 @@
 Ways: the application's routes, HEAD, OPTIONS, paths that are not there, and short requests, which meet no application.
 The guard looks by which name the store was called and from where (``allowed_hosts``), says who asks (a
 ``RequestContext``), whether who asks may do what the route declares, and how much of it.
-The broker asks the same ``Access`` for every name, also for those in bodies.
+The broker asks the same ``Authorizer`` for every name, also for those in bodies.
 """
 
 import math
@@ -17,8 +17,9 @@ from starlette.types import Scope
 
 from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.routes import FoundRoute
-from logstore.broker.access import Access, QuotaKind
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import ANONYMOUS, Principal, RequestContext
+from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.errors import ThrottledError
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
@@ -40,8 +41,9 @@ class Arrival(NamedTuple):
 
 
 class Guard:
-    def __init__(self, access: Access, hosts: AllowedHosts, listener: str = "HTTP") -> None:
-        self.access = access
+    def __init__(self, authorizer: Authorizer, quotas: Quotas, hosts: AllowedHosts, listener: str = "HTTP") -> None:
+        self.authorizer = authorizer
+        self.quotas = quotas
         self._hosts = hosts
         self._listener = listener
 
@@ -58,8 +60,8 @@ class Guard:
             operation, resource_type = found.route.requirement.operation, found.route.requirement.resource_type
             assert operation is not None
             for name in found.names:
-                self.access.require(context, operation, resource_type, name)
-        seconds = self.access.charge(context, QuotaKind.REQUESTS, 1)
+                self.authorizer.require(context, operation, resource_type, name)
+        seconds = self.quotas.charge(context, QuotaKind.REQUESTS, 1)
         if seconds > 0:
             raise ThrottledError(
                 f"{principal} sends more requests than its quota allows: wait.", retry_after_s=math.ceil(seconds)

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 
 # A path may have 64 KiB: this many of them at the worst.
 _PATHS_CACHED: Final = 256

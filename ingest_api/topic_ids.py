@@ -5,7 +5,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.types import Scope
 
-from logstore.broker.access import Operation
+from logstore.broker.authorizer import Operation
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
 from logstore.broker.topic_identity import require_topic_id, topic_id_text

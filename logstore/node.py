@@ -24,9 +24,10 @@ import uvloop
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.allowed_hosts import is_loopback
 from ingest_api.http_listener import HttpListener
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.errors import LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -50,17 +51,22 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def running_store(
-    settings: Settings, access: Access, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    settings: Settings,
+    authorizer: Authorizer,
+    quotas: Quotas,
+    *,
+    clock: Clock | None = None,
+    filesystem: FileSystem | None = None,
 ) -> AsyncIterator[Store]:
-    """A store without listeners, for as long as the block lasts; ``access`` says who may do what in it.
+    """A store without listeners, for as long as the block lasts.
 
-    Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
+    ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
     """
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
     await coordinator.start()
     try:
         async with (
-            Broker.running(settings, coordinator, access, clock=clock, filesystem=filesystem) as broker,
+            Broker.running(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem) as broker,
             GroupCoordinator.running(broker) as groups,
         ):
             yield Store(coordinator, broker, groups)
@@ -109,14 +115,14 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
         )
     url = url_of(listening, settings.host)
-    access = Access()
-    listener = HttpListener(settings, access)
+    authorizer, quotas = Authorizer(), Quotas()
+    listener = HttpListener(settings, authorizer, quotas)
     with _signals(listener.stop):
         serving = asyncio.create_task(listener.serve(listening))
         # The start makes what stays: the collector need not look at it while it grows, nor under every request.
         gc.disable()
         try:
-            async with running_store(settings, access) as store:
+            async with running_store(settings, authorizer, quotas) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()

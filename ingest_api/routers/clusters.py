@@ -21,7 +21,7 @@ from ingest_api.schemas.administration import (
     Link,
     UpdateTopicRequest,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR

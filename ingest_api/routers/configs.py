@@ -21,7 +21,7 @@ from ingest_api.schemas.administration import (
     TopicConfigList,
     UpdateConfigRequest,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key

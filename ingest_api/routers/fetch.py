@@ -19,7 +19,7 @@ from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError

@@ -19,7 +19,7 @@ from ingest_api.schemas.groups import (
     GroupOffsetsQuery,
     PartitionLag,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 
 router = model_router(MetadataRoute, tags=["groups"])
 

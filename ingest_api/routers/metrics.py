@@ -11,7 +11,7 @@ from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.store_metrics import observe, render
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.observability import IN_FLIGHT_BYTES, METRICS_CONTENT_TYPE, render_metrics
 
 router = declared_router(tags=["health"])

@@ -13,7 +13,7 @@ from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
 from ingest_api.schemas.records import DeletedRecords, DeleteRecordsRequest, OffsetsQuery, PartitionOffsets
 from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 
 router = model_router(MetadataRoute, tags=["records"])
 

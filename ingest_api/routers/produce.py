@@ -33,8 +33,8 @@ from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, par
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
-from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.batcher import ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
 from logstore.broker.topic_identity import require_topic_id

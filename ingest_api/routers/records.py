@@ -23,7 +23,7 @@ from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, par
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError

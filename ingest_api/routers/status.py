@@ -6,7 +6,7 @@ from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from ingest_api.schemas.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 from logstore import __version__
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
 from logstore.open_files import connections_within, open_files_limit

@@ -16,7 +16,7 @@ from ingest_api.schemas.topics import (
     SealedOffset,
     Topic,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext

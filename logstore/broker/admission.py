@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from logstore.broker.access import Access, QuotaKind
 from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.due_topics import PRESSURE
+from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.clock import Clock
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.journal.journal import Journal
@@ -44,14 +44,14 @@ class Admission:
         journal: Journal,
         locks: Sequence[LockFile],
         press: Callable[[], None],
-        access: Access,
+        quotas: Quotas,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._journal = journal
         self._locks = locks
         self._press = press
-        self._access = access
+        self._quotas = quotas
         self._clock = clock
         #: When whoever is over a quota may go on, in seconds of the clock.
         self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
@@ -140,7 +140,7 @@ class Admission:
         """
         if context is INTERNAL:
             return 0
-        seconds = self._access.charge(context, kind, amount)
+        seconds = self._quotas.charge(context, kind, amount)
         if seconds <= 0:
             return 0
         now = self._clock.monotonic()

@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce_result import NO_OFFSET, ProduceResult
 from logstore.broker.producing import not_acknowledged
+from logstore.broker.quotas import QuotaKind
 from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB
@@ -113,9 +114,9 @@ class _Queue:
 class Batcher:
     """On the broker's event loop."""
 
-    def __init__(self, produce: Produce, access: Access, admission: Admission) -> None:
+    def __init__(self, produce: Produce, authorizer: Authorizer, admission: Admission) -> None:
         self._produce = produce
-        self._access = access
+        self._authorizer = authorizer
         self._admission = admission
         # Requests whose records become columns in two ways are apart.
         self._queues: dict[tuple[Topic, ToColumns], _Queue] = {}
@@ -138,7 +139,7 @@ class Batcher:
         ``records`` are ``may_join(topic, num_bytes)`` and what ``to_columns`` takes, together with those of others; the
         same function each time. Raises TopicAuthorizationError, InvalidTopicError, ThrottledError (of a quota).
         """
-        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         require_users_topic(topic)
         self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         queue = self._queues.get((topic, to_columns))

@@ -2,7 +2,7 @@
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
 ``topic_tables`` (roll, refresh, delete records), ``producing``, ``batcher`` (small requests), ``fetching``,
-``admission`` and ``roll_schedule``. They ask ``access`` themselves who may do what.
+``admission`` and ``roll_schedule``. They ask ``authorizer`` themselves who may do what.
 """
 
 import contextlib
@@ -12,13 +12,14 @@ from typing import Self
 
 import structlog
 
-from logstore.broker.access import Access
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
+from logstore.broker.quotas import Quotas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
@@ -49,7 +50,8 @@ class Broker:
         catalog: TopicCatalog,
         journal: Journal,
         journal_lock: LockFile,
-        access: Access,
+        authorizer: Authorizer,
+        quotas: Quotas,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -60,7 +62,8 @@ class Broker:
         self._coordinator = coordinator
         self.journal = journal
         #: What every room asks; a listener asks it before it reads a body.
-        self.access = access
+        self.authorizer = authorizer
+        self.quotas = quotas
         self._journal_lock = journal_lock
         locks = [*coordinator.locks, journal_lock]
         self.clock = clock
@@ -69,14 +72,14 @@ class Broker:
         self._writers = roll_threads()
         self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
-        self.admission = Admission(settings, journal, locks, self._schedule.press, access, clock)
+        self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
+            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
         )
-        self._tables = TopicTables(roller, self.admission, access)
-        self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
-        self._batcher = Batcher(self._producing.produce, access, self.admission)
-        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
+        self._tables = TopicTables(roller, self.admission, authorizer)
+        self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
+        self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
+        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
         self._delegate()
 
     def _delegate(self) -> None:
@@ -114,13 +117,14 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
-        access: Access,
+        authorizer: Authorizer,
+        quotas: Quotas,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> AsyncIterator[Self]:
         """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, coordinator, access, clock=clock, filesystem=filesystem)
+        broker = await cls.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
         try:
             yield broker
         finally:
@@ -131,7 +135,8 @@ class Broker:
         cls,
         settings: Settings,
         coordinator: Coordinator,
-        access: Access,
+        authorizer: Authorizer,
+        quotas: Quotas,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
@@ -158,7 +163,7 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, access, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem)
             await broker._recover()
         except BaseException:
             journal_lock.release()

@@ -11,8 +11,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission, Reservation
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.purgatory import (
     FetchLimits,
@@ -23,6 +23,7 @@ from logstore.broker.purgatory import (
     refuse,
     wait_for_records,
 )
+from logstore.broker.quotas import QuotaKind
 from logstore.broker.topic_identity import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
@@ -82,7 +83,7 @@ class Fetching:
         refresh: Callable[[Topic], Awaitable[None]],
         find_topic: Callable[[str], Topic],
         admission: Admission,
-        access: Access,
+        authorizer: Authorizer,
     ) -> None:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
@@ -91,7 +92,7 @@ class Fetching:
         self._decoded = _Form(self._reader.read, lambda result: result.num_bytes, 2)
         self._admission = admission
         self._answers = admission.answers
-        self._access = access
+        self._authorizer = authorizer
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -136,10 +137,10 @@ class Fetching:
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
         the topic is deleted, TopicAuthorizationError.
         """
-        self._access.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = WantedPartition(topic, topic.partition(partition), offset)
         limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
-        permissions = Permissions(self._access, context)
+        permissions = Permissions(self._authorizer, context)
         try:
             await wait_for_records([wanted], limits, Patience(max_wait_ms, None), permissions)
         finally:
@@ -157,7 +158,7 @@ class Fetching:
 
         Raises TopicAuthorizationError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(
@@ -169,7 +170,7 @@ class Fetching:
         form: _Form[T],
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-        permissions = Permissions(self._access, context)
+        permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions)
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)

@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.idempotence import Claim, claim, require_partitions_named
 from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.broker.quotas import QuotaKind
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
 from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
@@ -49,14 +50,14 @@ class Producing:
         self,
         journal: Journal,
         admission: Admission,
-        access: Access,
+        authorizer: Authorizer,
         coordinator: Coordinator,
         filesystem: FileSystem,
         appended: Callable[[Topic], None],
     ) -> None:
         self._journal = journal
         self._admission = admission
-        self._access = access
+        self._authorizer = authorizer
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
@@ -92,7 +93,7 @@ class Producing:
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
         IdempotencyKeyReusedError, and RecordTooLargeError, which decoding is to find for all others.
         """
-        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         if context is not INTERNAL:
             require_users_topic(topic)
@@ -174,7 +175,7 @@ class Producing:
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
         InvalidProducerRequestError for an id that was never handed out, ClusterAuthorizationError.
         """
-        self._access.require_cluster(context, Operation.IDEMPOTENT_WRITE)
+        self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
             self._require_issued(producer_id)

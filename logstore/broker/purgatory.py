@@ -1,7 +1,7 @@
-"""Kafka's purgatory of fetches: where a fetch waits for records of any of its partitions.
+"""Kafka's purgatory of fetches: the long poll of a fetch waits here for records of any of its partitions.
 
-Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are; it is woken
-when one of them grows, is closed or quarantined, and when who asks may have lost the permission to read.
+Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are. The fetch is
+woken when a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from logstore.broker.access import Access, Operation, ResourceType, refusal
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType, refusal
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
 from logstore.limits import RECORD_OVERHEAD_BYTES
@@ -93,15 +93,15 @@ class WantedPartition:
 class Permissions:
     """Who asks, each time that a fetch looks for records: what was allowed may not be any more."""
 
-    def __init__(self, access: Access, context: RequestContext) -> None:
-        self._access = access
+    def __init__(self, authorizer: Authorizer, context: RequestContext) -> None:
+        self._authorizer = authorizer
         self._context = context
         self._changed: asyncio.Future[None] | None = None
 
     def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
         """Of the topics that may not be read, why."""
         names = list(dict.fromkeys(topics))
-        allowed = self._access.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
+        allowed = self._authorizer.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
         if len(allowed) == len(names):
             return {}
         refused = dict.fromkeys(names)
@@ -112,7 +112,7 @@ class Permissions:
     def changed(self) -> "asyncio.Future[None]":
         """Done when something else may be allowed than when ``refusals`` was called last."""
         if self._changed is None or self._changed.done():
-            self._changed = self._access.changed()
+            self._changed = self._authorizer.changed()
         return self._changed
 
     def end(self) -> None:
