@@ -1,7 +1,7 @@
 """The HTTP listener: one uvicorn server on a socket that it is given.
 
-It answers from ``serve`` on, while the store starts with no more than that the process lives; ``open`` gives it the
-store. It stops in this order: long polls answer with what there is, requests in flight finish, connections close.
+It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
+in this order: long polls answer with what there is, requests in flight finish, connections close.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class HttpListener:
                     self._app.short_requests,
                 ),
                 ws="none",
-                # The application has no life of its own: the node starts and stops the store.
+                # The application has no start or stop of its own: the node starts and stops the store.
                 lifespan="off",
                 log_config=None,
                 access_log=False,

@@ -60,7 +60,8 @@ async def running_store(
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
-    ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
+    ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises the errors of ``Coordinator.start``,
+    ``Broker.start`` and ``GroupCoordinator.start``.
     """
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
     await coordinator.start()

@@ -1,4 +1,4 @@
-"""Offsets of one partition: where it begins and ends, the offset of a time, and deletion of a prefix."""
+"""Offsets of one partition: its first and last, the offset of a time, and deletion of records up to an offset."""
 
 from typing import Annotated
 
@@ -68,7 +68,7 @@ async def delete_records(
     log: IdentifiedPartition,
     asked: DeleteRecordsRequest,
 ) -> DeletedRecords:
-    """Move the log start offset forward: readers no longer see what is before it."""
+    """Move the log start offset forward: readers no longer see the records before it."""
     response.headers.update(topic_id_headers(request.scope))
     return DeletedRecords(
         log_start_offset=await broker.delete_records(context, topic, log.partition, asked.before_offset)

@@ -19,7 +19,7 @@ router = model_router(tags=["health"])
 )
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def status(state: State, context: Context) -> StoreStatus:
-    """What `logstore status` and `logstore topic list` show: the store, its topics, and what is wrong with them."""
+    """The numbers that `logstore status` and `logstore topic list` show: the store, its topics, and their problems."""
     broker, settings = state.broker, state.settings
     limit = open_files_limit()
     return StoreStatus(

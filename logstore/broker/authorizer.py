@@ -53,7 +53,7 @@ class ResourceType(StrEnum):
 CLUSTER_NAME: Final = "kafka-cluster"
 
 _DECISIONS_MAX = 100_000
-# A longer name is nobody's: it is not worth to be remembered.
+# No topic or group has a longer name: its decision is not remembered.
 _NAME_LENGTH_MAX = GROUP_NAME_LENGTH_MAX
 _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
     ResourceType.TOPIC: TopicAuthorizationError,
@@ -110,7 +110,7 @@ class Authorizer:
                     waiting.set_result(None)
 
     def changed(self) -> "asyncio.Future[None]":
-        """Done when the view is replaced; whoever stops to wait for it cancels it."""
+        """A future, done when the view is replaced; cancel it to stop waiting."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
@@ -119,7 +119,7 @@ class Authorizer:
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]
     ) -> list[str]:
-        """Those of ``names`` with which the operation is allowed, in their order; all of them to INTERNAL."""
+        """The ``names`` with which the operation is allowed, in their order; all of them for INTERNAL."""
         if context is INTERNAL:
             return list(names)
         key = (context.principal, context.peer, operation, resource_type)
@@ -160,7 +160,7 @@ class Authorizer:
         self.require(context, operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def described(self, context: RequestContext, names: Sequence[str]) -> frozenset[str]:
-        """The topics of these names that whoever asks may see."""
+        """The ``names`` of topics that the principal may describe."""
         return frozenset(self.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
 
     def _forget(self) -> None:
@@ -171,7 +171,7 @@ class Authorizer:
 def refusal(
     context: RequestContext, operation: Operation, resource_type: ResourceType, name: str
 ) -> AuthorizationError:
-    """What to raise, or to tell, for a name that ``authorize`` did not give back."""
+    """The error for a name that ``authorize`` did not allow."""
     return _ERRORS.get(resource_type, AuthorizationError)(
         f"{context.principal} may not {operation} the {resource_type.lower()} {name!r}: ask for the permission."
     )

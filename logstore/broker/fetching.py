@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """``topic_id`` as answers give it; None: whichever topic has the name."""
+    """A partition to fetch from ``offset`` on. ``topic_id`` as answers give it; None: whichever topic has the name."""
 
     topic: str
     partition: int
@@ -49,13 +49,13 @@ class FetchPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """By place in the request, and in that order, a partition's records or an error; nothing for those without news, or
-    beyond ``max_bytes``. ``reservation`` is the caller's to release: the answer's share of the bytes in flight.
+    """``answers``: records or an error, by the partition's place in the request; none for partitions without news, or
+    beyond ``max_bytes``. ``reservation``: the answer's share of the bytes in flight; the caller releases it.
     """
 
     answers: dict[int, FetchResult[T] | LogStoreError]
     reservation: Reservation
-    #: How long whoever asked is to wait before the next one, because of a quota.
+    #: How long the client is to wait before its next request, because of a quota.
     throttle_ms: int = 0
 
 
@@ -67,7 +67,7 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """How records are read, and how many bytes some hold: as often as they are there while encoded."""
+    """A form of records: how they are read, how many bytes they hold, and in how many copies while they are encoded."""
 
     read: _Read[T]
     held_bytes: Callable[[FetchResult[T]], int]
@@ -75,7 +75,7 @@ class _Form(Generic[T]):
 
 
 class Fetching:
-    """``find_topic`` raises what a request for a topic of that name is answered."""
+    """``find_topic`` raises the error that a request for that topic is answered with."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None = None,
     ) -> Fetched[pa.Table]:
-        """As ``fetch_stored``; tables of LOG_SCHEMA, and room for as many bytes that they are encoded to."""
+        """As ``fetch_stored``, with tables of LOG_SCHEMA; room is reserved for their encoded bytes, too."""
         return await self._fetch(context, partitions, limits, gone, self._decoded)
 
     async def fetch(

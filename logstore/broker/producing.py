@@ -83,15 +83,16 @@ class Producing:
 
         One partition that fails stops no other: its PartitionResponse has the error. ``acks``: 0 returns once they are
         queued, 1 when they are durable here, -1 (all) on all in-sync replicas. Only INTERNAL writes to a topic of the
-        store's own. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity`` what is stored
-        already is not stored again, and told of as at first, whatever the topic's configuration is by now.
+        store's own. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity``, batches that
+        are stored already are not stored again; the answer gives their offsets, whatever the topic's configuration is
+        by now.
 
         Errors of a partition: UnknownPartitionError, QuarantinedError, UnknownTopicError (deleted meanwhile); with
-        sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises what is
-        about all of the request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a
-        null key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
+        sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of
+        the whole request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a null
+        key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
-        IdempotencyKeyReusedError, and RecordTooLargeError, which decoding is to find for all others.
+        IdempotencyKeyReusedError, and RecordTooLargeError (without one the decoder has checked the sizes).
         """
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
@@ -108,7 +109,7 @@ class Producing:
         claims = claim(topic, parts, identity)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
         if identity is not None:
-            # What was stored is not asked for what is asked of new records by now.
+            # Only new records have to meet the topic's configuration of today.
             for part in [parts[at] for at in new]:
                 rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
                 check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
@@ -122,7 +123,7 @@ class Producing:
         new_records = sum(responses[at].count for at in new)
         new_bytes = records.nbytes if len(new) == len(parts) else sum(parts[at].batch.nbytes for at in new)
         count = records.num_rows
-        # What waits for the fsync is held once, by the journal.
+        # The journal holds the records until the fsync: drop them here.
         del records, parts, payloads
         if acks != 0:
             await self._acknowledged(durable, repeated.values(), timeout_ms)
@@ -140,7 +141,7 @@ class Producing:
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
     ) -> int:
-        """For records that leave it open. A retry goes where the first try went."""
+        """The partition for records whose producer leaves it open. A retry goes where the first try went."""
         if identity is None:
             return sticky_partition(topic, next(self._sticky))
         if isinstance(identity, IdempotencyKey):
@@ -155,7 +156,7 @@ class Producing:
         repeated: Collection[asyncio.Future[list[FrameLocation]]],
         timeout_ms: int | None,
     ) -> None:
-        """Wait for this append and for those that it repeats. Raises what this append failed with."""
+        """Wait for this append and for the appends that it repeats. Raises the error of this append."""
         if repeated or timeout_ms is not None:
             waiting = {*repeated, *([] if durable is None else [durable])}
             if waiting:
@@ -184,7 +185,7 @@ class Producing:
         return ProducerId(await self._coordinator.new_producer_id(), 0)
 
     def _require_issued(self, producer_id: int) -> None:
-        # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
+        # Such an id may be issued later: its producer's batches would then be taken for repetitions.
         if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."

@@ -1,4 +1,4 @@
-"""A topic's Delta table on request: rolled, read again, cut off at its beginning, freed of foreign files."""
+"""Requests for a topic's Delta table: roll, refresh, delete records, drop foreign files."""
 
 import structlog
 

@@ -83,7 +83,7 @@ class Topics:
         self.removals = Removals(catalog, journal, self._lock)
         self._leader_epoch = 0
         self._deleted: frozenset[uuid.UUID] = frozenset()
-        #: By name: what is in the way of serving a topic whose directory is there.
+        #: By name: why a topic whose directory is there is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
@@ -156,7 +156,7 @@ class Topics:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def all(self, context: RequestContext, *, include_internal: bool = False) -> list[Topic]:
-        """Those that whoever asks may see, by name."""
+        """The topics that the principal may describe, by name."""
         shown = self._authorizer.described(context, list(self._topics))
         found = sorted(self._topics.items())
         return [t for name, t in found if name in shown and (include_internal or not t.is_internal)]
@@ -167,7 +167,7 @@ class Topics:
         return self.get(name)
 
     def get(self, name: str) -> Topic:
-        """For the rooms: nobody is asked. Raises UnknownTopicError, QuarantinedError."""
+        """The topic, for the broker's own rooms: no permission is asked. Raises UnknownTopicError, QuarantinedError."""
         topic = self._topics.get(name)
         if topic is None:
             if name in self._quarantined:
@@ -176,12 +176,12 @@ class Topics:
         return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
-        """Who leads and who holds a partition. Raises TopicAuthorizationError."""
+        """The leader and the replicas of a partition. Raises TopicAuthorizationError."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
-        """What the log says of a start."""
+        """Numbers for the log line of a start."""
         unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
         return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": self._leader_epoch}
 
@@ -194,7 +194,7 @@ class Topics:
         return topic_id in self._deleted
 
     def problems(self, context: RequestContext) -> list[TopicProblem]:
-        """What is wrong with topics that whoever asks may see, by name; empty when all are served whole."""
+        """Problems of topics that the principal may describe, by name; empty when all are served whole."""
         refused = {t: why for t, why in self._schedule.failures.items() if self._admission.refuses(t)}
         found = find_problems(self._topics, self._quarantined, self._unserved, refused)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
@@ -291,10 +291,10 @@ class Topics:
         return topic
 
     async def delete(self, context: RequestContext, name: str) -> None:
-        """Gone for readers and writers at once; its files follow.
+        """Delete a topic. It is gone for readers and writers at once; its files follow.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if
-        it is gone, but not yet for sure: what is left to do is then tried again until it is done.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is
+        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
         await self._change(self._delete(name))
