@@ -40,7 +40,7 @@ class AllowedHosts:
         return cls(names)
 
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raise MisdirectedRequestError, ForeignOriginError. Without ``Host`` (HTTP/1.0) a request is from no browser."""
+        """Raise MisdirectedRequestError, ForeignOriginError. A request without ``Host`` (HTTP/1.0) is no browser's."""
         host: bytes | None = None
         origins: list[bytes] = []
         for name, value in headers:

@@ -40,7 +40,9 @@ class TopicStatus(Answer):
 
 
 class JournalStatus(Answer):
-    """`needed_bytes` are those of files with un-sealed records: `max_bytes` (journal.max.bytes) bounds them."""
+    """`needed_bytes` are those from the oldest file with un-sealed records on; `max_bytes` (journal.max.bytes) bounds
+    them.
+    """
 
     needed_bytes: Int64
     retained_bytes: Int64

@@ -1,7 +1,7 @@
-"""What became of records that a producer was given: one outcome per batch, looked at record by record or as columns.
+"""Deliveries of a producer's records: one outcome per batch, given record by record or as columns.
 
-An outcome is completed part by part, as the partitions of its batch are answered; it is done when no record is left. No
-offset is worked out before somebody asks for it.
+An outcome is completed part by part, as the partitions of its batch are answered; it is done when no record is left.
+Offsets are computed when they are asked for.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ from logstore.errors import LogStoreError, RequestTimedOutError
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. ``offset`` is -1 where the store does not say: with ``acks=0``, and for a record that it found
-    to be stored already, so long ago that it does not remember where.
+    """The place of a record. ``offset`` is -1 where the store does not tell it: with ``acks=0``, and for a repeated
+    record that was stored so long ago that the store does not remember its offset.
     """
 
     topic: str
@@ -30,7 +30,7 @@ class RecordMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """Where the records of a batch are, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
+    """The places of a batch's records, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
 
     topic: str
     partitions: np.ndarray
@@ -40,7 +40,7 @@ class BatchMetadata:
         return len(self.offsets)
 
 
-#: Called with (error, None) or (None, where the record is), from a thread of the producer.
+#: Called with (error, None) or (None, metadata), from a thread of the producer.
 OnDelivery: TypeAlias = Callable[[LogStoreError | None, RecordMetadata | None], object]
 
 
@@ -56,14 +56,14 @@ class _Part(NamedTuple):
 
 
 class Outcome:
-    """The outcome of the records of one batch. Who completes the last of them has the callbacks called."""
+    """The outcome of the records of one batch. The caller that completes the last of them runs the callbacks."""
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
-        #: Bytes of the buffer that it takes.
+        #: Bytes of the buffer that the batch takes.
         self.size = size
         self.count = 0
-        #: Why its records are sent once more: what is told when somebody's patience ends first.
+        #: The error for which the records are sent again; given as the reason if a wait ends first.
         self.last_error: LogStoreError | None = None
         self._lock = threading.Lock()
         self._left = 0
@@ -81,7 +81,9 @@ class Outcome:
     def complete(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
     ) -> bool:
-        """Say what became of ``rows``; whether that was the last of the batch. Then the caller owes ``call_back``."""
+        """Set the outcome of ``rows``. True if these were the last of the batch: the caller must then run
+        ``call_back``.
+        """
         with self._lock:
             self._parts.append(_Part(rows, partition, base_offset, error))
             self._left -= len(rows)
@@ -91,7 +93,7 @@ class Outcome:
         return True
 
     def call_back(self) -> Exception | None:
-        """Call all callbacks, whatever they raise: the first of that."""
+        """Call all callbacks, whatever they raise. Returns the first exception."""
         raised: Exception | None = None
         with self._lock:
             callbacks, self._callbacks = self._callbacks, []
@@ -103,7 +105,7 @@ class Outcome:
         return raised
 
     def add_callback(self, callback: Callable[[], object]) -> None:
-        """Called when all is complete; at once if it is."""
+        """Have ``callback`` called when all is complete; at once if it is."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -130,11 +132,11 @@ class Outcome:
     def metadata_at(self, row: int) -> RecordMetadata:
         return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
 
-    # Below: of a complete outcome, computed once, when somebody asks.
+    # The following are for a complete outcome, and computed once, when they are asked for.
 
     @cached_property
     def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
-        """(rows, error) of what failed, by first row."""
+        """(rows, error) of the records that failed, by first row."""
         failed = [(part.rows, part.error) for part in self._parts if part.error is not None]
         return sorted(failed, key=lambda failure: int(failure[0][0]))
 
@@ -160,7 +162,7 @@ class Outcome:
 
 
 def last_failure(outcomes: Iterable[Outcome]) -> str:
-    """What a message about ``outcomes`` that are not complete ends with."""
+    """The end of a message about ``outcomes`` that are not complete."""
     error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
     return f". The last try failed: {error.message}" if error else ""
 
@@ -179,19 +181,19 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.done()
 
     def exception(self, timeout: float | None = None) -> LogStoreError | None:
-        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
+        """The error of the record, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
         self.outcome.wait(timeout)
         return self.outcome.error_at(self.row)
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is stored; waits. Raises what ``exception`` gives."""
+        """The place of the record; waits. Raises the error that ``exception`` gives."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata_at(self.row)
 
     def add_done_callback(self, callback: Callable[["Delivery"], object]) -> None:
-        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises what it
-        raises.
+        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises an
+        exception of the callback.
         """
         self.outcome.add_callback(lambda: callback(self))
 
@@ -212,14 +214,14 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.done()
 
     def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
-        """(rows, error) of what failed, rows rising; empty if all is stored. Waits."""
+        """(rows, error) of the records that failed, rows rising; empty if all are stored. Waits."""
         self.outcome.wait(timeout)
         for _, error in self.outcome.failures:
             error.told = True
         return list(self.outcome.failures)
 
     def places(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the records are, also when some failed: offset -1 for those. Waits."""
+        """The places of the records, also when some failed: their offsets are -1. Waits."""
         self.outcome.wait(timeout)
         return self.outcome.metadata
 
@@ -229,7 +231,7 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return failures[0][1] if failures else None
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the records are stored; waits. Raises what ``exception`` gives."""
+        """The places of the records; waits. Raises the error that ``exception`` gives."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata

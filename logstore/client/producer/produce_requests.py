@@ -1,15 +1,15 @@
-"""One produce request from first try to last: sent until it is answered, and what the answer says of its records.
+"""Produce requests: each is sent until it is answered for good, and its records are completed by the answers.
 
 Invariants:
 
 - The same request, with the same sequence numbers, is sent until the store has answered for good: with them, a second
   copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
-- A partition that refuses its records costs no other its own: those are completed, and only what a retriable error was
-  told of is sent again.
+- A partition that refuses its records costs no other its own: those are completed, and only records with a retriable
+  error are sent again.
 - A refusal that may be about few of the records does not cost the others: the request is sent again in halves, at last
-  each partition by itself, and for what is too large each record.
-- A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
-  they can be in no other and their partitions are the same there; else they fail.
+  each partition by itself, and each record if the request was too large.
+- A request is for a topic, not for its name. If the topic was made again, the records go to the new one if they are not
+  stored in the old one and have the same partitions there; otherwise they fail.
 - All records of a request are completed when ``send`` returns, whatever happened.
 """
 
@@ -35,7 +35,7 @@ from logstore.errors import LogStoreError
 from logstore.protocol.error_codes import error_of
 
 _ARROW_STREAM = "application/vnd.apache.arrow.stream"
-# Refusals of all that are about one partition, or one record, of the request. Nothing of it was stored.
+# Refusals of a whole request because of one partition, or one record, of it. Nothing of it was stored.
 _OF_A_RECORD = (errors.RecordTooLargeError, errors.RequestTooLargeError)
 _OF_A_PARTITION = (
     *_OF_A_RECORD,
@@ -45,7 +45,7 @@ _OF_A_PARTITION = (
     errors.DuplicateSequenceError,
     errors.InvalidProducerEpochError,
 )
-# The store counts otherwise than we do: with this identity there is no going on.
+# The store's sequence numbers differ from ours: this identity is of no more use.
 _OUT_OF_STEP = (
     errors.OutOfOrderSequenceError,
     errors.DuplicateSequenceError,
@@ -55,7 +55,7 @@ _OUT_OF_STEP = (
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """``error_code`` and ``error`` of records that their partition has not taken; ``base_offset`` is None then."""
+    """``error_code`` and ``error`` are for records that were not stored; ``base_offset`` is None then."""
 
     partition: int
     base_offset: int | None
@@ -71,7 +71,7 @@ class _Produced:
 
 @dataclass(slots=True)
 class _Request:
-    """``batches``: those of one partition follow one another. ``in_doubt``: it may be stored, for all we know."""
+    """``batches`` of one partition follow one another. ``in_doubt``: the request may be stored."""
 
     topic: TopicIdentity
     batches: list[ProducerBatch]
@@ -81,7 +81,7 @@ class _Request:
 
     @property
     def partitions(self) -> dict[int, int]:
-        """The records of each partition."""
+        """The number of records of each partition."""
         counts: dict[int, int] = {}
         for partition, count in self.counts:
             counts[partition] = counts.get(partition, 0) + count
@@ -92,7 +92,7 @@ class _Request:
         return [(batch.partition, len(batch.rows)) for batch in self.batches]
 
     def split(self, batches: list[ProducerBatch]) -> "_Request":
-        """Some of its partitions: as they were counted in the whole."""
+        """A request of some of the partitions, with the same sequence numbers."""
         return _Request(self.topic, batches, self.identity, self.sequences, self.in_doubt)
 
 
@@ -121,7 +121,7 @@ class ProduceRequests:
         }
 
     def stop(self) -> None:
-        """Nothing is sent any more."""
+        """Send nothing any more."""
         self._stopped.set()
 
     def send(self, topic: str, batches: list[ProducerBatch]) -> None:
@@ -130,7 +130,7 @@ class ProduceRequests:
         waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
         while waiting:
             request = waiting.pop()
-            # Some partitions may refuse their records while others take theirs.
+            # Parts of the request that partitions have refused; other partitions may take theirs.
             refused: list[tuple[_Request, LogStoreError]] = []
             try:
                 self._send(request, refused)
@@ -142,8 +142,8 @@ class ProduceRequests:
     def send_first(
         self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
     ) -> tuple[int, int]:
-        """Send one record to a topic that there may not be: the store may make it with its first record, and only then
-        has it partitions to choose from. Where the record is.
+        """Send one record to a topic that may not exist. The store may create the topic with its first record; only
+        then are there partitions to choose from. Returns the place of the record.
         """
         path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
         headers = {"Content-Type": _ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
@@ -165,7 +165,7 @@ class ProduceRequests:
     def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
         """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up.
 
-        ``outcomes`` are those that wait for it, and get to know why it takes long.
+        ``outcomes`` wait for it, and get the error that makes it take long.
         """
         failed: LogStoreError | None = None
         for attempt, backoff in enumerate(self._backoffs()):
@@ -191,20 +191,20 @@ class ProduceRequests:
         return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
 
     def _after(self, request: _Request, error: LogStoreError) -> list[_Request]:
-        """What to send instead of a request that was refused for good; records that go nowhere are completed."""
+        """The requests to send instead of one that was refused for good; records that go nowhere are completed."""
         if isinstance(error, errors.UnknownTopicIdError):
             return self._for_new_topic(request, error)
         if halves := self._halves(request, error):
             return halves
         if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
-            # Stored by an earlier try; where, nobody remembers.
+            # An earlier try was stored; the store does not remember the offsets.
             self._end(request, [-1] * len(request.batches))
         else:
             self._give_up(request, error)
         return []
 
     def _send(self, request: _Request, refused: list[tuple[_Request, LogStoreError]]) -> None:
-        """Until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
+        """Send until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
         give_up = max(batch.deadline for batch in request.batches)
         outcomes = {batch.outcome for batch in request.batches}
         if self._identities and request.identity is None:
@@ -215,7 +215,7 @@ class ProduceRequests:
 
         def once(timeout_s: float) -> Answer:
             nonlocal content, count
-            if len(request.batches) < count:  # the others are answered for
+            if len(request.batches) < count:  # the other partitions have been answered
                 content, count = body(request.batches), len(request.batches)
             try:
                 answer = self._transport.request_once(
@@ -235,9 +235,9 @@ class ProduceRequests:
         self.ask(once, give_up, outcomes)
 
     def _take(self, request: _Request, answer: Answer, refused: list[tuple[_Request, LogStoreError]]) -> None:
-        """Complete what is stored, and add to ``refused`` what will never be.
+        """Complete the records that are stored, and add those to ``refused`` that will never be.
 
-        Raises the error of what may be stored by another try; ``request`` is no more than that then.
+        Raises the error of records that another try may store; ``request`` is then reduced to these.
         """
         if self._options.acks == 0:
             self._end(request, [-1] * len(request.batches))
@@ -269,13 +269,13 @@ class ProduceRequests:
             raise next(error for error in failed.values() if error.retriable)
 
     def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
-        """What to send instead of a refused request, last first; nothing when it is refused for good."""
+        """The requests to send instead of a refused one, last first; none when it is refused for good."""
         batches = request.batches
         ends = [at for at, (a, b) in enumerate(pairwise(batches), 1) if a.partition != b.partition]
         if ends and isinstance(error, _OF_A_PARTITION):
             middle = ends[len(ends) // 2]
             return [request.split(batches[middle:]), request.split(batches[:middle])]
-        # Parts of a partition are counted anew: only if nothing of the whole can have been.
+        # Parts of a partition get new sequence numbers: only if nothing of the whole can be stored.
         if isinstance(error, _OF_A_RECORD) and not request.in_doubt:
             if len(batches) == 1 and len(batches[0].rows) > 1:
                 batches = list(batches[0].halves(self._options.codec))
@@ -285,7 +285,7 @@ class ProduceRequests:
         return []
 
     def _for_new_topic(self, request: _Request, refusal: errors.UnknownTopicIdError) -> list[_Request]:
-        """What to send to the topic that has the name now; records that go nowhere are completed."""
+        """The requests to send to the topic that has the name now; records that go nowhere are completed."""
         name, topic_id = request.topic
         made_again = f"Topic {name!r} was deleted and made again"
         if request.in_doubt:
@@ -351,7 +351,7 @@ def as_log_store_error(topic: str, error: Exception) -> LogStoreError:
 
 
 def _may_be_stored(error: LogStoreError) -> bool:
-    """Whether a request that failed so may have taken effect; a 4xx, a 429 and a 503 say that it has not."""
+    """Whether a request with this error may be stored; after a 4xx, a 429 or a 503 it is not."""
     if isinstance(error, errors.StoreUnreachableError):
         return False
     unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)

@@ -1,7 +1,7 @@
-"""Columns to what goes over the wire: one Arrow record batch message per partition, kept by the store as it is sent.
+"""Producer batches: one Arrow record batch message for each partition, which the store keeps as it is sent.
 
 A request's body is the schema's message, messages of one batch or of several, and an end mark. Messages are written
-once: a request that is sent again, or that goes out with others than at first, sends the same bytes.
+once: a retry, also together with other batches than at first, sends the same bytes.
 """
 
 from collections.abc import Iterable, Iterator
@@ -70,7 +70,7 @@ def split(
     by_partition = split_by_partition(batch, partitions)
     grouped, ranges = by_partition.batch, by_partition.ranges
     places = rows if by_partition.order is None else rows[by_partition.order]
-    # A look at each costs more than one at all.
+    # Look at the sizes of parts only if the whole is too large: each look costs.
     if grouped.nbytes > max_bytes or len(rows) > REQUEST_RECORDS_MAX:
         ranges = [(p, *part) for p, start, end in ranges for part in _within(grouped, start, end, max_bytes)]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in ranges), codec)
