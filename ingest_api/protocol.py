@@ -239,7 +239,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._begin_application()
         if self._in_head and self._due is None and self._refusal is None:
             self._expect_within(self.limits.head_seconds, self._head_timed_out)
-        if number == self._request_number:  # else most of what has just come may belong to the request before
+        if number == self._request_number:  # if not, most of these bytes may belong to the request before
             self._bound_framing(len(data))
 
     def _bound_framing(self, size: int) -> None:

@@ -167,7 +167,7 @@ class UnreadableRecordError(LogStoreError):
 
 
 class AuthorizationError(LogStoreError):
-    """Who asks is known, and may not do this; nothing was done. The message names principal, operation and resource."""
+    """The principal may not do this; nothing was done. The message names principal, operation and resource."""
 
 
 class TopicAuthorizationError(AuthorizationError):
@@ -186,7 +186,7 @@ class ClusterAuthorizationError(AuthorizationError):
 
 
 class InvalidProducerRequestError(InvalidRequestError):
-    """What a request says of its producer, or its idempotency key, cannot be read or does not fit its records."""
+    """The producer's headers, or the idempotency key, of a request cannot be read or do not fit its records."""
 
 
 class OutOfOrderSequenceError(LogStoreError):
@@ -300,7 +300,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def storage_error(doing: str, error: BaseException) -> StorageError | StorageFullError:
-    """What ``error``, of the disk or of a library that writes to it, is to a caller; nothing was stored."""
+    """The LogStoreError for ``error`` of the disk, or of a library that writes to it; nothing was stored."""
     text = " ".join(_COLOUR.sub("", str(error)).split())
     if getattr(error, "errno", None) in _FULL or _FULL_TEXT.search(text):
         return StorageFullError(f"No space left on the disk: {doing} failed, nothing was changed. Free some space.")

@@ -61,7 +61,7 @@ class Broker:
         self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
         self._coordinator = coordinator
         self.journal = journal
-        #: What every room asks; a listener asks it before it reads a body.
+        #: Asked by every room, and by a listener before it reads a body.
         self.authorizer = authorizer
         self.quotas = quotas
         self._journal_lock = journal_lock
@@ -183,7 +183,7 @@ class Broker:
         self.admission.not_ready = "the store is stopping"
         await self._schedule.stop()
         await self._topics.stop()
-        if self.admission.lost_lock is None:  # else the table, too, may be another process's to write
+        if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
         self._topics.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))

@@ -59,7 +59,7 @@ class DueTopics:
             if wait_s < math.inf:
                 self.wake_at(topic, now + min(wait_s, _LOOK_AGAIN_S))
             if any(p.next_offset > p.log_end_offset for p in topic.partitions):
-                self._touched.add(topic)  # what is being fsynced has no age yet
+                self._touched.add(topic)  # records that are being fsynced have no age yet
         return due
 
 

@@ -175,7 +175,7 @@ class Fetching:
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)
         try:
-            if len(wanted) == len(found):  # else there is an error to tell
+            if len(wanted) == len(found):  # no wait if there is an error to tell
                 await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             size = _held_bytes_max(todo, limits)

@@ -94,7 +94,7 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
     for part in parts:
         sequence, count = sequences[part.partition], part.batch.num_rows
         stored = None
-        if part.partition not in begun:  # else it follows what this request stores there
+        if part.partition not in begun:  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
                 stored = partition_log.producers.check(

@@ -9,7 +9,7 @@ from logstore.broker.context import RequestContext
 
 
 class QuotaKind(StrEnum):
-    """What is counted (Kafka's ``ClientQuotaType``)."""
+    """The kinds of quota (Kafka's ``ClientQuotaType``)."""
 
     REQUESTS = "REQUESTS"
     PRODUCED_BYTES = "PRODUCED_BYTES"

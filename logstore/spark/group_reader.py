@@ -67,7 +67,9 @@ class GroupRange:
 
 
 class GroupBatch:
-    """What a group reads next: ``df``, made of ``ranges``; a context manager that commits when its block ends well."""
+    """A group's next batch: ``df``, made of ``ranges``; a context manager that commits when its block ends without an
+    error.
+    """
 
     def __init__(
         self, group: str, df: "DataFrame", ranges: Sequence[GroupRange], topic_ids: Mapping[str, str], bootstrap: str
@@ -128,7 +130,8 @@ def group_read(
     auto_offset_reset: AutoOffsetReset = "earliest",
     max_offsets_per_trigger: int | None = None,
 ) -> GroupBatch:
-    """What a consumer group has not read yet of one topic or several, for a ``with`` block that works on it.
+    """The records of one topic or several that a consumer group has not read yet, for a ``with`` block that works on
+    them.
 
     ``batch.df`` has the columns of ``read_offsets`` and goes from the committed offsets to the ends of the logs at the
     time of this call. The ends are committed when the block ends without an exception, or by ``batch.commit()``; after
@@ -219,7 +222,7 @@ def _committed_in_storage(
         .collect()
     )
     topic_ids = {view.topic: view.topic_id for view in views}
-    # What was committed was in the log then; history may not have it yet.
+    # Committed offsets were in the log at the commit; history may not have them yet.
     return {
         (row.topic, row.topic_partition): _Committed(row.committed_offset, log_end=row.committed_offset)
         for row in rows

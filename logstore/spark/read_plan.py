@@ -104,7 +104,7 @@ def plan_history(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What Spark reads for some ranges: scans of the table, and ranges of the tail, at most one per partition."""
+    """The plan of a read: scans of the table, and ranges of the tail, at most one per partition."""
 
     history: tuple[HistoryScan, ...]
     tail: tuple[OffsetRange, ...]

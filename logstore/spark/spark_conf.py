@@ -14,7 +14,7 @@ from pathlib import Path
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 EXTENSIONS_KEY = "spark.sql.extensions"
-#: What makes a Spark with Delta's jars one that knows Delta.
+#: The configuration with which a Spark that has Delta's jars knows Delta.
 DELTA_SETTINGS: Mapping[str, str] = {
     EXTENSIONS_KEY: DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",

@@ -22,7 +22,7 @@ REQUEST_SECONDS = 60
 #: How long a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
 
-#: What a task hands to Spark: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
+#: The schema of a task's rows: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
 TAIL_COLUMNS = (
     "partition int, offset bigint, timestamp timestamp, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"

@@ -37,7 +37,7 @@ def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
 
 
 def client_id(spark: "SparkSession") -> str:
-    """What the store calls this application in its logs and metrics."""
+    """The client id: the store's logs and metrics name this application by it."""
     return f"spark {spark.conf.get('spark.app.name', '')}".strip()
 
 

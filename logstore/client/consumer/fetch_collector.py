@@ -23,7 +23,7 @@ _WAIT_SECONDS_MAX = 60.0
 
 
 class FetchCollector:
-    """Of one consumer, for its thread only."""
+    """The collector of one consumer, for its thread only."""
 
     def __init__(
         self,

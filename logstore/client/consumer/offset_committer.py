@@ -128,4 +128,4 @@ class OffsetCommitter:
         try:
             return self._admin.describe_topic(topic.name).topic_id != topic.topic_id
         except UnknownTopicError:
-            return False  # it may be once there is one again
+            return False  # no topic of the name; one may be made again
