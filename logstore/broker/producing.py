@@ -7,7 +7,7 @@ offsets is the order of frames; a request with an identity is claimed and append
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -235,7 +235,13 @@ class Producing:
         self._appended(topic)
         for at, frame in enumerate(frames):
             topic.partitions[frame.header.partition].track(frame, durable, at)
+        durable.add_done_callback(lambda _: _complete_appends(topic, last))
         return durable, base_offsets
+
+
+def _complete_appends(topic: Topic, partitions: Iterable[int]) -> None:
+    for partition in partitions:
+        topic.partitions[partition].complete_appends()
 
 
 def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
