@@ -63,16 +63,14 @@ async def running_store(
     ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises the errors of ``Coordinator.start``,
     ``Broker.start`` and ``GroupCoordinator.start``.
     """
-    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
-    await coordinator.start()
-    try:
-        async with (
-            Broker.running(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem) as broker,
-            GroupCoordinator.running(broker) as groups,
-        ):
-            yield Store(coordinator, broker, groups)
-    finally:
-        await coordinator.stop()
+    async with contextlib.AsyncExitStack() as at_end:
+        coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+        await coordinator.start()
+        at_end.push_async_callback(coordinator.stop)
+        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        at_end.push_async_callback(broker.stop)
+        groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
+        yield Store(coordinator, broker, groups)
 
 
 def serve(settings: Settings) -> int:

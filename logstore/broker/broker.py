@@ -5,9 +5,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 ``admission`` and ``roll_schedule``. They ask ``authorizer`` themselves who may do what.
 """
 
-import contextlib
 import functools
-from collections.abc import AsyncIterator
 from typing import Self
 
 import structlog
@@ -110,25 +108,6 @@ class Broker:
         self.fetch_records = fetching.fetch_records
         self.fetch_stored = fetching.fetch_stored
         self.offset_for_timestamp = fetching.offset_for_timestamp
-
-    @classmethod
-    @contextlib.asynccontextmanager
-    async def running(
-        cls,
-        settings: Settings,
-        coordinator: Coordinator,
-        authorizer: Authorizer,
-        quotas: Quotas,
-        *,
-        clock: Clock | None = None,
-        filesystem: FileSystem | None = None,
-    ) -> AsyncIterator[Self]:
-        """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
-        try:
-            yield broker
-        finally:
-            await broker.stop()
 
     @classmethod
     async def start(
