@@ -34,9 +34,9 @@ class _Gauge(NamedTuple):
 
 
 _PARTITION_GAUGES = (
-    _Gauge("logstore_partition_log_start_offset", "What is below was deleted."),
-    _Gauge("logstore_partition_sealed_offset", "What is below is in the Delta table."),
-    _Gauge("logstore_partition_high_watermark", "What is below is acknowledged and can be read."),
+    _Gauge("logstore_partition_log_start_offset", "Records below were deleted."),
+    _Gauge("logstore_partition_sealed_offset", "Records below are in the Delta table."),
+    _Gauge("logstore_partition_high_watermark", "Records below are acknowledged and can be read."),
     _Gauge("logstore_partition_size_bytes", "Bytes of the Parquet files that the Delta table names."),
     _Gauge("logstore_partition_segments", "Parquet files that the Delta table names."),
     _Gauge("logstore_partition_unsealed_records", "Records not yet in Delta: journal only."),

@@ -243,4 +243,4 @@ def decode(body: bytes, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LogStoreError(f"What answered is not a log store, or of another version: {error}") from error
+        raise LogStoreError(f"The server is not a log store, or of another version: {error}") from error

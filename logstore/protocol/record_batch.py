@@ -100,7 +100,7 @@ def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBat
 
 def malformed(what: str) -> LogStoreError:
     """The error for bytes that are not of this protocol."""
-    return LogStoreError(f"What answered is not a log store, or of another version: {what}")
+    return LogStoreError(f"The server is not a log store, or of another version: {what}")
 
 
 def _parquet_files(batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
