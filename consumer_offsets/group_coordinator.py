@@ -17,7 +17,7 @@ from consumer_offsets.offset_log import OffsetLog, TopicPartition
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
     InvalidGroupError,

@@ -37,7 +37,7 @@ from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.batcher import ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey

@@ -24,7 +24,7 @@ from logstore.broker.purgatory import (
     wait_for_records,
 )
 from logstore.broker.quotas import QuotaKind
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
 from logstore.log.log_reader import FetchResult, LogReader
