@@ -1,9 +1,8 @@
-"""The node: where a store is put together and its life is told, from the sockets to the last answer.
+"""The node: puts a store together, and runs it from the sockets to the last answer.
 
-From the bottom up: settings, coordinator, broker, consumer groups, listeners. A socket is there before anything is
-opened (a busy port touches no data) and answers from then on; ``listening on`` is printed when the store is ready.
-SIGTERM and SIGINT end it from the top down: requests in flight finish, the broker seals what it holds, and the process
-ends with 0.
+From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
+touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
+it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0.
 """
 
 import asyncio
@@ -42,7 +41,7 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """All that listeners stand on."""
+    """The parts of a store that listeners use."""
 
     coordinator: Coordinator
     broker: Broker
@@ -118,7 +117,7 @@ async def run(settings: Settings, listening: socket.socket) -> None:
     listener = HttpListener(settings, authorizer, quotas)
     with _signals(listener.stop):
         serving = asyncio.create_task(listener.serve(listening))
-        # The start makes what stays: the collector need not look at it while it grows, nor under every request.
+        # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
             async with running_store(settings, authorizer, quotas) as store:
@@ -127,7 +126,7 @@ async def run(settings: Settings, listening: socket.socket) -> None:
                 gc.enable()
                 listener.open(store.broker, store.groups)
                 try:
-                    if not listener.is_stopping:  # nobody is told of one that was told to stop while it started
+                    if not listener.is_stopping:  # not announced if it was told to stop while it started
                         with _announced(settings, url):
                             await listener.until_stopping()
                     await serving
@@ -141,7 +140,7 @@ async def run(settings: Settings, listening: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _announced(settings: Settings, url: str) -> Iterator[None]:
-    """The store is ready: say so on stdout, and leave word where local tools look for it."""
+    """Announce on stdout, and in the file that local tools read, that the store is ready."""
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
     local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
     log.info("node.listening", url=url)

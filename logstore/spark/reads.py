@@ -1,4 +1,4 @@
-"""A topic as a DataFrame by offset range: what ``read_offsets`` checks before ``topic_frame`` reads."""
+"""A topic as a DataFrame by offset range: ``read_offsets`` checks its arguments, ``topic_frame`` reads."""
 
 import os
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Which Spark settings hold, and who said so.
+"""Spark settings, and which source wins.
 
 From weak to strong: what Delta needs and this package prefers, the project's ``conf/spark-defaults.conf``, the user's
 own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``PYSPARK_SUBMIT_ARGS``, and the
@@ -67,7 +67,7 @@ def project_conf_directory() -> Path | None:
 
 
 def user_conf_directory() -> Path | None:
-    """Where the user's own Spark keeps its settings, by Spark's rule; None if nobody said."""
+    """The directory of the settings of the user's own Spark, by Spark's rule; None if none is set."""
     if directory := os.environ.get("SPARK_CONF_DIR"):
         return Path(directory)
     if home := os.environ.get("SPARK_HOME"):

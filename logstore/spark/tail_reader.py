@@ -111,7 +111,7 @@ class _Store:
                 )
 
     def _fetch(self, partition: int, offset: int) -> "PartitionResponse | None":
-        """None without news. Raises what the store says of the partition, too."""
+        """One response, None without news. Raises the error of the partition, too."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]

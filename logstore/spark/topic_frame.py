@@ -1,4 +1,4 @@
-"""Records of a topic as a DataFrame: what ``TopicView.plan`` says, in Spark's words."""
+"""Records of a topic as a DataFrame: ``TopicView.plan`` as Spark's scans and tasks."""
 
 from collections.abc import Sequence
 from functools import reduce
