@@ -47,7 +47,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-# Of a segment some 700 bytes a row group.
+# Footers take some 700 bytes for each row group of a segment.
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of what is in them.
 _DECODER_BYTES = 4 * MIB
@@ -262,7 +262,7 @@ class LogReader:
         path = topic.table.path / segment.path
 
         def read_row_group() -> _Slice[C]:
-            """Of that which holds the first offset wanted or the next record after it."""
+            """Read the row group with the first offset wanted, or with the next record after it."""
             groups = self._groups(path, segment)
             at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
             if at == len(groups):
