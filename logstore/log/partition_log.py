@@ -335,7 +335,7 @@ class PartitionLog:
 
     @property
     def closed(self) -> LogStoreError | None:
-        """What the log was closed with; None while it is open."""
+        """The error that the log was closed with; None while it is open."""
         return self._closed
 
     @property

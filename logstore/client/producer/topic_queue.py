@@ -4,12 +4,13 @@ Invariants:
 
 - A batch's parts line up after those of the batches before it, so that a partition's are in the order of ``send``.
 - A partition with a request on its way gives out nothing: its records reach the store in order, whatever is sent again.
+- Such a partition holds up no other: what waits for it waits in a line of its own.
 
 Used under the lock of ``RecordAccumulator``.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,15 +19,15 @@ import pyarrow as pa
 
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Outcome
-from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.producer_batch import BATCHES_PER_PARTITION_MAX, ProducerBatch
 from logstore.client.producer.record_columns import RecordList
+from logstore.limits import REQUEST_RECORDS_MAX
 
-# The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
-# told from others when it is sent again.
-_BATCHES_PER_PARTITION_MAX = 5
+# More batches of one partition than the store can tell from others are joined to one, so only small ones.
+_JOINED_BYTES_MAX = 64 * 1024
 # The names of a request's partitions stand in a header.
 _PARTITIONS_PER_REQUEST_MAX = 1_000
-# Batches of one request stand or fall together, so they began at about the same time.
+# Batches of one request share its outcome, so their deadlines are close together.
 _DEADLINE_SPREAD_SECONDS = 1.0
 
 
@@ -34,7 +35,7 @@ ColumnsAndPartitions: TypeAlias = tuple[pa.RecordBatch, np.ndarray | None]
 
 
 class OpenBatch(RecordList):
-    """Records that more may join: ``room`` bytes are left of the ``reserved`` ones."""
+    """A batch that more records may join: ``room`` bytes are left of the ``reserved`` ones."""
 
     __slots__ = ("outcome", "reserved", "room", "since")
 
@@ -45,7 +46,7 @@ class OpenBatch(RecordList):
         self.since = since
 
     def give_back_room(self) -> int:
-        """The bytes that are left. The next record finds no room: its thread closes the batch."""
+        """Give back the bytes that are left. The next record finds no room: its thread closes the batch."""
         room, self.room = self.room, 0
         self.reserved -= room
         return room
@@ -55,8 +56,8 @@ class OpenBatch(RecordList):
 class ClosedBatch:
     """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
 
-    ``partitions``: what was known then. If they were, the thread that closed the batch splits it; else one that asks
-    for them does. ``claimed``: a thread splits it. ``parts``: None until it has.
+    ``partitions``: those known when it was closed. With them, the thread that closed the batch splits it; without, the
+    thread that asks for them. ``claimed``: a thread splits it. ``parts``: None until it is split.
     """
 
     outcome: Outcome
@@ -71,8 +72,8 @@ class ClosedBatch:
 
 
 class TopicQueue:
-    """Of the topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic) on;
-    ``asking``: a thread asks for them.
+    """The queue of topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic)
+    on; ``asking``: a thread asks for them.
     """
 
     def __init__(self, name: str, delivery_timeout_s: float) -> None:
@@ -87,9 +88,19 @@ class TopicQueue:
         self._on_their_way: set[int] = set()
 
     @property
-    def backed_up(self) -> bool:
-        """Whether a batch closed now would wait behind others that have not left."""
-        return bool(self.closed or self._waiting)
+    def is_unsplit(self) -> bool:
+        """Whether batches are closed whose partitions are not known yet."""
+        return bool(self.closed)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are parts that have not left."""
+        return bool(self._waiting)
+
+    @property
+    def has_free_partition(self) -> bool:
+        """Whether there is a partition without a request on its way."""
+        return self.partitions is not None and len(self._on_their_way) < self.partitions.count
 
     @property
     def unsplit(self) -> ClosedBatch | None:
@@ -97,13 +108,13 @@ class TopicQueue:
         return next((batch for batch in self.closed if not batch.claimed), None)
 
     def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
-        """A batch that is closed, and was begun at ``since`` (monotonic)."""
+        """Add a closed batch, which was opened at ``since`` (monotonic)."""
         batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partitions)
         self.closed.append(batch)
         return batch
 
     def split(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
-        """``batch`` has become ``parts``: they may leave once all batches before it are split."""
+        """Take the ``parts`` of ``batch``: they may be sent once all batches before it are split."""
         batch.parts = parts
         while self.closed and self.closed[0].parts is not None:
             for part in self.closed.popleft().parts or ():
@@ -118,9 +129,18 @@ class TopicQueue:
             if partition in self._on_their_way:
                 continue
             parts = self._waiting[partition]
-            for _ in range(min(len(parts), _BATCHES_PER_PARTITION_MAX)):
+            among, own_size, own_records = parts[0].chosen_among, 0, 0
+            for count in range(len(parts)):
                 part = parts[0]
                 if taken and (size + part.message.size > max_bytes or part.deadline > give_up):
+                    break
+                if count and part.chosen_among != among:
+                    break
+                own_size += part.message.size
+                own_records += len(part.rows)
+                if count >= BATCHES_PER_PARTITION_MAX and (
+                    own_size > _JOINED_BYTES_MAX or own_records > REQUEST_RECORDS_MAX
+                ):
                     break
                 give_up = give_up or part.deadline + _DEADLINE_SPREAD_SECONDS
                 taken.append(parts.popleft())
@@ -130,18 +150,18 @@ class TopicQueue:
                 self._on_their_way.add(partition)
                 del self._waiting[partition]
                 if parts:
-                    # To the end: next time the others come first.
+                    # Put it at the end: the others come first next time.
                     self._waiting[partition] = parts
             if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
                 break
         return taken
 
-    def answered(self, parts: list[ProducerBatch]) -> None:
-        """A request is answered for good."""
-        self._on_their_way.difference_update(part.partition for part in parts)
+    def release(self, partitions: Iterable[int]) -> None:
+        """What was on its way to these is answered for good."""
+        self._on_their_way.difference_update(partitions)
 
     def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
-        """Take out all that has not left; not what a thread is splitting."""
+        """Take out all batches that were not sent, but for those that a thread is splitting."""
         unsplit = [batch for batch in self.closed if not batch.claimed]
         parts = [part for waiting in self._waiting.values() for part in waiting]
         for batch in self.closed:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.access import QuotaKind
 from logstore.broker.batcher import RecordPlaces
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.quotas import QuotaKind
 from logstore.errors import RequestTimedOutError, ThrottledError
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import CLIENT, records, run, running_broker
@@ -27,7 +27,7 @@ def quota_of(broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: QuotaKind) -
         charged.append(amount)
         return amount / 1000
 
-    monkeypatch.setattr(broker.access, "charge", charge)
+    monkeypatch.setattr(broker.quotas, "charge", charge)
     return charged
 
 
