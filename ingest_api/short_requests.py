@@ -22,7 +22,7 @@ from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
 from ingest_api.idempotence import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
-from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
+from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
@@ -124,7 +124,7 @@ class ShortRequests:
             records = decode_small(topic, body)
             if not records:
                 return False
-            reservation = state.requests.reserve(len(body))
+            reservation = state.requests.reserve(held_bytes(body, records))
         except LogStoreError:
             return False
         arrival = Arrival("POST", request_id_of(headers), head.client_id, peer, headers)

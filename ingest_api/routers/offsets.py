@@ -23,7 +23,7 @@ router = model_router(MetadataRoute, tags=["records"])
     operation_id="getOffsets",
     response_description="The offsets.",
     response_model_exclude_unset=True,
-    responses={200: {"headers": ANSWER_HEADERS}},
+    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -38,6 +38,7 @@ async def offsets(
 ) -> PartitionOffsets:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     response.headers.update(topic_id_headers(request.scope))
+    log.require_served()
     if query.timestamp is None:
         return PartitionOffsets(beginning_offset=log.log_start_offset, end_offset=log.high_watermark)
     timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())

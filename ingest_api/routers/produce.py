@@ -42,7 +42,7 @@ from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
-from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
+from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecord, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
@@ -146,6 +146,11 @@ def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
     return (decode_plain(body) or None) if may_join(topic, len(body)) else None
 
 
+def held_bytes(body: bytes, records: Sequence[PlainRecord]) -> int:
+    """What ``decode_small``'s records hold while they wait for others: of tiny ones many times their body."""
+    return len(body) + len(records) * PLAIN_RECORD_BYTES
+
+
 # Producers send the same heads again and again.
 _read_head_again = functools.lru_cache(256)(read_head)
 
@@ -186,6 +191,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         may_be_small = head.may_join and partition is None and identify is None
         string_keys = head.string_keys(config)
         if may_be_small and topic is not None and (plain := decode_small(topic, body)):
+            reservation.resize(held_bytes(body, plain))
             places = await state.broker.produce_small(
                 context, topic, plain, head.to_columns(config), num_bytes=len(body), timeout_ms=timeout_ms
             )

@@ -204,12 +204,11 @@ class Batcher:
             # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
             result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
         except InvalidRecordError as error:
-            # The topic was altered since the requests were checked, and nothing is stored: append each by itself.
+            # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:
                 batch[0].tell(None, error)
                 return
-            for waiting in batch:
-                await self._append_all(queue, [waiting])
+            await asyncio.gather(*(self._append_all(queue, [waiting]) for waiting in batch))
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in batch:

@@ -57,7 +57,7 @@ def claim(
     else:
         claims = _claim_key(topic, parts, identity)
     return [
-        Claim(claimed.identity, error=why) if claimed.is_new and why is not None else claimed
+        Claim(claimed.identity, error=why) if claimed.stored is None and why is not None else claimed
         for claimed, why in zip(claims, refusals, strict=True)
     ]
 

@@ -7,9 +7,10 @@ offsets is the order of frames; a request with an identity is claimed and append
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
@@ -61,7 +62,8 @@ class Producing:
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
-        self._sticky = itertools.count()
+        # A turn for each topic: else topics that are sent to in turns would get one partition each.
+        self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few: each holds a request twice, as it was sent and as it is stored.
         self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
@@ -122,6 +124,8 @@ class Producing:
         repeated = {at: c.stored.durable for at, c in enumerate(claims) if c.stored is not None and c.stored.durable}
         new_records = sum(responses[at].count for at in new)
         new_bytes = records.nbytes if len(new) == len(parts) else sum(parts[at].batch.nbytes for at in new)
+        # Also of who does not wait until it is durable.
+        throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
         count = records.num_rows
         # The journal holds the records until the fsync: drop them here.
         del records, parts, payloads
@@ -135,7 +139,6 @@ class Producing:
         if identity is not None:
             REPLAYED_RECORDS.count(topic, sum(r.count for r in responses if r.error is None) - new_records)
         replayed = identity is not None and not new and all(r.error is None for r in responses)
-        throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
         return ProduceResult(tuple(responses), count, replayed, throttle_ms)
 
     def _sticky_partition(
@@ -143,7 +146,7 @@ class Producing:
     ) -> int:
         """The partition for records whose producer leaves it open. A retry goes where the first try went."""
         if identity is None:
-            return sticky_partition(topic, next(self._sticky))
+            return sticky_partition(topic, next(self._sticky.setdefault(topic, itertools.count())))
         if isinstance(identity, IdempotencyKey):
             return identity.partition_hash
         self._require_issued(identity.producer_id)

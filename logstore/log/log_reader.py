@@ -200,7 +200,6 @@ class LogReader:
         max_bytes: int,
         min_bytes: int,
     ) -> FetchResult[list[C]]:
-        log.require_served()
         require_in_range(log, offset)
         taken: list[C] = []
         count = num_bytes = 0
@@ -433,7 +432,12 @@ def _readable_end(log: PartitionLog, offset: int) -> int:
 
 
 def require_in_range(log: PartitionLog, offset: int) -> None:
-    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for."""
+    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for.
+
+    QuarantinedError comes first: the ends of a log in quarantine need not be known, and a consumer that is told that it
+    is out of range goes to one of them.
+    """
+    log.require_served()
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
             f"Offset {offset} of {log.topic}-{log.partition} is out of range: "

@@ -1,7 +1,8 @@
 """Deliveries of a producer's records: one outcome per batch, given record by record or as columns.
 
-An outcome is completed part by part, as the partitions of its batch are answered; it is done when no record is left.
-Offsets are computed when they are asked for.
+An outcome is completed part by part, as the partitions of its batch are answered. A record is done with its part,
+whatever other partitions wait for; the batch is done when no record is left. No offset is worked out before somebody
+asks for it.
 """
 
 import asyncio
@@ -40,7 +41,11 @@ class BatchMetadata:
         return len(self.offsets)
 
 
-#: Called with (error, None) or (None, metadata), from a thread of the producer.
+_NO_ROWS = np.empty(0, np.int32)
+# In the place of a row: the whole batch.
+_ALL = -1
+
+#: Called with (error, None) or (None, where the record is), from a thread of the producer.
 OnDelivery: TypeAlias = Callable[[LogStoreError | None, RecordMetadata | None], object]
 
 
@@ -56,7 +61,7 @@ class _Part(NamedTuple):
 
 
 class Outcome:
-    """The outcome of the records of one batch. The caller that completes the last of them runs the callbacks."""
+    """The outcome of the records of one batch. Who completes some of them has their callbacks called."""
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
@@ -65,72 +70,89 @@ class Outcome:
         self.count = 0
         #: The error for which the records are sent again; given as the reason if a wait ends first.
         self.last_error: LogStoreError | None = None
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._left = 0
-        self._done = threading.Event()
+        self._done = False
         self._parts: list[_Part] = []
-        self._callbacks: list[Callable[[], object]] = []
+        # The place in `_parts` of each row, -1 while it has none.
+        self._part_of = _NO_ROWS
+        # By row.
+        self._callbacks: dict[int, list[Callable[[], object]]] = {}
+        self._calling = 0
 
     def close(self, count: int, callbacks: Iterable[tuple[int, OnDelivery]] = ()) -> None:
         """No record joins any more; ``callbacks`` are those of rows."""
-        self.count = self._left = count
-        own = [partial(self._tell, row, on_delivery) for row, on_delivery in callbacks]
-        with self._lock:
-            self._callbacks = own + self._callbacks
+        with self._changed:
+            self.count = self._left = count
+            self._part_of = np.full(count, -1, np.int32)
+            for row, on_delivery in callbacks:
+                self._callbacks.setdefault(row, []).insert(0, partial(self._tell, row, on_delivery))
 
     def complete(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
-    ) -> bool:
-        """Set the outcome of ``rows``. True if these were the last of the batch: the caller must then run
-        ``call_back``.
-        """
-        with self._lock:
-            self._parts.append(_Part(rows, partition, base_offset, error))
-            self._left -= len(rows)
-            if self._left:
-                return False
-        self._done.set()
-        return True
+    ) -> tuple[bool, Exception | None]:
+        """Say what became of ``rows``, and call their callbacks, whatever those raise.
 
-    def call_back(self) -> Exception | None:
-        """Call all callbacks, whatever they raise. Returns the first exception."""
+        Whether nothing is left of the batch, neither a record nor a callback; and the first that a callback raised.
+        """
+        due: list[Callable[[], object]] = []
+        with self._changed:
+            self._parts.append(_Part(rows, partition, base_offset, error))
+            self._part_of[rows] = len(self._parts) - 1
+            self._left -= len(rows)
+            self._done = not self._left
+            if self._callbacks:
+                due += (callback for row in rows.tolist() for callback in self._callbacks.pop(row, ()))
+                if self._done:
+                    due += self._callbacks.pop(_ALL, ())
+            self._calling += 1
+            self._changed.notify_all()
         raised: Exception | None = None
-        with self._lock:
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
+        for callback in due:
             try:
                 callback()
-            except Exception as error:  # noqa: BLE001 (the program's own, for flush() to raise)
-                raised = raised or error
-        return raised
+            except Exception as failed:  # noqa: BLE001 (the program's own, for flush() to raise)
+                raised = raised or failed
+        with self._changed:
+            self._calling -= 1
+            return self._done and not self._calling, raised
 
-    def add_callback(self, callback: Callable[[], object]) -> None:
-        """Have ``callback`` called when all is complete; at once if it is."""
-        with self._lock:
-            if not self._done.is_set():
-                self._callbacks.append(callback)
+    def add_callback(self, callback: Callable[[], object], row: int = _ALL) -> None:
+        """Called when ``row``, or all, is complete; at once if it is."""
+        with self._changed:
+            if not self.done(row):
+                self._callbacks.setdefault(row, []).append(callback)
                 return
         callback()
 
-    def done(self) -> bool:
-        return self._done.is_set()
+    def done(self, row: int = _ALL) -> bool:
+        """Whether ``row``, or all, is complete."""
+        return self._done or (0 <= row < len(self._part_of) and bool(self._part_of[row] >= 0))
 
-    def wait(self, timeout: float | None) -> None:
-        if not self._done.wait(timeout):
-            raise RequestTimedOutError(
-                f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be{last_failure([self])}"
-            )
+    def wait(self, timeout: float | None, row: int = _ALL) -> None:
+        """Until ``row``, or all, is complete; RequestTimedOutError after ``timeout`` seconds."""
+        if self.done(row):
+            return
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.done(row), timeout):
+                raise RequestTimedOutError(
+                    f"Not delivered to topic {self.topic!r} within {timeout} s; it may still be{last_failure([self])}"
+                )
 
     def error_at(self, row: int) -> LogStoreError | None:
-        failure = self._failure_of_row.get(row)
-        if failure is None:
-            return None
-        error = self.failures[failure][1]
-        error.told = True
+        """Of a row that is complete."""
+        error: LogStoreError | None = self._parts[self._part_of[row]].error
+        if error is not None:
+            error.told = True
         return error
 
     def metadata_at(self, row: int) -> RecordMetadata:
-        return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
+        """Of a row that is complete."""
+        if self._done:
+            return RecordMetadata(self.topic, int(self.metadata.partitions[row]), int(self.metadata.offsets[row]))
+        part = self._parts[self._part_of[row]]
+        offset = -1 if part.base_offset < 0 else part.base_offset + int(np.searchsorted(part.rows, row))
+        return RecordMetadata(self.topic, part.partition, offset)
 
     # The following are for a complete outcome, and computed once, when they are asked for.
 
@@ -139,10 +161,6 @@ class Outcome:
         """(rows, error) of the records that failed, by first row."""
         failed = [(part.rows, part.error) for part in self._parts if part.error is not None]
         return sorted(failed, key=lambda failure: int(failure[0][0]))
-
-    @cached_property
-    def _failure_of_row(self) -> dict[int, int]:
-        return {row: place for place, (rows, _) in enumerate(self.failures) for row in rows.tolist()}
 
     @cached_property
     def metadata(self) -> BatchMetadata:
@@ -171,18 +189,18 @@ def last_failure(outcomes: Iterable[Outcome]) -> str:
 class Delivery(msgspec.Struct, eq=False, gc=False):
     """The delivery of one record: a future. ``await delivery`` works in any event loop.
 
-    It is done when its batch is, that is all records that left together.
+    It is done with all records that left together for the same partition.
     """
 
     outcome: Outcome
     row: int
 
     def done(self) -> bool:
-        return self.outcome.done()
+        return self.outcome.done(self.row)
 
     def exception(self, timeout: float | None = None) -> LogStoreError | None:
-        """The error of the record, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
-        self.outcome.wait(timeout)
+        """Why the record failed, None if it is stored; waits. RequestTimedOutError after ``timeout`` seconds."""
+        self.outcome.wait(timeout, self.row)
         return self.outcome.error_at(self.row)
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
@@ -195,10 +213,10 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises an
         exception of the callback.
         """
-        self.outcome.add_callback(lambda: callback(self))
+        self.outcome.add_callback(lambda: callback(self), self.row)
 
     def __await__(self) -> Generator[None, None, RecordMetadata]:
-        yield from _until_done(self.outcome)
+        yield from _until_done(self.outcome, self.row)
         return self.result()
 
     def __repr__(self) -> str:
@@ -245,9 +263,9 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return self.result()
 
 
-def _until_done(outcome: Outcome) -> Generator[None, None, None]:
+def _until_done(outcome: Outcome, row: int = _ALL) -> Generator[None, None, None]:
     """Wait in the running event loop."""
-    if outcome.done():
+    if outcome.done(row):
         return
     loop = asyncio.get_running_loop()
     waiting: asyncio.Future[None] = loop.create_future()
@@ -261,5 +279,5 @@ def _until_done(outcome: Outcome) -> Generator[None, None, None]:
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(end)
 
-    outcome.add_callback(wake)
+    outcome.add_callback(wake, row)
     yield from waiting

@@ -1,99 +1,42 @@
-"""Produce requests: each is sent until it is answered for good, and its records are completed by the answers.
+"""Produce requests from first try to last: sent until they are answered, and what the answers say of their records.
 
 Invariants:
 
 - The same request, with the same sequence numbers, is sent until the store has answered for good: with them, a second
   copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
-- A partition that refuses its records costs no other its own: those are completed, and only records with a retriable
-  error are sent again.
-- A refusal that may be about few of the records does not cost the others: the request is sent again in halves, at last
-  each partition by itself, and each record if the request was too large.
-- A request is for a topic, not for its name. If the topic was made again, the records go to the new one if they are not
-  stored in the old one and have the same partitions there; otherwise they fail.
+- A partition that refuses its records costs no other its own: those are completed, and only what a retriable error was
+  told of is sent again. It does not hold up others either: they are released before it is tried again.
+- A refusal that may be about few of the records does not cost the others: the request is sent again in parts.
+- A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
+  they can be in no other and their partitions are the same there; else they fail.
 - All records of a request are completed when ``send`` returns, whatever happened.
 """
 
-import random
-import threading
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
 import pyarrow as pa
 
 from logstore import errors
 from logstore.client.connections import Answer
-from logstore.client.metadata import TopicIdentity, TopicPartitions, decode
+from logstore.client.metadata import TopicIdentity, TopicPartitions
 from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
-from logstore.client.producer.producer_batch import ProducerBatch, body
-from logstore.client.producer.producer_identity import Identities, Identity
+from logstore.client.producer.produce_request import ARROW_STREAM, ProduceRequest
+from logstore.client.producer.produce_response import read_place, read_response
+from logstore.client.producer.producer_batch import ProducerBatch, body, join_many
+from logstore.client.producer.producer_identity import Identities
+from logstore.client.producer.retries import Retries, may_be_stored
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
-from logstore.protocol.error_codes import error_of
 
-_ARROW_STREAM = "application/vnd.apache.arrow.stream"
-# Refusals of a whole request because of one partition, or one record, of it. Nothing of it was stored.
-_OF_A_RECORD = (errors.RecordTooLargeError, errors.RequestTooLargeError)
-_OF_A_PARTITION = (
-    *_OF_A_RECORD,
-    errors.InvalidRecordError,
-    errors.UnknownPartitionError,
-    errors.OutOfOrderSequenceError,
-    errors.DuplicateSequenceError,
-    errors.InvalidProducerEpochError,
-)
-# The store's sequence numbers differ from ours: this identity is of no more use.
+# The store counts otherwise than we do: with this identity there is no going on.
 _OUT_OF_STEP = (
     errors.OutOfOrderSequenceError,
     errors.DuplicateSequenceError,
     errors.InvalidProducerEpochError,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """``error_code`` and ``error`` are for records that were not stored; ``base_offset`` is None then."""
-
-    partition: int
-    base_offset: int | None
-    count: int
-    error_code: int | None = None
-    error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Produced:
-    ranges: tuple[_Range, ...]
-
-
-@dataclass(slots=True)
-class _Request:
-    """``batches`` of one partition follow one another. ``in_doubt``: the request may be stored."""
-
-    topic: TopicIdentity
-    batches: list[ProducerBatch]
-    identity: Identity | None = None
-    sequences: dict[int, int] = field(default_factory=dict)
-    in_doubt: bool = False
-
-    @property
-    def partitions(self) -> dict[int, int]:
-        """The number of records of each partition."""
-        counts: dict[int, int] = {}
-        for partition, count in self.counts:
-            counts[partition] = counts.get(partition, 0) + count
-        return counts
-
-    @property
-    def counts(self) -> list[tuple[int, int]]:
-        return [(batch.partition, len(batch.rows)) for batch in self.batches]
-
-    def split(self, batches: list[ProducerBatch]) -> "_Request":
-        """A request of some of the partitions, with the same sequence numbers."""
-        return _Request(self.topic, batches, self.identity, self.sequences, self.in_doubt)
 
 
 class ProduceRequests:
@@ -106,38 +49,51 @@ class ProduceRequests:
         self,
         transport: Transport,
         options: ProducerOptions,
+        retries: Retries,
         complete: Callable[[ProducerBatch, int, LogStoreError | None], None],
         find_partitions: Callable[[str, float, Iterable[Outcome]], TopicPartitions],
     ) -> None:
         self._transport = transport
         self._options = options
+        self._retries = retries
         self._complete = complete
         self._find_partitions = find_partitions
         self._identities = Identities(transport) if options.idempotent else None
-        self._stopped = threading.Event()
         self._params: dict[str, str | int] = {
             "acks": options.acks,
             "timeout_ms": max(1, int(options.request_timeout_ms)),
         }
 
-    def stop(self) -> None:
-        """Send nothing any more."""
-        self._stopped.set()
+    def send(self, topic: str, batches: list[ProducerBatch], release: Callable[[set[int]], None]) -> None:
+        """Send ``batches``, those of a partition next to each other, and complete them.
 
-    def send(self, topic: str, batches: list[ProducerBatch]) -> None:
-        """Send ``batches``, those of a partition next to each other, and complete them."""
+        ``release`` is called with partitions of which all are completed, when others are not yet.
+        """
         by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
-        waiting = [_Request(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
+        waiting = [ProduceRequest(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
+
+        def release_all_but(unanswered: Iterable[ProduceRequest]) -> None:
+            left = {batch.partition for request in (*waiting, *unanswered) for batch in request.batches}
+            release({batch.partition for batch in batches} - left)
+
         while waiting:
             request = waiting.pop()
-            # Parts of the request that partitions have refused; other partitions may take theirs.
-            refused: list[tuple[_Request, LogStoreError]] = []
+            # Some partitions may refuse their records while others take theirs.
+            refused: list[tuple[ProduceRequest, LogStoreError]] = []
+
+            def release_stored(
+                request: ProduceRequest = request, refused: list[tuple[ProduceRequest, LogStoreError]] = refused
+            ) -> None:
+                release_all_but([request, *(part for part, _ in refused)])
+
             try:
-                self._send(request, refused)
+                self._send(request, refused, release_stored)
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
-                refused.append((request, as_log_store_error(topic, failed)))
+                refused += request.by_error(as_log_store_error(topic, failed))
             for part, error in refused:
                 waiting += self._after(part, error)
+            if waiting:
+                release_all_but(())
 
     def send_first(
         self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
@@ -146,7 +102,7 @@ class ProduceRequests:
         then are there partitions to choose from. Returns the place of the record.
         """
         path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
-        headers = {"Content-Type": _ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
+        headers = {"Content-Type": ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, record.schema) as writer:
             writer.write_batch(record)
@@ -157,58 +113,20 @@ class ProduceRequests:
                 "POST", path, content, headers=headers, params=self._params, timeout_s=timeout_s
             )
 
-        ranges = decode(self.ask(once, give_up, [outcome]).content, _Produced).ranges
-        if not ranges:
-            return -1, -1
-        return ranges[0].partition, -1 if ranges[0].base_offset is None else ranges[0].base_offset
+        return read_place(self._retries.ask(once, give_up, [outcome]).content)
 
-    def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
-        """``once(timeout_s)`` until it is answered or refused for good, or time or the retries are up.
-
-        ``outcomes`` wait for it, and get the error that makes it take long.
-        """
-        failed: LogStoreError | None = None
-        for attempt, backoff in enumerate(self._backoffs()):
-            remaining = give_up - time.monotonic()
-            if self._stopped.is_set() or remaining <= 0:
-                raise failed or errors.RequestTimedOutError(f"{self._too_late()}: it is not stored")
-            try:
-                return once(min(remaining, self._options.request_timeout_ms / 1000))
-            except LogStoreError as error:
-                if not error.retriable or attempt >= self._options.retries:
-                    raise
-                failed = error
-                for outcome in outcomes:
-                    outcome.last_error = error
-            wait = max(backoff, failed.retry_after_s) if isinstance(failed, errors.ThrottledError) else backoff
-            if time.monotonic() + wait > give_up or self._stopped.wait(wait):
-                raise failed
-        raise AssertionError
-
-    def _too_late(self) -> str:
-        if self._stopped.is_set():
-            return "The producer was closed before this was sent"
-        return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
-
-    def _after(self, request: _Request, error: LogStoreError) -> list[_Request]:
-        """The requests to send instead of one that was refused for good; records that go nowhere are completed."""
-        if isinstance(error, errors.UnknownTopicIdError):
-            return self._for_new_topic(request, error)
-        if halves := self._halves(request, error):
-            return halves
-        if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
-            # An earlier try was stored; the store does not remember the offsets.
-            self._end(request, [-1] * len(request.batches))
-        else:
-            self._give_up(request, error)
-        return []
-
-    def _send(self, request: _Request, refused: list[tuple[_Request, LogStoreError]]) -> None:
-        """Send until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
+    def _send(
+        self,
+        request: ProduceRequest,
+        refused: list[tuple[ProduceRequest, LogStoreError]],
+        release_stored: Callable[[], None],
+    ) -> None:
+        """Until the store has answered for all partitions; ``refused`` gets those that it refuses for good."""
+        request.batches = join_many(request.batches, self._options.codec)
         give_up = max(batch.deadline for batch in request.batches)
-        outcomes = {batch.outcome for batch in request.batches}
+        outcomes = _outcomes(request)
         if self._identities and request.identity is None:
-            request.identity = self._identities.current(lambda once: self.ask(once, give_up, outcomes))
+            request.identity = self._identities.current(lambda once: self._retries.ask(once, give_up, outcomes))
             request.sequences = self._identities.sequences(request.identity, request.topic, request.partitions)
         content = body(request.batches)
         count = len(request.batches)
@@ -222,79 +140,70 @@ class ProduceRequests:
                     "POST",
                     topic_path(request.topic.name),
                     content,
-                    headers=_headers(request),
+                    headers=request.headers,
                     params=self._params,
                     timeout_s=timeout_s,
                 )
             except LogStoreError as error:
-                request.in_doubt = request.in_doubt or _may_be_stored(error)
+                request.refusals.clear()
+                if may_be_stored(error):
+                    request.in_doubt.update(request.partitions)
                 raise
             self._take(request, answer, refused)
+            if request.refusals:
+                release_stored()
+                raise next(iter(request.refusals.values()))
             return answer
 
-        self.ask(once, give_up, outcomes)
+        self._retries.ask(once, give_up, outcomes)
 
-    def _take(self, request: _Request, answer: Answer, refused: list[tuple[_Request, LogStoreError]]) -> None:
-        """Complete the records that are stored, and add those to ``refused`` that will never be.
-
-        Raises the error of records that another try may store; ``request`` is then reduced to these.
+    def _take(
+        self, request: ProduceRequest, answer: Answer, refused: list[tuple[ProduceRequest, LogStoreError]]
+    ) -> None:
+        """Complete what is stored, and add to ``refused`` what will never be. ``request`` is no more than what another
+        try may store, with its ``refusals``.
         """
+        request.refusals = {}
         if self._options.acks == 0:
-            self._end(request, [-1] * len(request.batches))
+            self._end(request, [(batch, -1) for batch in request.batches])
+            request.batches = []
             return
-        ranges = decode(answer.content, _Produced).ranges
-        if [(found.partition, found.count) for found in ranges] != request.counts:
-            name = request.topic.name
-            raise LogStoreError(f"The store answered for other records than were sent to {name!r}: {ranges}")
-        failed: dict[int, LogStoreError] = {}
-        for found in ranges:
-            if found.error_code is not None:
-                failed.setdefault(found.partition, error_of(found.error_code, found.error or ""))
-        stored = [(batch, found) for batch, found in zip(request.batches, ranges, strict=True)]
-        stored = [(batch, found) for batch, found in stored if batch.partition not in failed]
-        if stored:
-            offsets = [-1 if found.base_offset is None else found.base_offset for _, found in stored]
-            self._end(request.split([batch for batch, _ in stored]), offsets)
-        again: list[ProducerBatch] = []
-        for partition, error in failed.items():
-            part = request.split([batch for batch in request.batches if batch.partition == partition])
-            part.in_doubt = part.in_doubt or _may_be_stored(error)
+        response = read_response(answer.content, request.topic.name, request.batches)
+        self._end(request, response.stored)
+        request.in_doubt.update(partition for partition, error in response.failed.items() if may_be_stored(error))
+        for partition, error in response.failed.items():
             if error.retriable:
-                request.in_doubt = part.in_doubt
-                again += part.batches
+                request.refusals[partition] = error
             else:
-                refused.append((part, error))
-        if again:
-            request.batches = again
-            raise next(error for error in failed.values() if error.retriable)
+                refused.append((request.part({partition}), error))
+        request.batches = [batch for batch in request.batches if batch.partition in request.refusals]
 
-    def _halves(self, request: _Request, error: LogStoreError) -> list[_Request]:
-        """The requests to send instead of a refused one, last first; none when it is refused for good."""
-        batches = request.batches
-        ends = [at for at, (a, b) in enumerate(pairwise(batches), 1) if a.partition != b.partition]
-        if ends and isinstance(error, _OF_A_PARTITION):
-            middle = ends[len(ends) // 2]
-            return [request.split(batches[middle:]), request.split(batches[:middle])]
-        # Parts of a partition get new sequence numbers: only if nothing of the whole can be stored.
-        if isinstance(error, _OF_A_RECORD) and not request.in_doubt:
-            if len(batches) == 1 and len(batches[0].rows) > 1:
-                batches = list(batches[0].halves(self._options.codec))
-            if len(batches) > 1:
-                middle = len(batches) // 2
-                return [_Request(request.topic, batches[middle:]), _Request(request.topic, batches[:middle])]
+    def _after(self, request: ProduceRequest, error: LogStoreError) -> list[ProduceRequest]:
+        """What to send instead of a request that was refused for good; records that go nowhere are completed."""
+        if isinstance(error, errors.UnknownTopicIdError):
+            return self._for_new_topic(request, error)
+        if halves := request.halves(error, self._options.codec):
+            return halves
+        if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
+            # Stored by an earlier try; where, nobody remembers.
+            self._end(request, [(batch, -1) for batch in request.batches])
+        else:
+            self._give_up(request, error)
         return []
 
-    def _for_new_topic(self, request: _Request, refusal: errors.UnknownTopicIdError) -> list[_Request]:
-        """The requests to send to the topic that has the name now; records that go nowhere are completed."""
+    def _for_new_topic(self, request: ProduceRequest, refusal: errors.UnknownTopicIdError) -> list[ProduceRequest]:
+        """What to send to the topic that has the name now; records that go nowhere are completed."""
         name, topic_id = request.topic
         made_again = f"Topic {name!r} was deleted and made again"
         if request.in_doubt:
             unknown = "whether this is in the one that was deleted is not known, and it is not sent to the new one"
-            self._give_up(request, errors.UnknownTopicIdError(f"{made_again}: {unknown}"))
-            return []
+            self._give_up(request.part(request.in_doubt), errors.UnknownTopicIdError(f"{made_again}: {unknown}"))
+            request = request.part(request.partitions.keys() - request.in_doubt)
+            if not request.batches:
+                return []
         try:
             give_up = max(batch.deadline for batch in request.batches)
-            now = self._find_partitions(name, give_up, {batch.outcome for batch in request.batches})
+            now = self._find_partitions(name, give_up, _outcomes(request))
             if now.topic_id == topic_id:
                 raise refusal
         except LogStoreError as error:
@@ -307,52 +216,30 @@ class ProduceRequests:
             else:
                 others = f"its {now.count} partitions are others than those that this was meant for. Send it again"
                 self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
-        return [_Request(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
+        return [ProduceRequest(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
 
-    def _give_up(self, request: _Request, error: LogStoreError) -> None:
+    def _give_up(self, request: ProduceRequest, error: LogStoreError) -> None:
         if (
             self._identities
             and request.identity
-            and (request.in_doubt or _may_be_stored(error) or isinstance(error, _OUT_OF_STEP))
+            and (request.in_doubt or may_be_stored(error) or isinstance(error, _OUT_OF_STEP))
         ):
             self._identities.retire(request.identity)
         for batch in request.batches:
             self._complete(batch, -1, error)
 
-    def _end(self, request: _Request, base_offsets: list[int]) -> None:
+    def _end(self, request: ProduceRequest, stored: list[tuple[ProducerBatch, int]]) -> None:
+        """These batches of ``request`` are stored, with all others of their partitions."""
         if self._identities and request.identity:
-            self._identities.advance(request.identity, request.topic, request.sequences, request.partitions)
-        for batch, base_offset in zip(request.batches, base_offsets, strict=True):
+            counts = request.part({batch.partition for batch, _ in stored}).partitions
+            self._identities.advance(request.identity, request.topic, request.sequences, counts)
+        for batch, base_offset in stored:
             self._complete(batch, base_offset, None)
-
-    def _backoffs(self) -> Iterator[float]:
-        wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000
-        while True:
-            # Jitter, so that many producers do not come back in one moment.
-            yield min(wait, longest) * random.uniform(0.8, 1.2)  # noqa: S311 (not a secret)
-            wait *= 2
-
-
-def _headers(request: _Request) -> dict[str, str]:
-    headers = {"Content-Type": _ARROW_STREAM, "Logstore-Topic-Id": request.topic.topic_id}
-    if request.identity is not None:
-        headers |= {
-            "Logstore-Producer-Id": str(request.identity.producer_id),
-            "Logstore-Producer-Epoch": str(request.identity.producer_epoch),
-            "Logstore-Base-Sequences": ",".join(
-                f"{partition}={request.sequences[partition]}" for partition in request.partitions
-            ),
-        }
-    return headers
 
 
 def as_log_store_error(topic: str, error: Exception) -> LogStoreError:
     return error if isinstance(error, LogStoreError) else LogStoreError(f"Sending to topic {topic!r} failed: {error!r}")
 
 
-def _may_be_stored(error: LogStoreError) -> bool:
-    """Whether a request with this error may be stored; after a 4xx, a 429 or a 503 it is not."""
-    if isinstance(error, errors.StoreUnreachableError):
-        return False
-    unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)
-    return type(error) is LogStoreError or isinstance(error, unknown)
+def _outcomes(request: ProduceRequest) -> set[Outcome]:
+    return {each.outcome for batch in request.batches for each in batch.batches}

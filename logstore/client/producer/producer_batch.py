@@ -1,12 +1,13 @@
 """Producer batches: one Arrow record batch message for each partition, which the store keeps as it is sent.
 
 A request's body is the schema's message, messages of one batch or of several, and an end mark. Messages are written
-once: a retry, also together with other batches than at first, sends the same bytes.
+once: a request that is sent again, or that goes out with others than at first, sends the same bytes. Only where many
+small batches have piled up for one partition, they are written anew as one before they leave.
 """
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,9 @@ from logstore.limits import REQUEST_RECORDS_MAX
 from logstore.records.partition_split import split_by_partition
 from logstore.records.schema import WIRE_SCHEMA
 
+# The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
+# told from others when it is sent again.
+BATCHES_PER_PARTITION_MAX = 5
 _SCHEMA_MESSAGE = WIRE_SCHEMA.serialize()
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -25,7 +29,8 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 class ProducerBatch:
     """Records of one partition: ``rows`` of ``outcome``, as one encapsulated message. ``deadline`` is monotonic.
 
-    The partition was chosen among ``chosen_among``.
+    The partition was chosen among ``chosen_among``. ``joined``: the batches that this one was made of, if it was; their
+    records are its records, one batch after the other, and then it has no outcome of its own.
     """
 
     outcome: Outcome
@@ -34,8 +39,17 @@ class ProducerBatch:
     message: pa.Buffer
     deadline: float
     chosen_among: TopicPartitions
+    joined: "tuple[ProducerBatch, ...]" = ()
+
+    @property
+    def batches(self) -> "tuple[ProducerBatch, ...]":
+        """The batches that this one was made of; itself if it was not."""
+        return self.joined or (self,)
 
     def halves(self, codec: str | None) -> "tuple[ProducerBatch, ProducerBatch]":
+        if self.joined:
+            half = len(self.joined) // 2
+            return _join(self.joined[:half], codec), _join(self.joined[half:], codec)
         batch = pa.ipc.read_record_batch(self.message, WIRE_SCHEMA)
         middle = batch.num_rows // 2
         parts = (batch.slice(0, middle), self.rows[:middle]), (batch.slice(middle), self.rows[middle:])
@@ -44,6 +58,33 @@ class ProducerBatch:
             replace(self, rows=rows, message=message) for (_, rows), message in zip(parts, messages, strict=True)
         )
         return first, second
+
+
+def join_many(batches: list[ProducerBatch], codec: str | None) -> list[ProducerBatch]:
+    """The same records in no more batches of a partition than the store can tell from others when they are sent again.
+
+    Batches of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy, so
+    it is for small ones.
+    """
+    if len(batches) <= BATCHES_PER_PARTITION_MAX:
+        return batches
+    by_partition = (tuple(group) for _, group in groupby(batches, lambda batch: batch.partition))
+    return [
+        batch
+        for group in by_partition
+        for batch in (group if len(group) <= BATCHES_PER_PARTITION_MAX else (_join(group, codec),))
+    ]
+
+
+def _join(batches: tuple[ProducerBatch, ...], codec: str | None) -> ProducerBatch:
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    records = pa.Table.from_batches([pa.ipc.read_record_batch(batch.message, WIRE_SCHEMA) for batch in batches])
+    (whole,) = records.combine_chunks().to_batches()
+    (message,) = write_messages([(first.partition, whole)], codec)
+    deadline = max(batch.deadline for batch in batches)
+    return replace(first, rows=np.arange(whole.num_rows), message=message, deadline=deadline, joined=batches)
 
 
 def body(batches: Iterable[ProducerBatch]) -> bytes:

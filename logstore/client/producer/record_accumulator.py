@@ -16,7 +16,7 @@ Invariants:
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -33,6 +33,8 @@ from logstore.errors import InvalidRequestError, LogStoreError, RequestTooLargeE
 # in operations on more than 500 numbers, and a thread that computes gives it back 5 ms later.
 _SMALL_BATCH_RECORDS = 500
 _GRACE_SECONDS = 0.002
+# While parts wait behind a busy partition, a batch lingers so long at least: each adds a part to those that wait.
+_BEHIND_OTHERS_SECONDS = 0.005
 
 
 class RecordAccumulator:
@@ -196,15 +198,20 @@ class RecordAccumulator:
                     requests.append((queue.name, batches))
                     # Put it at the end: the others come first next time.
                     self._topics[queue.name] = self._topics.pop(queue.name)
-                if queue.open is not None and not queue.backed_up:
+                if queue.open is not None and not self._backed_up(queue):
                     self._wake_for(queue.open)
         return requests
 
-    def answered(self, topic: str, batches: list[ProducerBatch]) -> None:
-        """A request is answered for good: others for its partitions may be sent."""
+    def release(self, topic: str, partitions: Iterable[int]) -> None:
+        """These partitions of a request are answered for good, others are not: more for them may leave."""
+        with self._lock:
+            self._topic(topic).release(partitions)
+
+    def answered(self, topic: str, partitions: Iterable[int]) -> None:
+        """A request is answered for good; ``partitions`` are those that were not released before."""
         with self._lock:
             self._in_flight -= 1
-            self._topic(topic).answered(batches)
+            self._topic(topic).release(partitions)
 
     # ---- what became of it -------------------------------------------------------------------------------------------
 
@@ -216,19 +223,20 @@ class RecordAccumulator:
         base_offset: int = -1,
         error: LogStoreError | None = None,
     ) -> None:
-        """As ``Outcome.complete``; with the last of its rows callbacks are called, and memory is free."""
+        """As ``Outcome.complete``; with the last of its rows, and their callbacks, memory is free."""
         if not len(rows):
             return
         if error is not None:
             with self._lock:
                 self._incomplete.failed(error)
-        if not outcome.complete(rows, partition, base_offset, error):
+        is_last, raised = outcome.complete(rows, partition, base_offset, error)
+        if not is_last and raised is None:
             return
-        raised = outcome.call_back()
         with self._lock:
             self._incomplete.failed(raised)
-            self._incomplete.remove(outcome)
-            self._free_memory(outcome.size)
+            if is_last:
+                self._incomplete.remove(outcome)
+                self._free_memory(outcome.size)
 
     def begin_flush(self) -> tuple[list[ClosedBatch], int]:
         """Close all open batches; with the number that ``await_flush`` takes."""
@@ -293,9 +301,11 @@ class RecordAccumulator:
             if not batch.flat:
                 # Opened a moment ago: its first record is about to join.
                 end = max(end, now + _GRACE_SECONDS)
-            if queue.backed_up:
-                # The batch could not be sent now; ``drain`` wakes this thread when it can.
+            if self._backed_up(queue):
+                # It could not leave; `drain` wakes us when it can.
                 continue
+            if queue.has_waiting:
+                end = max(end, batch.since + _BEHIND_OTHERS_SECONDS)
             if now >= end and len(batch) > _SMALL_BATCH_RECORDS:
                 self._free_memory(batch.give_back_room())
                 end += _GRACE_SECONDS
@@ -304,6 +314,11 @@ class RecordAccumulator:
             else:
                 self._wake_at = min(self._wake_at, end)
         return due
+
+    def _backed_up(self, queue: TopicQueue) -> bool:
+        """Whether a batch closed now would wait behind others, whichever partitions its records are for."""
+        may_leave = self._in_flight < self._options.max_in_flight_requests_per_connection
+        return queue.is_unsplit or (queue.has_waiting and not (may_leave and queue.has_free_partition))
 
     def _wake_for(self, batch: OpenBatch) -> None:
         """Wake the thread that lingers in time to close ``batch``."""

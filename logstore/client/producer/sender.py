@@ -29,6 +29,7 @@ from logstore.client.producer.partition_choice import PartitionChoice
 from logstore.client.producer.produce_requests import ProduceRequests, as_log_store_error
 from logstore.client.producer.producer_batch import ProducerBatch, split
 from logstore.client.producer.record_accumulator import RecordAccumulator
+from logstore.client.producer.retries import Retries
 from logstore.client.producer.topic_queue import ClosedBatch
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError, RequestTimedOutError, UnknownPartitionError, UnknownTopicError
@@ -44,7 +45,8 @@ class Sender:
         self._accumulator = accumulator
         self._transport = transport
         self._options = options
-        self._requests = ProduceRequests(transport, options, self._complete, self.find_partitions)
+        self._retries = Retries(options)
+        self._requests = ProduceRequests(transport, options, self._retries, self._complete, self.find_partitions)
         self._choice = PartitionChoice(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -77,8 +79,8 @@ class Sender:
                 self._run(partial(self._ask_for_partitions, batch.outcome.topic))
 
     def find_partitions(self, topic: str, give_up: float, outcomes: Iterable[Outcome] = ()) -> TopicPartitions:
-        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``ask``."""
-        answer = self._requests.ask(
+        """Ask for the partitions of ``topic``, until ``give_up`` (monotonic); ``outcomes`` as of ``Retries.ask``."""
+        answer = self._retries.ask(
             lambda timeout_s: self._transport.request_once("GET", topic_path(topic), timeout_s=timeout_s),
             give_up,
             outcomes,
@@ -91,7 +93,7 @@ class Sender:
     def stop(self, why: str) -> None:
         """Close the accumulator, and end the threads and their waits. Records that were not sent fail."""
         batches, parts = self._accumulator.close(why)
-        self._requests.stop()
+        self._retries.stop()
         for part in parts:
             self._complete(part, -1, _closed_before())
         for batch in batches:
@@ -164,8 +166,17 @@ class Sender:
                 self._run(partial(self._deliver, topic, batches))
 
     def _deliver(self, topic: str, batches: list[ProducerBatch]) -> None:
-        self._requests.send(topic, batches)
-        self._accumulator.answered(topic, batches)
+        unanswered = {batch.partition for batch in batches}
+
+        def release(partitions: set[int]) -> None:
+            """Some are answered, and others may take long."""
+            if released := partitions & unanswered:
+                unanswered.difference_update(released)
+                self._accumulator.release(topic, released)
+                self._send_requests()
+
+        self._requests.send(topic, batches, release)
+        self._accumulator.answered(topic, unanswered)
         self._send_requests()
 
     def _ask_for_partitions(self, topic: str) -> None:
@@ -218,10 +229,13 @@ class Sender:
     # ---- what became of it -------------------------------------------------------------------------------------------
 
     def _complete(self, batch: ProducerBatch, base_offset: int, error: LogStoreError | None) -> None:
-        if error is None:
-            self._accumulator.complete(batch.outcome, batch.rows, batch.partition, base_offset)
-        else:
-            self._fail(batch.outcome, batch.rows, error, batch.partition)
+        for each in batch.batches:
+            if error is None:
+                self._accumulator.complete(each.outcome, each.rows, each.partition, base_offset)
+            else:
+                self._fail(each.outcome, each.rows, error, each.partition)
+            if base_offset >= 0:
+                base_offset += len(each.rows)
 
     def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
         if isinstance(error, (UnknownPartitionError, UnknownTopicError)):

@@ -3,13 +3,14 @@
 Invariants:
 
 - A batch's parts line up after those of the batches before it, so that a partition's are in the order of ``send``.
-- A partition has one request on its way at a time: its records reach the store in order, also with retries.
+- A partition with a request on its way gives out nothing: its records reach the store in order, whatever is sent again.
+- Such a partition holds up no other: what waits for it waits in a line of its own.
 
 Used under the lock of ``RecordAccumulator``.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,12 +19,12 @@ import pyarrow as pa
 
 from logstore.client.metadata import TopicPartitions
 from logstore.client.producer.delivery import Outcome
-from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.producer_batch import BATCHES_PER_PARTITION_MAX, ProducerBatch
 from logstore.client.producer.record_columns import RecordList
+from logstore.limits import REQUEST_RECORDS_MAX
 
-# The store remembers the last five batches of a producer in each partition (KIP-98): a request of more could not be
-# told from others when it is sent again.
-_BATCHES_PER_PARTITION_MAX = 5
+# More batches of one partition than the store can tell from others are joined to one, so only small ones.
+_JOINED_BYTES_MAX = 64 * 1024
 # The names of a request's partitions stand in a header.
 _PARTITIONS_PER_REQUEST_MAX = 1_000
 # Batches of one request share its outcome, so their deadlines are close together.
@@ -87,9 +88,19 @@ class TopicQueue:
         self._on_their_way: set[int] = set()
 
     @property
-    def backed_up(self) -> bool:
-        """Whether a batch closed now would wait behind others that were not sent."""
-        return bool(self.closed or self._waiting)
+    def is_unsplit(self) -> bool:
+        """Whether batches are closed whose partitions are not known yet."""
+        return bool(self.closed)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether there are parts that have not left."""
+        return bool(self._waiting)
+
+    @property
+    def has_free_partition(self) -> bool:
+        """Whether there is a partition without a request on its way."""
+        return self.partitions is not None and len(self._on_their_way) < self.partitions.count
 
     @property
     def unsplit(self) -> ClosedBatch | None:
@@ -118,9 +129,18 @@ class TopicQueue:
             if partition in self._on_their_way:
                 continue
             parts = self._waiting[partition]
-            for _ in range(min(len(parts), _BATCHES_PER_PARTITION_MAX)):
+            among, own_size, own_records = parts[0].chosen_among, 0, 0
+            for count in range(len(parts)):
                 part = parts[0]
                 if taken and (size + part.message.size > max_bytes or part.deadline > give_up):
+                    break
+                if count and part.chosen_among != among:
+                    break
+                own_size += part.message.size
+                own_records += len(part.rows)
+                if count >= BATCHES_PER_PARTITION_MAX and (
+                    own_size > _JOINED_BYTES_MAX or own_records > REQUEST_RECORDS_MAX
+                ):
                     break
                 give_up = give_up or part.deadline + _DEADLINE_SPREAD_SECONDS
                 taken.append(parts.popleft())
@@ -136,9 +156,9 @@ class TopicQueue:
                 break
         return taken
 
-    def answered(self, parts: list[ProducerBatch]) -> None:
-        """A request is answered for good."""
-        self._on_their_way.difference_update(part.partition for part in parts)
+    def release(self, partitions: Iterable[int]) -> None:
+        """What was on its way to these is answered for good."""
+        self._on_their_way.difference_update(partitions)
 
     def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
         """Take out all batches that were not sent, but for those that a thread is splitting."""

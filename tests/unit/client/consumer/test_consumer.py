@@ -63,18 +63,31 @@ def group() -> str:
     return f"g-{uuid4().hex[:12]}"
 
 
-def drain(consumer: Consumer, at_least: int = 0, **options) -> dict[int, list[int]]:
-    """Offsets by partition, until nothing comes; the first ``at_least`` records however long they take."""
+def read(consumer: Consumer, expected: dict[int, list[int]], **options) -> None:
+    """Poll until as many records have come as are ``expected``, offsets by partition, and find that they are these."""
     found: dict[int, list[int]] = {}
-    while records := consumer.poll(**{"timeout_s": 20 if sum(map(len, found.values())) < at_least else 0.3, **options}):
+    while (missing := sum(map(len, expected.values())) - sum(map(len, found.values()))) > 0:
+        records = consumer.poll(timeout_s=20, **options)
+        assert records, f"{missing} of {expected} did not come"
         for record in records:
             found.setdefault(record.partition, []).append(record.offset)
-    return found
+    assert found == expected
+    assert consumer.poll(timeout_s=0) == []
 
 
-def drain_for_ever(consumer: Consumer) -> None:
+def read_nothing_until(consumer: Consumer, partition: TopicPartition, position: int) -> None:
+    """Poll until the position is there, and find that no record comes."""
+
+    def is_there() -> bool:
+        assert consumer.poll(timeout_s=0.01) == []
+        return consumer.position(partition) == position
+
+    eventually(is_there, f"{partition} is not read up to {position}")
+
+
+def poll_for_ever(consumer: Consumer) -> None:
     while True:
-        drain(consumer)
+        consumer.poll()
 
 
 def take(consumer: Consumer, count: int) -> list:
@@ -94,7 +107,7 @@ def test_every_record_comes_once_in_small_fetches_over_sealed_and_tail(store: st
     post(store, filled, 0, [b"tail"])
     with Consumer(store, auto_offset_reset="earliest", fetch_max_bytes=300, max_partition_fetch_bytes=100) as consumer:
         consumer.subscribe([filled])
-        assert drain(consumer, max_records=7) == {0: list(range(101)), 2: list(range(50))}
+        read(consumer, {0: list(range(101)), 2: list(range(50))}, max_records=7)
         positions = {p.partition: consumer.position(p) for p in consumer.assignment()}
         assert positions == {0: 101, 1: 0, 2: 50, 3: 0}
 
@@ -198,7 +211,7 @@ def test_where_it_begins(store: str, filled: str, group: str):
         consumer.seek_to_beginning()
         consumer.seek(partitions[0], 98)
         consumer.seek_to_end([partitions[1]])
-        assert drain(consumer) == {0: [98, 99]}
+        read(consumer, {0: [98, 99]})
         assert consumer.beginning_offsets(partitions) == dict.fromkeys(partitions, 0)
         assert consumer.end_offsets(partitions) == dict(zip(partitions, (100, 50), strict=True))
         found = consumer.offsets_for_times(dict.fromkeys(partitions, 60_001))
@@ -207,13 +220,13 @@ def test_where_it_begins(store: str, filled: str, group: str):
         admin.commit_offsets(group, {partitions[0]: 97})
     with Consumer(store, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
         consumer.subscribe([filled])
-        assert drain(consumer) == {0: [97, 98, 99], 2: list(range(50))}
+        read(consumer, {0: [97, 98, 99], 2: list(range(50))})
     with Consumer(store, group_id=group, auto_offset_reset="none") as consumer:
         consumer.assign(partitions)
         with pytest.raises(NoOffsetForPartitionError, match="partition 2"):
             consumer.poll()
         consumer.seek(partitions[1], 49)
-        assert drain(consumer) == {0: [97, 98, 99], 2: [49]}
+        read(consumer, {0: [97, 98, 99], 2: [49]})
 
 
 @pytest.mark.parametrize("reset", ["earliest", "latest", "none"])
@@ -238,8 +251,7 @@ def test_the_log_start_passes_the_position(store: str, filled: str, admin: Admin
         elif reset == "earliest":
             assert [record.offset for record in take(consumer, 60)] == list(range(40, 100))
         else:
-            assert consumer.poll(timeout_s=0.3) == []
-            assert consumer.position(partition) == 100
+            read_nothing_until(consumer, partition, 100)
             post(store, filled, 0, [b"new"])
             assert take(consumer, 1)[0].offset == 100
 
@@ -249,11 +261,10 @@ def test_gaps_of_compaction_are_stepped_over(own: ServerProcess):
     partition = TopicPartition("gaps", 0)
     with Consumer(own.url, auto_offset_reset="earliest", fetch_max_wait_ms=50) as consumer:
         consumer.assign([partition])
-        assert drain(consumer, 3, max_records=2) == {0: [2, 3, 7]}
-        assert consumer.position(partition) == 10
+        read(consumer, {0: [2, 3, 7]}, max_records=2)
+        read_nothing_until(consumer, partition, 10)
         consumer.seek(partition, 8)
-        assert drain(consumer) == {}
-        assert consumer.position(partition) == 10
+        read_nothing_until(consumer, partition, 10)
         post(own.url, "gaps", 0, [b"a", b"b"], keys=[b"k", b"k"])
         assert [record.offset for record in take(consumer, 2)] == [10, 11]
         consumer.seek(partition, 8)
@@ -277,13 +288,14 @@ def test_what_is_assigned_subscribed_and_paused(store: str, filled: str, topic: 
         assert consumer.position(first) == at
         consumer.pause([first])
         assert consumer.paused() == {first}
-        assert drain(consumer) == {}
+        post(store, filled, 1, [b"the other partition is read"])
+        read(consumer, {1: [0]})
         consumer.resume([first])
         assert consumer.paused() == frozenset()
-        assert drain(consumer) == {0: list(range(at, 100))}
+        read(consumer, {0: list(range(at, 100))})
         consumer.subscribe([filled])
         assert consumer.subscription() == {filled}
-        assert drain(consumer) == {2: list(range(50))}
+        read(consumer, {2: list(range(50))})
         consumer.unsubscribe()
         assert consumer.assignment() == consumer.subscription() == frozenset()
         with pytest.raises(InvalidRequestError, match=r"subscribe\(\) or assign\(\)"):
@@ -502,7 +514,7 @@ def test_a_failed_auto_commit_is_told(store: str, filled: str, group: str, admin
         consumer.pause([TopicPartition(other, 0)])
         admin.delete_topic(other)
         with pytest.raises(UnknownTopicError, match=other):
-            drain_for_ever(consumer)
+            poll_for_ever(consumer)
         consumer.assign([TopicPartition(filled, 0)])
     assert [(o.topic, o.offset) for o in admin.group_offsets(group)] == [(filled, 100)]
 
@@ -566,7 +578,7 @@ def test_what_comes_after_a_seek_a_pause_or_an_assign_is_dropped(store: str, fil
             consumer.assign([other])
         transport.released.set()
         expected = {2: list(range(50))} | ({0: list(range(90, 100))} if does == "seek" else {})
-        assert drain(consumer) == expected
+        read(consumer, expected)
 
 
 def test_seek_pause_and_assign_race_with_the_prefetch(store: str, topic: str):
@@ -611,7 +623,7 @@ def test_poll_keeps_to_its_time_while_the_store_has_not_answered_yet(chosen: str
     with Consumer(f"127.0.0.1:{free_port()}", default_api_timeout_ms=200) as consumer:
         consumer.subscribe(["t"])
         with pytest.raises(StoreUnreachableError):
-            drain_for_ever(consumer)
+            poll_for_ever(consumer)
 
 
 def test_restarts_of_the_store_while_polling(own: ServerProcess):
@@ -637,4 +649,4 @@ def test_restarts_of_the_store_while_polling(own: ServerProcess):
         assert len(take(consumer, 100)) == 100
         own.stop()
         with pytest.raises(StoreUnreachableError):
-            drain_for_ever(consumer)
+            poll_for_ever(consumer)

@@ -242,6 +242,76 @@ def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
     assert values(store, topic) == {0: [0, 1], 1: [2]}
 
 
+@pytest.mark.parametrize("linger_ms", [0, 20])
+def test_what_is_queued_behind_a_held_answer_holds_up_no_free_partition(
+    store: str, topic: str, proxy: FaultyProxy, linger_ms: int
+):
+    proxy.hold()
+    with Producer(proxy.url, linger_ms=linger_ms) as producer:
+        slow = [producer.send(topic, "0", partition=0)]
+        eventually(lambda: proxy.seen)
+        told = []
+        for i in range(1, 20):
+            slow.append(producer.send(topic, str(i), partition=0))
+            free = producer.send(
+                topic, str(i), partition=i % 3 + 1, on_delivery=lambda _, metadata: told.append(metadata)
+            )
+            assert free.result(20).partition == i % 3 + 1
+        assert not any(delivery.done() for delivery in slow)
+        eventually(lambda: len(told) == 19)
+        proxy.release()
+    assert [delivery.result().offset for delivery in slow] == list(range(20))
+    assert values(store, topic) == {0: list(range(20)), **{p: list(range(p - 1 or 3, 20, 3)) for p in (1, 2, 3)}}
+
+
+def test_a_partition_that_is_tried_again_holds_up_none_of_its_request(store: str, topic: str, proxy: FaultyProxy):
+    proxy.refuse_partition(2, 50302).hold()
+    with Producer(proxy.url, retry_backoff_ms=1) as producer:
+        producer.send_batch(topic, {"value": ["0", "1", "2"], "partition": [0, 1, 2]})
+        eventually(lambda: len(proxy.seen) == 2)
+        behind = producer.send_batch(topic, {"value": ["3"], "partition": [2]})
+        assert producer.send_batch(topic, {"value": ["4", "5"], "partition": [0, 1]}).result(20).offsets.tolist() == [
+            1,
+            1,
+        ]
+        assert not behind.done()
+        proxy.release()
+    assert values(store, topic) == {0: [0, 4], 1: [1, 5], 2: [2, 3]}
+
+
+@pytest.mark.parametrize("codec", [None, "zstd"])
+def test_batches_that_piled_up_for_a_partition_leave_together(store: str, topic: str, proxy: FaultyProxy, codec):
+    proxy.hold()
+    with Producer(proxy.url, compression_type=codec, retry_backoff_ms=1) as producer:
+        producer.send_batch(topic, {"value": ["0"], "partition": [0]})
+        eventually(lambda: proxy.seen)
+        piled_up = [
+            producer.send_batch(topic, {"value": [f"{i}", f"{i + 1}"], "partition": [0, 0]}) for i in range(1, 41, 2)
+        ]
+        proxy.cut()
+        proxy.release()
+    assert [delivery.result().offsets.tolist() for delivery in piled_up] == [[i, i + 1] for i in range(1, 41, 2)]
+    assert values(store, topic) == {0: list(range(41))}
+    _, together, again = proxy.seen
+    assert together.body == again.body
+    assert identity(again)[2] == "0=1"
+
+
+def test_an_invalid_record_costs_no_other_batch_its_own(store: str, topic: str, proxy: FaultyProxy):
+    # Joined, as there are so many. Refused are the whole, its first half, and of that the first batch; then the second
+    # half, but neither of its halves.
+    proxy.hold().refuse(422, 42206, times=3).pass_on().refuse(422, 42206)
+    with Producer(proxy.url) as producer:
+        producer.send_batch(topic, {"value": ["0"], "partition": [0]})
+        eventually(lambda: proxy.seen)
+        deliveries = [producer.send_batch(topic, {"value": [f"{i}"] * 2, "partition": [0, 0]}) for i in range(1, 8)]
+        proxy.release()
+        assert [type(delivery.exception()) for delivery in deliveries] == [errors.InvalidRecordError, *[type(None)] * 6]
+        with pytest.raises(errors.InvalidRecordError):
+            producer.flush()
+    assert values(store, topic) == {0: [0, *(i for i in range(2, 8) for _ in range(2))]}
+
+
 def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy):
     proxy.hold()
     with Producer(proxy.url, linger_ms=0, max_in_flight_requests_per_connection=1) as producer:

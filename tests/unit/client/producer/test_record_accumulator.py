@@ -119,6 +119,81 @@ def test_batches_have_lingered_at_their_time_but_not_while_others_wait_before_th
     assert accumulator.wait_for_due() is None
 
 
+def part_ways(accumulator: RecordAccumulator, batch: ClosedBatch) -> list[list[int]]:
+    """Split ``batch``: the partitions of each request that leaves then."""
+    assert accumulator.add_parts(batch, parts_of(batch))
+    return [[part.partition for part in batches] for _, batches in accumulator.drain()]
+
+
+def test_what_waits_for_a_busy_partition_holds_up_no_free_one() -> None:
+    accumulator = RecordAccumulator(options(linger_ms=0))
+    accumulator.set_partitions("t", PARTITIONS)
+    left = []
+    for partition in (0, 0, 1):
+        queue_one(accumulator, partition=partition)
+        (batch,) = accumulator.wait_for_due() or ()
+        left.append(part_ways(accumulator, batch))
+    assert left == [[[0]], [], [[1]]]
+
+
+@pytest.mark.parametrize("why", ["all partitions are busy", "no more requests may be in flight"])
+def test_records_gather_in_one_batch_while_none_could_leave(why: str) -> None:
+    in_flight = 1 if why == "no more requests may be in flight" else 2
+    accumulator = RecordAccumulator(options(linger_ms=0, max_in_flight_requests_per_connection=in_flight))
+    accumulator.set_partitions("t", TopicPartitions("id", 2 if in_flight == 1 else 1))
+    for _ in range(2):
+        queue_one(accumulator)
+        (batch,) = accumulator.wait_for_due() or ()
+        part_ways(accumulator, batch)
+    with ThreadPoolExecutor(1) as threads:
+        together = [queue_one(accumulator)]
+        waiting = threads.submit(accumulator.wait_for_due)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.05)
+        together.append(queue_one(accumulator))
+        accumulator.answered("t", [0])
+        assert [part.partition for _, batches in accumulator.drain() for part in batches] == [0]
+        (batch,) = waiting.result(10) or ()
+    assert {delivery.outcome for delivery in together} == {batch.outcome}
+
+
+def test_a_record_is_done_and_called_back_with_its_partition_and_the_batch_with_the_last(
+    accumulator: RecordAccumulator,
+) -> None:
+    first, second = queue_one(accumulator), queue_one(accumulator, partition=1)
+    told: list[object] = []
+    second.add_done_callback(told.append)
+    first.add_done_callback(told.append)
+    (batch,), number = accumulator.begin_flush()
+    batch.outcome.add_callback(lambda: told.append("all"))
+    accumulator.complete(batch.outcome, np.array([1]), 1, 7)
+    assert (first.done(), second.done(), batch.outcome.done()) == (False, True, False)
+    assert second.result() == ("t", 1, 7)
+    assert told == [second]
+    with pytest.raises(RequestTimedOutError):
+        first.result(0)
+    with pytest.raises(RequestTimedOutError):
+        accumulator.await_flush(number, 0)
+    accumulator.complete(batch.outcome, np.array([0]), 0, 3)
+    assert told == [second, first, "all"]
+    assert (first.result(), second.result()) == (("t", 0, 3), ("t", 1, 7))
+    accumulator.await_flush(number, 0)
+
+
+def test_memory_is_free_when_the_callbacks_of_all_partitions_have_returned(accumulator: RecordAccumulator) -> None:
+    queue_one(accumulator), queue_one(accumulator, partition=1)
+    (batch,), number = accumulator.begin_flush()
+
+    def complete_the_other() -> None:
+        accumulator.complete(batch.outcome, np.array([1]), 1, 0)
+        with pytest.raises(RequestTimedOutError):
+            accumulator.await_flush(number, 0)
+
+    batch.outcome.add_callback(complete_the_other, 0)
+    accumulator.complete(batch.outcome, np.array([0]), 0, 0)
+    accumulator.await_flush(number, 0)
+
+
 def test_partitions_are_asked_for_by_one_at_a_time_and_whoever_waits_is_split() -> None:
     accumulator = RecordAccumulator(options())
     queue_one(accumulator)

@@ -1,0 +1,100 @@
+"""One produce request: batches for partitions of one topic, what they are counted as, and what it may be cut into.
+
+Invariants:
+
+- Partitions of a request that are sent by themselves are counted as they were in the whole: the store knows them again.
+- Parts of a partition are counted anew, so they are made only when nothing of the partition can be stored.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from logstore import errors
+from logstore.client.metadata import TopicIdentity
+from logstore.client.producer.producer_batch import ProducerBatch
+from logstore.client.producer.producer_identity import Identity
+from logstore.errors import LogStoreError
+
+ARROW_STREAM = "application/vnd.apache.arrow.stream"
+# Refusals of all that are about one partition, one batch or one record of the request. Nothing of it was stored.
+_OF_A_RECORD = (errors.RecordTooLargeError, errors.RequestTooLargeError)
+_OF_A_BATCH = (*_OF_A_RECORD, errors.InvalidRecordError)
+_OF_A_PARTITION = (
+    *_OF_A_BATCH,
+    errors.UnknownPartitionError,
+    errors.OutOfOrderSequenceError,
+    errors.DuplicateSequenceError,
+    errors.InvalidProducerEpochError,
+)
+
+
+@dataclass(slots=True)
+class ProduceRequest:
+    """``batches``: those of one partition follow one another.
+
+    ``in_doubt``: the partitions whose records may be stored, for all that is known. ``refusals``: why partitions did
+    not take their records in the last try, where that was about them alone.
+    """
+
+    topic: TopicIdentity
+    batches: list[ProducerBatch]
+    identity: Identity | None = None
+    sequences: dict[int, int] = field(default_factory=dict)
+    in_doubt: set[int] = field(default_factory=set)
+    refusals: dict[int, LogStoreError] = field(default_factory=dict)
+
+    @property
+    def partitions(self) -> dict[int, int]:
+        """The records of each partition."""
+        counts: dict[int, int] = {}
+        for batch in self.batches:
+            counts[batch.partition] = counts.get(batch.partition, 0) + len(batch.rows)
+        return counts
+
+    @property
+    def headers(self) -> dict[str, str]:
+        headers = {"Content-Type": ARROW_STREAM, "Logstore-Topic-Id": self.topic.topic_id}
+        if self.identity is not None:
+            headers |= {
+                "Logstore-Producer-Id": str(self.identity.producer_id),
+                "Logstore-Producer-Epoch": str(self.identity.producer_epoch),
+                "Logstore-Base-Sequences": ",".join(
+                    f"{partition}={self.sequences[partition]}" for partition in self.partitions
+                ),
+            }
+        return headers
+
+    def part(self, partitions: Collection[int]) -> "ProduceRequest":
+        """Some of its partitions: as they were counted in the whole."""
+        batches = [batch for batch in self.batches if batch.partition in partitions]
+        in_doubt = self.in_doubt.intersection(partitions)
+        return ProduceRequest(self.topic, batches, self.identity, self.sequences, in_doubt)
+
+    def by_error(self, error: LogStoreError) -> "list[tuple[ProduceRequest, LogStoreError]]":
+        """The request failed with ``error``: its partitions, each with its own refusal if it has one."""
+        refused = [(self.part({partition}), refusal) for partition, refusal in self.refusals.items()]
+        others = self.part(self.partitions.keys() - self.refusals.keys())
+        return [*refused, (others, error)] if others.batches else refused
+
+    def halves(self, error: LogStoreError, codec: str | None) -> "list[ProduceRequest]":
+        """What to send after a refusal that may be about few of the records, last first; nothing when it is about all.
+
+        Refused are partitions at first, then each batch by itself, and for what is too large each record.
+        """
+        if not isinstance(error, _OF_A_PARTITION):
+            return []
+        batches = self.batches
+        ends = [at for at, (a, b) in enumerate(pairwise(batches), 1) if a.partition != b.partition]
+        if ends:
+            middle = ends[len(ends) // 2]
+            first, second = batches[:middle], batches[middle:]
+            return [self.part({batch.partition for batch in half}) for half in (second, first)]
+        if not isinstance(error, _OF_A_BATCH) or self.in_doubt:
+            return []
+        if len(batches) == 1 and (batches[0].joined or (isinstance(error, _OF_A_RECORD) and len(batches[0].rows) > 1)):
+            batches = list(batches[0].halves(codec))
+        if len(batches) == 1:
+            return []
+        middle = len(batches) // 2
+        return [ProduceRequest(self.topic, batches[middle:]), ProduceRequest(self.topic, batches[:middle])]

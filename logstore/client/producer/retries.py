@@ -1,0 +1,72 @@
+"""One request, tried until it is answered or refused for good: which errors are tried again, how often, and when.
+
+Invariant: a request ends within its time, and at once when the producer stops.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+from logstore import errors
+from logstore.client.connections import Answer
+from logstore.client.producer.delivery import Outcome
+from logstore.client.producer.options import ProducerOptions
+from logstore.errors import LogStoreError
+
+
+class Retries:
+    """Safe from several threads."""
+
+    def __init__(self, options: ProducerOptions) -> None:
+        self._options = options
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """Nothing is sent any more."""
+        self._stopped.set()
+
+    def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
+        """``once(timeout_s)`` until it is answered or refused for good, or time (``give_up``, monotonic) or the retries
+        are up.
+
+        ``outcomes`` are those that wait for it, and get to know why it takes long. Raises what the last try raised;
+        RequestTimedOutError where there was none.
+        """
+        failed: LogStoreError | None = None
+        for attempt, backoff in enumerate(self._backoffs()):
+            remaining = give_up - time.monotonic()
+            if self._stopped.is_set() or remaining <= 0:
+                raise failed or errors.RequestTimedOutError(f"{self._too_late()}: it is not stored")
+            try:
+                return once(min(remaining, self._options.request_timeout_ms / 1000))
+            except LogStoreError as error:
+                if not error.retriable or attempt >= self._options.retries:
+                    raise
+                failed = error
+                for outcome in outcomes:
+                    outcome.last_error = error
+            wait = max(backoff, failed.retry_after_s) if isinstance(failed, errors.ThrottledError) else backoff
+            if time.monotonic() + wait > give_up or self._stopped.wait(wait):
+                raise failed
+        raise AssertionError
+
+    def _too_late(self) -> str:
+        if self._stopped.is_set():
+            return "The producer was closed before this was sent"
+        return f"Not sent within delivery_timeout_ms = {self._options.delivery_timeout_ms}"
+
+    def _backoffs(self) -> Iterator[float]:
+        wait, longest = self._options.retry_backoff_ms / 1000, self._options.retry_backoff_max_ms / 1000
+        while True:
+            # Jitter, so that many producers do not come back in one moment.
+            yield min(wait, longest) * random.uniform(0.8, 1.2)  # noqa: S311 (not a secret)
+            wait *= 2
+
+
+def may_be_stored(error: LogStoreError) -> bool:
+    """Whether a request that failed so may have taken effect; a 4xx, a 429 and a 503 say that it has not."""
+    if isinstance(error, errors.StoreUnreachableError):
+        return False
+    unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)
+    return type(error) is LogStoreError or isinstance(error, unknown)
