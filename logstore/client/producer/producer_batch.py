@@ -63,8 +63,8 @@ class ProducerBatch:
 def join_many(batches: list[ProducerBatch], codec: str | None) -> list[ProducerBatch]:
     """The same records in no more batches of a partition than the store can tell from others when they are sent again.
 
-    Those of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy, so it
-    is for small ones.
+    Those of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy: it
+    is for small batches.
     """
     if len(batches) <= BATCHES_PER_PARTITION_MAX:
         return batches
