@@ -114,7 +114,7 @@ def run_cases(
 
 
 def find_peers(console: Console, *, alone: bool) -> Peers:
-    """What there is to compare with; what is missing is told."""
+    """The tools to compare with; missing ones are told."""
     kafka = "as was asked for" if alone else find_kafka()
     if not isinstance(kafka, Kafka):
         console.print(f"benchmarks: ours alone, without Kafka: {kafka}")

@@ -9,7 +9,7 @@ from benchmarks.measure import Target
 from benchmarks.run import Case, Contender, Stage
 from benchmarks.server import BenchmarkError, Turn
 
-#: What a change may cost of the rate, and in CPU a record, memory and the time of a start.
+#: Bounds of a change's cost: of the rate, CPU a record, memory and the time of a start.
 _LOSS = 0.1
 _LOSS_OF_SINGLE_RECORDS = 0.15
 

@@ -1,4 +1,4 @@
-"""What is compared with what, and what is to come out.
+"""The cases: what is compared with what, and the goals.
 
 ``DEFAULT`` takes about 20 minutes. ``MATRIX`` goes from the first two and their like along one axis at a time: payload,
 partitions, connections, records a request; an hour more. A case's first contender is ours.

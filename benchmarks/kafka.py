@@ -45,7 +45,7 @@ class Kafka:
         return [self.java, *options, log4j, "-cp", f"{self.libs}/*", main_class, *arguments]
 
     def tool(self, main_class: str, *arguments: str, timeout: float = 120) -> str:
-        """What one of Kafka's own tools prints."""
+        """The output of one of Kafka's own tools."""
         return run_command(self.command(_TOOL_OPTIONS, main_class, *arguments), timeout=timeout)
 
 

@@ -1,4 +1,4 @@
-"""What a run depends on beside the code, so that a result can be read years later."""
+"""The machine and versions of a run, so that a result can be read years later."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What is measured, what is to be reached, and what a run found: plain values and arithmetic, no processes.
+"""Measures, goals and results of a run: plain values and arithmetic, no processes.
 
 A ratio is always ours over theirs within one round, when both ran one after the other; a machine that was slower for a
 while slowed both down. What is told of a ratio is the median over the rounds, with the lowest and the highest.

@@ -1,4 +1,4 @@
-"""What a store does beside answering: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
+"""Operations of a store beside answers: rolls, starts, recovery, waiting readers. Contenders, as those of ``ours``."""
 
 import itertools
 import resource
@@ -186,7 +186,7 @@ class BrokerRecovery:
 
 @dataclass(frozen=True, slots=True)
 class ManyTopics:
-    """What so many topics cost: the start, a core at rest, another topic, and a stop with records in all of them."""
+    """The cost of many topics: the start, a core at rest, another topic, and a stop with records in all of them."""
 
     topics: int = 1_000
     created: int = 20
@@ -239,7 +239,7 @@ class ManyTopics:
 
 @dataclass(frozen=True, slots=True)
 class IdlePolls:
-    """What a store has resident with so many long polls waiting at the end of a topic that is in the journal alone."""
+    """The resident memory of a store with many long polls at the end of a topic that is in the journal alone."""
 
     workload: Workload
     records: int

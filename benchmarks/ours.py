@@ -165,7 +165,7 @@ def run_client(specification: Mapping[str, Any], checkout: Path) -> Result:
 def http_specification(
     stage: Stage, store: Store, workload: Workload, form: Form, topic: str = TOPIC
 ) -> dict[str, object]:
-    """What the HTTP load programs want to know, but for the time."""
+    """The arguments of the HTTP load programs, but for the time."""
     return {
         **store.address,
         "paths": workload.paths(topic),

@@ -13,7 +13,7 @@ from benchmarks.server import ROOT, BenchmarkError, Store, Turn
 
 @dataclass(frozen=True, slots=True)
 class Peers:
-    """What this machine has beside the store: None where it is missing. ``confluent`` and ``wrk`` are paths."""
+    """Tools of this machine, None where one is missing. ``confluent`` and ``wrk`` are paths."""
 
     kafka: Kafka | None = None
     confluent: str | None = None
@@ -64,7 +64,7 @@ class CaseResult:
 
 @dataclass
 class Stage:
-    """What the contenders of one case share: a directory, and one broker if any of them asks for it."""
+    """The surroundings of a case's contenders: a directory, and one broker if any of them asks for it."""
 
     directory: Path
     peers: Peers

@@ -184,7 +184,7 @@ class Store(Server):
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a load program found."""
+    """The result of a load program."""
 
     records: int
     seconds: float

@@ -1,8 +1,8 @@
-"""What a consumer group may do with its offsets: commit, look at them and at its lag, be deleted.
+"""The group coordinator: commit and read offsets, read the lag, list and delete groups.
 
-Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. It
-belongs to one topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of the same
-name is made again. A request is committed as a whole or refused as a whole.
+Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. The
+offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of
+the same name is made again. A request is committed as a whole or refused as a whole.
 """
 
 import asyncio
@@ -14,10 +14,10 @@ from typing import Self
 import structlog
 
 from consumer_offsets.offset_log import OffsetLog, TopicPartition
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
     InvalidGroupError,
@@ -42,7 +42,7 @@ _TIMEOUT_MS = 30_000
 class OffsetToCommit:
     """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
 
-    ``topic_id``: of the topic that was read; None for whichever has the name now.
+    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now.
     """
 
     topic: str
@@ -66,8 +66,8 @@ class CommittedOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` is how many offsets there are to ``high_watermark``: from ``committed_offset``, or from
-    ``log_start_offset`` where nothing is committed (None).
+    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
+    ``high_watermark``.
     """
 
     topic: str
@@ -79,11 +79,11 @@ class PartitionLag:
 
 
 class GroupCoordinator:
-    """On the broker's event loop. Make one with ``start`` after the broker's; it is the only writer of its topic."""
+    """Runs on the broker's event loop. ``start`` it after the broker. It is the only writer of its topic."""
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
-        self._access = broker.access
+        self._authorizer = broker.authorizer
         self._clock = clock
         self._offsets = OffsetLog(broker)
 
@@ -99,7 +99,7 @@ class GroupCoordinator:
 
     @classmethod
     async def start(cls, broker: Broker, *, clock: Clock | None = None) -> Self:
-        """Load what was committed, and follow the deletion of topics. CorruptionError if it does not read back."""
+        """Load the committed offsets, and follow the deletion of topics. CorruptionError if they cannot be read."""
         coordinator = cls(broker, clock or SystemClock())
         await coordinator._offsets.load()
         await coordinator._take_back_orphans()
@@ -123,32 +123,32 @@ class GroupCoordinator:
         UnknownTopicIdError, UnknownPartitionError, OffsetOutOfRangeError; RequestTimedOutError (it may or may not be
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
-        self._access.require(context, Operation.READ, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         _check_group_name(group)
         _check_request(offsets)
         for name in dict.fromkeys(asked.topic for asked in offsets):
-            self._access.require(context, Operation.READ, ResourceType.TOPIC, name)
+            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
         self._check_offsets(offsets)
         topic = await self._offsets.open_topic()
-        # Again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing waits.
+        # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
         commits = self._check_offsets(offsets)
         await self._offsets.append(topic, group, commits, timeout_ms=timeout_ms)
 
     def groups(self, context: RequestContext) -> list[str]:
-        """Groups that have committed something, of those that whoever asks may see; sorted."""
+        """Names of the groups with committed offsets that the principal may describe, sorted."""
         names = sorted(group for group in self._offsets.groups() if self._has_current(group))
-        return self._access.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
+        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
 
     def committed(self, context: RequestContext, group: str, topic: str | None = None) -> list[CommittedOffset]:
-        """By topic and partition; of one ``topic`` if named, else of those that whoever asks may see.
+        """Committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may describe.
 
         Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         if topic is not None:
             self._broker.topic(context, topic)
         known = self._known(group)
-        shown = self._access.described(context, [key.topic for key, _ in known])
+        shown = self._authorizer.described(context, [key.topic for key, _ in known])
         return [
             CommittedOffset(*key, commit.offset, commit.metadata, commit.leader_epoch, commit.commit_timestamp)
             for key, commit in known
@@ -156,14 +156,15 @@ class GroupCoordinator:
         ]
 
     def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
-        """All partitions of the topics that the group has committed to, of those that whoever asks may see, in order.
+        """The lag in all partitions of the topics that the group has committed to and the principal may describe, in
+        order.
 
         Raises GroupAuthorizationError, UnknownGroupError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = {key: commit.offset for key, commit in self._known(group)}
         lags = []
-        for name in sorted(self._access.described(context, [key.topic for key in committed])):
+        for name in sorted(self._authorizer.described(context, [key.topic for key in committed])):
             for log in self._broker.topic(INTERNAL, name).partitions:
                 offset = committed.get(TopicPartition(name, log.partition))
                 begin = log.log_start_offset if offset is None else offset
@@ -172,11 +173,11 @@ class GroupCoordinator:
         return lags
 
     async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
-        """Take back all that the group has committed.
+        """Delete the group: all its committed offsets.
 
         Raises GroupAuthorizationError, UnknownGroupError, and as ``commit`` when it cannot.
         """
-        self._access.require(context, Operation.DELETE, ResourceType.GROUP, group)
+        self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
         topic = await self._offsets.open_topic()
         await self._offsets.append(topic, group, dict.fromkeys(self._offsets.keys(group)), timeout_ms=timeout_ms)
@@ -234,7 +235,7 @@ class GroupCoordinator:
         await self._take_back(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
 
     async def _take_back_orphans(self) -> None:
-        """Offsets of topics whose deletion a crash cut short; those of one that is missing wait for it to come back."""
+        """Delete offsets of topics whose deletion a crash cut short. Offsets of a topic that is missing wait for it."""
         existing = {topic.name: topic.topic_id for topic in self._broker.topics(INTERNAL, include_internal=True)}
 
         def is_orphan(key: TopicPartition, commit: OffsetCommit) -> bool:
@@ -244,11 +245,11 @@ class GroupCoordinator:
         await self._take_back(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
 
     async def _take_back(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
-        """Delete what nobody sees any more: if that fails now, the next start does it."""
+        """Delete offsets that nobody sees any more. If that fails, the next start does it."""
         stale = {group: keys for group in self._offsets.groups() if (keys := keys_of(group))}
         if not stale:
             return
-        # It is there, so that nothing waits for the broker's lock on the catalogue, which a deletion holds.
+        # The topic exists, so this does not wait for the lock on the catalogue, which a deletion holds.
         topic = await self._offsets.open_topic()
         outcomes = await asyncio.gather(
             *(self._offsets.append(topic, g, dict.fromkeys(keys), timeout_ms=_TIMEOUT_MS) for g, keys in stale.items()),

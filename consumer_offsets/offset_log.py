@@ -1,8 +1,8 @@
-"""The committed offsets of all groups: in memory to be read, in ``__consumer_offsets`` to last.
+"""The committed offsets of all groups: read from memory, stored in ``__consumer_offsets``.
 
-Invariants: what is read here is durable. Of two records of one key the later one in the log counts, in whatever order
-their acknowledgements come. All records of a group are in one partition, and those of one ``append`` in one frame of
-the journal: after a crash all of them are there, or none.
+Invariants: an offset that is read here is durable. Of two records of one key the later one in the log counts, in
+whatever order their acknowledgements come. All records of a group are in one partition, and those of one ``append`` in
+one frame of the journal: after a crash all of them are there, or none.
 
 A commit costs one frame, never a Delta commit of its own; the topic rolls every few seconds, like any other.
 """
@@ -38,11 +38,11 @@ from logstore.records.partitioner import murmur2
 
 log = structlog.stdlib.get_logger(__name__)
 
-#: Storage alone shows commits when they are this old; compaction leaves the latest of each key.
+#: Readers of the table see commits that are this old; compaction leaves the latest of each key.
 OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": "5000"}
 
 _LOAD_BYTES = 8 * MIB
-# An append runs to its end, so that memory always follows the log: whoever waits for it has a time limit of its own.
+# An append runs to its end, so that memory always follows the log. Callers have a time-out of their own.
 _UNTIL_KNOWN_MS = 2**31
 
 
@@ -53,7 +53,7 @@ class TopicPartition(NamedTuple):
 
 @dataclass(slots=True)
 class _Latest:
-    """Of one key: ``commit`` of the record at ``log_offset``, and how many later ones are on their way."""
+    """The latest ``commit`` of a key, of the record at ``log_offset``, and how many later records are on their way."""
 
     log_offset: int = -1
     commit: OffsetCommit | None = None
@@ -64,13 +64,13 @@ class OffsetLog:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._groups: dict[str, dict[TopicPartition, _Latest]] = {}
-        #: Why the offsets of some groups are not known: by partition of the topic; None stands for all of them.
+        #: Why the offsets of some groups are not known, by partition of the topic; None stands for all partitions.
         self._unloaded: dict[int | None, LogStoreError] = {}
         self._num_partitions = 1
         self._running: set[asyncio.Task[None]] = set()
 
     async def load(self) -> None:
-        """Read everything there is, before anything else.
+        """Read all committed offsets; to be called before anything else.
 
         Groups whose offsets cannot be read are refused until a restart finds the topic mended; others are served.
         """
@@ -111,7 +111,7 @@ class OffsetLog:
                 by_partition[TopicPartition(key.topic, key.partition)] = _Latest(log_offset, commit)
 
     async def close(self) -> None:
-        """Wait for what is on its way."""
+        """Wait for the appends that are on their way."""
         while self._running:
             await asyncio.wait(self._running)
 
@@ -122,7 +122,7 @@ class OffsetLog:
         return iter(list(self._groups))
 
     def require_loaded(self, group: str) -> None:
-        """Raise why the offsets of ``group`` are not known, if they are not."""
+        """Raise QuarantinedError if the offsets of ``group`` could not be loaded."""
         if self._unloaded:
             error = self._unloaded.get(None) or self._unloaded.get(_partition_of(group, self._num_partitions))
             if error is not None:
@@ -131,13 +131,13 @@ class OffsetLog:
                 )
 
     def commits(self, group: str) -> dict[TopicPartition, OffsetCommit]:
-        """The durable ones. Raises as ``require_loaded``."""
+        """The durable commits of the group. Raises as ``require_loaded``."""
         self.require_loaded(group)
         found = self._groups.get(group, {})
         return {key: latest.commit for key, latest in found.items() if latest.commit is not None}
 
     def keys(self, group: str) -> list[TopicPartition]:
-        """What has to be taken back for the group to have nothing: commits, also those on their way."""
+        """All keys to delete so that the group has no offsets: of durable commits, and of those on their way."""
         return list(self._groups.get(group, ()))
 
     # ---- writing ----------------------------------------------------------------------------------------------------
@@ -154,10 +154,10 @@ class OffsetLog:
     async def append(
         self, topic: Topic, group: str, commits: Mapping[TopicPartition, OffsetCommit | None], *, timeout_ms: int
     ) -> None:
-        """Commit, or take back (None), all or nothing; returns when it is durable.
+        """Commit, or delete (None), all or nothing; returns when that is durable.
 
-        From the call on it is ordered: a later call of any group appends after it. Goes on if the caller is cancelled.
-        Raises RequestTimedOutError (it may still happen), and as ``Broker.produce``.
+        Appends are in the order of the calls, of whatever groups. An append goes on if the caller is cancelled. Raises
+        RequestTimedOutError (the append may still succeed), and as ``Broker.produce``.
         """
         self.require_loaded(group)
         for key in commits:
@@ -176,7 +176,7 @@ class OffsetLog:
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         if not task.cancelled() and isinstance(task.exception(), LogStoreError):
-            # Nobody may be left to hear of it.
+            # The caller may have given up: say it in the log.
             log.warning("group_offsets.not_committed", error=str(task.exception()))
 
     async def _append(self, topic: Topic, group: str, commits: Mapping[TopicPartition, OffsetCommit | None]) -> None:
@@ -200,7 +200,7 @@ class OffsetLog:
             self._let_go(group, commits)
 
     def _let_go(self, group: str, keys: Mapping[TopicPartition, object]) -> None:
-        """A deleted key is remembered until nothing is on its way that its record in the log overrules."""
+        """Forget deleted keys. A key is kept while an older commit of it may still be on its way."""
         by_partition = self._groups[group]
         for key in keys:
             latest = by_partition[key]
@@ -211,7 +211,7 @@ class OffsetLog:
             del self._groups[group]
 
 
-# The hash is made for columns: for one name it costs as much as half of the rest of a commit.
+# ``murmur2`` is made for columns: for one name it takes half as long as the rest of a commit.
 @functools.lru_cache(maxsize=10_000)
 def _partition_of(group: str, num_partitions: int) -> int:
     return (murmur2(group.encode()) & 0x7FFFFFFF) % num_partitions

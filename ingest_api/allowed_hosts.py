@@ -1,9 +1,9 @@
-"""By which names the store may be called, and that a web page of elsewhere changes nothing in it.
+"""Allowed hosts: the names by which the store may be called. Web pages from elsewhere change nothing in it.
 
 A browser sends requests for any page that it shows, also to this machine. A page may give its own name the address of
-this store (DNS rebinding) and is then free to read and write: ``Host`` has the page's name, which is refused. Or a page
-sends without reading the answer: ``Origin`` has the page's name, which is refused for what may change something.
-An address is no such name: nobody can make it lead elsewhere.
+this store (DNS rebinding) and is then free to read and write: ``Host`` then has the page's name, and is refused. Or a
+page sends a request without reading the answer: ``Origin`` then has the page's name, and is refused for methods that
+may change something. An address needs no such check: nobody can make it lead elsewhere.
 """
 
 import functools
@@ -24,7 +24,7 @@ _READING = frozenset(("GET", "HEAD", "OPTIONS"))
 
 
 class AllowedHosts:
-    """``names`` without a port go with any, others only with theirs."""
+    """``names`` without a port are allowed with any port, others only with their own."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._names = frozenset(name.lower() for name in names) | {"localhost"}
@@ -32,7 +32,7 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, settings: Settings) -> "AllowedHosts":
-        """Those of ``allowed.hosts``, ``host`` itself, and this machine's own names if others reach the store."""
+        """The names of ``allowed.hosts``, ``host`` itself, and this machine's names if others reach the store."""
         names = {*settings.allowed_hosts, settings.host}
         if not is_loopback(settings.host):
             machine = socket.gethostname()
@@ -40,7 +40,7 @@ class AllowedHosts:
         return cls(names)
 
     def check(self, method: str, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Raise MisdirectedRequestError, ForeignOriginError. Without ``Host`` (HTTP/1.0) it is no browser that asks."""
+        """Raise MisdirectedRequestError, ForeignOriginError. A request without ``Host`` (HTTP/1.0) is no browser's."""
         host: bytes | None = None
         origins: list[bytes] = []
         for name, value in headers:
@@ -72,7 +72,7 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches ``host``; what has a name other than localhost may be anything."""
+    """Whether only this machine reaches ``host``; False for names other than localhost, which may be anything."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

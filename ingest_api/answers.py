@@ -1,4 +1,4 @@
-"""Bodies of answers that no model makes: column by column, the large ones sent in pieces.
+"""Bodies of answers of the record routes: made column by column, large ones sent in pieces.
 
 Invariant: every answer with a body has a Content-Length.
 """
@@ -21,13 +21,13 @@ from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
 _OFFSET = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
-# Of fewer records an object each costs less than the steps over all of them.
+# For fewer records, an object each costs less than the steps over columns.
 _MATRIX_RECORDS_MIN = 64
 _OFFSETS_BEGIN, _OFFSETS_END = b'{"offsets":[', b'],"key_schema_id":null,"value_schema_id":null}'
 
 
 class BytesResponse(Response):
-    """A Response with nothing left to find out about: 200, and a body of bytes."""
+    """A Response with status 200 and a body of bytes, made in the fewest steps."""
 
     def __init__(self, body: bytes, media_type: str) -> None:
         self.status_code = 200
@@ -40,7 +40,8 @@ class BytesResponse(Response):
 
 
 class RecordsResponse(Response):
-    """A large body, sent as fast as the client takes it (``protocol`` cuts one that does not); reserved until then.
+    """A large body, sent as fast as the client takes it (``protocol`` cuts off a slow client); reserved until it is
+    sent.
 
     The pieces of ``body`` are sent as they are, small ones together.
     """
@@ -67,7 +68,8 @@ class RecordsResponse(Response):
                 else:
                     gathered.append(piece)
                     size += len(piece)
-            # A small piece or none: it is sent when what went before is taken but for a rest as small.
+            # The rest, small or empty. The server takes it when at most as small a rest of the earlier pieces is left
+            # to send.
             await send({"type": "http.response.body", "body": b"".join(gathered)})
 
 
@@ -77,7 +79,7 @@ async def _send_more(send: Send, piece: Buffer) -> None:
 
 
 def common_error(places: RecordPlaces) -> LogStoreError | None:
-    """What a request as a whole failed with: the same kind of error in all of its partitions."""
+    """The error of the request as a whole, if all of its partitions have the same kind of error."""
     if not places.errors or any(offset != NO_OFFSET for offset in places.offsets):
         return None
     first, *others = places.errors.values()
@@ -89,7 +91,7 @@ def offsets_of(
 ) -> bytes:
     """The v2 answer: one object per record, in the order of the request.
 
-    Records that their partition has not taken have one of ``errors``, by partition, as in REST Proxy v2, and no place.
+    Records that were not stored have no place and the error of their partition, from ``errors``, as in REST Proxy v2.
     """
     if errors:
         return _offsets_or_errors(partitions, offsets, errors)
@@ -146,7 +148,7 @@ def produced_offsets(result: ProduceResult) -> bytes:
 def produced_ranges(result: ProduceResult) -> bytes:
     """The short answer, for bodies in columns: offsets are consecutive within a partition.
 
-    If some partitions have not taken their records, every range says whether there was an error, too.
+    If records of some partitions were not stored, every range also says whether there was an error.
     """
     ranges: list[dict[str, Any]] = [
         {"partition": produced.partition, "base_offset": produced.base_offset, "count": produced.count}

@@ -25,7 +25,8 @@ from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.quotas import Quotas
 from logstore.errors import LogStoreError
 from logstore.settings import Settings
 
@@ -35,20 +36,20 @@ _DESCRIPTION = (
 )
 
 
-def create_app(settings: Settings, access: Access) -> "Application":
+def create_app(settings: Settings, authorizer: Authorizer, quotas: Quotas) -> "Application":
     """The application, without a store: ``open`` gives it one.
 
     Until then ``state.api`` is None, and only what needs no store is answered: whether the process lives, its metrics,
     the description of the interface.
     """
-    # When each series was made: as many lines again, of use to nobody here.
+    # Without the time at which each series was made: nobody here uses these lines, and there are as many again.
     prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
     app = Application(
-        Guard(access, AllowedHosts.of(settings)),
+        Guard(authorizer, quotas, AllowedHosts.of(settings)),
         title="logstore",
         version=__version__,
         description=_DESCRIPTION,
-        # Routes of ours: FastAPI's pages would load their scripts from elsewhere.
+        # ``routers.description`` has routes of its own: FastAPI's pages would load their scripts from elsewhere.
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -62,11 +63,11 @@ def create_app(settings: Settings, access: Access) -> "Application":
 class Application(FastAPI):
     """FastAPI behind one guard, with a short way to the routes for records.
 
-    The order, for every request: ``RequestLog``, the route is found, the guard, and then what answers. FastAPI sees no
-    request that the guard has not let through, and none without a route.
+    The order, for every request: ``RequestLog``, search of the route, guard, endpoint. FastAPI sees no request that the
+    guard has refused, and none without a route.
 
-    What FastAPI does for the routes for records (one regular expression after another, layers of middleware,
-    dependencies that there are none of) would take longer than the records themselves.
+    The record routes pass by FastAPI: its regular expressions, layers of middleware and dependencies would take longer
+    than the records themselves.
     """
 
     def __init__(self, guard: Guard, **options: Any) -> None:
@@ -85,12 +86,12 @@ class Application(FastAPI):
         self.state.api = state
 
     def stop_waiting(self) -> None:
-        """Long polls answer with what there is, and readiness is denied."""
+        """Long polls answer at once, and readiness is denied."""
         if self.state.api is not None:
             self.state.api.stopping.set()
 
     def close(self) -> None:
-        """After the last answer."""
+        """To be called after the last answer."""
         if self.state.api is not None:
             self.state.api.close()
 
@@ -103,7 +104,7 @@ class Application(FastAPI):
 
     def build_middleware_stack(self) -> ASGIApp:
         stack = super().build_middleware_stack()
-        # It would answer what nothing expected as text: RequestLog does that, for every way.
+        # ServerErrorMiddleware would answer unexpected errors with text: RequestLog answers them for every way.
         assert isinstance(stack, ServerErrorMiddleware)
         return stack.app
 

@@ -1,8 +1,8 @@
 """Reading request bodies: bounded in bytes before they are read, bounded in time while they are read.
 
 Invariants: no more than ``max_bytes`` (as sent, and as inflated) are ever held; every byte held is reserved in the
-bytes in flight, and nothing is reserved for bytes that were only announced (else a few clients that announce much and
-send nothing would keep all others out); a client that sends too slowly is given up on.
+bytes in flight, and nothing is reserved for bytes that were only announced (otherwise a few clients that announce much
+and send nothing would keep all others out); a client that sends too slowly is cut off.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def receive_body(request: Request, reservation: Reservation, *, max_bytes:
 
     Raises RequestTooLargeError past ``max_bytes``, ThrottledError when the bytes in flight have no room for it,
     SlowRequestError for a client that sends less than CLIENT_BYTES_PER_SECOND_MIN over ``request.body.timeout.ms``,
-    ClientDisconnectedError for one that left.
+    ClientDisconnectedError for a client that left.
     """
     declared = _content_length(request.scope["headers"])
     if declared > max_bytes:
@@ -93,7 +93,7 @@ def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_by
 async def receive_json_body(request: Request) -> bytes:
     """The body of an administrative request, inflated; empty if there is none.
 
-    A body must be called JSON (UnsupportedMediaTypeError), an absent one need not be called anything.
+    A body needs a Content-Type of JSON (UnsupportedMediaTypeError); a request without a body needs none.
     """
     state = api_state(request)
     with state.requests.reserve() as reservation:
@@ -122,13 +122,13 @@ async def receive_model_or_none(request: Request, model: type[Model]) -> Model |
     except ValidationError as error:
         problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False))
         raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
-    # Of two, pydantic keeps the last; and nobody looks at the number that the first may be.
+    # pydantic keeps the last of two fields of one name; this finds them. Numbers stay text: they are not looked at.
     json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
     return found
 
 
 def problems_in(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first few things that pydantic found wrong, each after the field where it is."""
+    """The first few errors that pydantic found, each after the name of its field."""
     problems = [f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}" for found in errors]
     more = len(problems) - _PROBLEMS_SHOWN_MAX
     return "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
@@ -154,8 +154,8 @@ async def client_left(request: Request) -> bool:
 
 
 async def answer_wanted(request: Request) -> None:
-    """Returns when a long poll is to be answered with what there is: the client will send nothing more, or the server
-    begins to stop. Raises ClientDisconnectedError when the client has gone.
+    """Returns when a long poll is to be answered at once: the client will send nothing more, or the server begins to
+    stop. Raises ClientDisconnectedError when the client has gone.
     """
     leaving = asyncio.create_task(client_left(request))
     stopping = asyncio.create_task(api_state(request).stopping.wait())

@@ -1,4 +1,4 @@
-"""Media types: what a request body is, what an answer may be, and how a body is compressed.
+"""Media types of requests and answers, and the compression of bodies.
 
 Owns the reading of Content-Type, Accept and Content-Encoding (RFC 9110, sections 8.3, 8.4 and 12.5.1). Raises
 UnsupportedMediaTypeError (415) and NotAcceptableError (406), both naming what the resource takes.
@@ -21,9 +21,9 @@ KAFKA = "application/vnd.kafka+json"
 KAFKA_JSON_V2 = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY_V2 = "application/vnd.kafka.binary.v2+json"
 
-#: What answers with metadata are given as, the best first.
+#: Media types of answers with metadata, the best first.
 METADATA_TYPES = (KAFKA_V2, KAFKA, JSON)
-#: What requests with plain JSON (administration, delete-records) may call their body.
+#: Media types of bodies in plain JSON (administration, delete-records).
 JSON_REQUEST_TYPES = (JSON, KAFKA_V2, KAFKA)
 CONTENT_CODINGS = ("gzip", "zstd")
 
@@ -99,7 +99,7 @@ def _parse(header: str) -> Sequence[MediaRange]:
 def request_media_type(headers: Headers, taken: Sequence[str]) -> str:
     """The media type of the body, one of ``taken``; UnsupportedMediaTypeError if it is none of them.
 
-    A charset other than UTF-8 is refused, whatever the type; other parameters mean nothing here.
+    A charset other than UTF-8 is refused for any type; other parameters are ignored.
     """
     given = headers.getlist("content-type")
     advice = f"Send one of {', '.join(taken)}."

@@ -1,7 +1,7 @@
-"""What routes ask FastAPI for: the store, who asks, and what the path names.
+"""Dependencies that FastAPI injects: the store, the context of the request, and the resources that the path names.
 
-Raise the 404 of what is not there, and BrokerNotReadyError while the store starts. All are coroutines: FastAPI would
-run a plain function in another thread, and the store's state belongs to the event loop.
+They raise the 404 of a missing resource, and BrokerNotReadyError while the store starts. All are coroutines: FastAPI
+would run a plain function in another thread, and the store's state belongs to the event loop.
 """
 
 from typing import Annotated
@@ -21,7 +21,7 @@ from logstore.broker.context import RequestContext
 from logstore.errors import UnknownClusterError
 from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 
-# Names are only described here: another one is not found, which is 404.
+# The pattern is for the description only: a name of another form is not found, which is 404.
 TopicName = Annotated[
     str,
     Path(
@@ -96,7 +96,8 @@ async def _identified_topic(request: Request, context: Context, broker: StoreBro
 
 TopicInPath = Annotated[Topic, Depends(_topic)]
 TopicInCluster = Annotated[Topic, Depends(_topic_in_cluster)]
-#: The topic in the path, checked by ``Logstore-Topic-Id`` if the request has it; from here on the answer has its id.
+#: The topic in the path, checked against ``Logstore-Topic-Id`` if the request has it. The answer then has the topic's
+#: id.
 IdentifiedTopic = Annotated[Topic, Depends(_identified_topic)]
 
 

@@ -1,4 +1,4 @@
-"""What an error becomes over HTTP: the status that its error code (``logstore.protocol.error_codes``) begins with.
+"""Errors over HTTP: the status is the beginning of the error code (``logstore.protocol.error_codes``).
 
 Owns the shape of every error answer, ``{"error_code": int, "message": str}`` as JSON, whoever found the error: a route,
 the framework (no such path, method not allowed) or a bug. Invariants: no answer holds a traceback; an error whose
@@ -35,7 +35,7 @@ class NotAcceptableError(errors.InvalidRequestError):
 
 
 class NoSuchResourceError(errors.InvalidRequestError):
-    """The path, or what it names below a topic, does not exist."""
+    """The path, or a resource that it names below a topic, does not exist."""
 
 
 class MisdirectedRequestError(errors.InvalidRequestError):
@@ -43,7 +43,7 @@ class MisdirectedRequestError(errors.InvalidRequestError):
 
 
 class ForeignOriginError(errors.InvalidRequestError):
-    """A web page of elsewhere asks for what may change something."""
+    """A web page from elsewhere sends a request that may change something."""
 
 
 class MethodNotAllowedError(errors.InvalidRequestError):
@@ -64,7 +64,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class HttpError:
-    """``status`` is HTTP's, ``error_code`` the one in the body."""
+    """``status`` of the answer, ``error_code`` in its body."""
 
     status: int
     error_code: int
@@ -75,7 +75,7 @@ _MESSAGE_LENGTH_MAX = 1_000
 INTERNAL_ERROR = HttpError(500, 500)
 
 _CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
-    # Errors that only this edge has.
+    # Codes of errors that only HTTP has.
     ForeignOriginError: 40302,
     MisdirectedRequestError: 42101,
     NoSuchResourceError: 404,
@@ -98,7 +98,7 @@ def error_body(error_code: int, message: str) -> bytes:
 
 
 def shown_message(message: str) -> str:
-    """What an answer tells of it: it may quote what came in, of any length and with text that UTF-8 cannot carry."""
+    """The message as an answer shows it. A message may quote the request, which may be long or not be UTF-8."""
     shown = message if len(message) <= _MESSAGE_LENGTH_MAX else f"{message[:_MESSAGE_LENGTH_MAX]}..."
     return shown.encode("utf-8", "backslashreplace").decode()
 
@@ -113,7 +113,7 @@ def error_response(http: HttpError, message: str, headers: Mapping[str, str] | N
 
 
 def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, str] | None = None) -> Response:
-    """The answer to ``error`` with the headers that its kind has, and ``more_headers``."""
+    """The answer for ``error``, with the headers of its kind and ``more_headers``."""
     headers = dict(more_headers or {})
     match error:
         case errors.ThrottledError():
@@ -124,7 +124,7 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
             headers["Logstore-Log-Start-Offset"] = str(error.log_start_offset)
             headers["Logstore-High-Watermark"] = str(error.high_watermark)
         case SlowRequestError():
-            # The rest of the body may still come, and must not be taken for a request.
+            # The rest of the body may still come; the next request must not begin with it.
             headers["Connection"] = "close"
         case MethodNotAllowedError():
             headers["Allow"] = error.allow
@@ -134,7 +134,7 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
 
 
 def add_error_handlers(app: FastAPI) -> None:
-    """Make the framework's own errors look like ours. What is left, bugs, is caught in ``request_log``."""
+    """Give the framework's own errors our shape. Bugs are caught in ``request_log``."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LogStoreError)

@@ -1,9 +1,9 @@
-"""The one guard: every request passes it, whichever way it comes, before anything is done for it.
+"""The one guard: every request passes it before anything else is done, whichever way it comes.
 
-Ways: the application's routes, HEAD, OPTIONS, paths that are not there, and short requests, which meet no application.
-The guard looks by which name the store was called and from where (``allowed_hosts``), says who asks (a
-``RequestContext``), whether who asks may do what the route declares, and how much of it.
-The broker asks the same ``Access`` for every name, also for those in bodies.
+Ways: the application's routes, HEAD, OPTIONS, paths without a route, and short requests, which pass by the application.
+The guard checks ``Host`` and ``Origin`` (``allowed_hosts``), makes the ``RequestContext`` with its principal, asks for
+permission for the operation that the route declares, and charges the quota of requests. The broker asks the same
+``Authorizer`` for every name, also for those in bodies.
 """
 
 import math
@@ -17,8 +17,9 @@ from starlette.types import Scope
 
 from ingest_api.allowed_hosts import AllowedHosts
 from ingest_api.routes import FoundRoute
-from logstore.broker.access import Access, QuotaKind
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.context import ANONYMOUS, Principal, RequestContext
+from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.errors import ThrottledError
 
 HeaderPairs = Sequence[tuple[bytes, bytes]]
@@ -30,7 +31,7 @@ _IN_SCOPE: Final = "logstore.context"
 
 
 class Arrival(NamedTuple):
-    """A request before anybody has looked who sent it. ``peer`` is an address; ``headers`` have lower-case names."""
+    """A request before the guard. ``peer`` is an address; ``headers`` have lower-case names."""
 
     method: str
     request_id: str
@@ -40,16 +41,17 @@ class Arrival(NamedTuple):
 
 
 class Guard:
-    def __init__(self, access: Access, hosts: AllowedHosts, listener: str = "HTTP") -> None:
-        self.access = access
+    def __init__(self, authorizer: Authorizer, quotas: Quotas, hosts: AllowedHosts, listener: str = "HTTP") -> None:
+        self.authorizer = authorizer
+        self.quotas = quotas
         self._hosts = hosts
         self._listener = listener
 
     def admit(self, arrival: Arrival, found: FoundRoute | None) -> RequestContext:
         """The context of a request that may be carried out; ``found`` is None if there is no route for it.
 
-        Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. Asked once for a
-        request: what it uses of a quota is counted here.
+        Raises MisdirectedRequestError, ForeignOriginError, AuthorizationError, ThrottledError. To be called once for
+        each request: it charges the quota of requests.
         """
         self._hosts.check(arrival.method, arrival.headers)
         principal = self._authenticate(arrival)
@@ -58,8 +60,8 @@ class Guard:
             operation, resource_type = found.route.requirement.operation, found.route.requirement.resource_type
             assert operation is not None
             for name in found.names:
-                self.access.require(context, operation, resource_type, name)
-        seconds = self.access.charge(context, QuotaKind.REQUESTS, 1)
+                self.authorizer.require(context, operation, resource_type, name)
+        seconds = self.quotas.charge(context, QuotaKind.REQUESTS, 1)
         if seconds > 0:
             raise ThrottledError(
                 f"{principal} sends more requests than its quota allows: wait.", retry_after_s=math.ceil(seconds)
@@ -71,19 +73,19 @@ class Guard:
 
 
 def enter(scope: Scope, context: RequestContext) -> None:
-    """Put ``context`` where routes find it."""
+    """Put ``context`` into the scope, where routes find it."""
     scope[_IN_SCOPE] = context
 
 
 def context_of(request: Request) -> RequestContext:
-    """Who asks."""
+    """The context of a request that the guard has admitted."""
     context = request.scope[_IN_SCOPE]
     assert isinstance(context, RequestContext)
     return context
 
 
 def request_id_of(headers: HeaderPairs) -> str:
-    """The client's if it is fit for a log, else a new one."""
+    """The client's request id if it is fit for a log, else a new one."""
     return sane(headers, REQUEST_ID) or f"{random.getrandbits(128):032x}"
 
 

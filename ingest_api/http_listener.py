@@ -1,7 +1,7 @@
 """The HTTP listener: one uvicorn server on a socket that it is given.
 
-It answers from ``serve`` on, while the store starts with no more than that the process lives; ``open`` gives it the
-store. It stops in this order: long polls answer with what there is, requests in flight finish, connections close.
+It answers from ``serve`` on; while the store starts, only that the process lives. ``open`` gives it the store. It stops
+in this order: long polls answer with what there is, requests in flight finish, connections close.
 """
 
 import asyncio
@@ -16,8 +16,9 @@ from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.app import create_app
 from ingest_api.protocol import ConnectionLimits, http_protocol
 from ingest_api.state import ApiState
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
+from logstore.broker.quotas import Quotas
 from logstore.listening_sockets import BACKLOG
 from logstore.open_files import connections_within, open_files_limit, open_files_shortage
 from logstore.settings import Settings
@@ -29,12 +30,12 @@ GRACEFUL_SHUTDOWN_SECONDS = 10
 
 
 class HttpListener:
-    def __init__(self, settings: Settings, access: Access) -> None:
+    def __init__(self, settings: Settings, authorizer: Authorizer, quotas: Quotas) -> None:
         files = open_files_limit()
         if (shortage := open_files_shortage(files, settings.max_connections)) is not None:
             log.warning("listener.few_open_files", reason=shortage)
         self._settings = settings
-        self._app = create_app(settings, access)
+        self._app = create_app(settings, authorizer, quotas)
         self._server = _Server(
             uvicorn.Config(
                 self._app,
@@ -43,7 +44,7 @@ class HttpListener:
                     self._app.short_requests,
                 ),
                 ws="none",
-                # The application has no life of its own: the node starts and stops the store.
+                # The application has no start or stop of its own: the node starts and stops the store.
                 lifespan="off",
                 log_config=None,
                 access_log=False,

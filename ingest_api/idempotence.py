@@ -1,6 +1,6 @@
-"""What a produce request says about being a repetition: the headers of idempotent producers, and ``Idempotency-Key``.
+"""The identity of a produce request: the headers of idempotent producers, and ``Idempotency-Key``.
 
-Read as strictly as query parameters: InvalidProducerRequestError (400) says what to change.
+They are read as strictly as query parameters: InvalidProducerRequestError (400) says what to change.
 """
 
 import re
@@ -18,7 +18,7 @@ PRODUCER_ID: Final = "Logstore-Producer-Id"
 PRODUCER_EPOCH: Final = "Logstore-Producer-Epoch"
 BASE_SEQUENCES: Final = "Logstore-Base-Sequences"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-#: In the answer to a request that stored nothing, because all of it was stored before.
+#: The header of an answer to a request of which all was stored before.
 REPLAYED: Final = {"Idempotent-Replayed": "true"}
 
 _NAMES = {name.lower().encode(): name for name in (PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCES, IDEMPOTENCY_KEY)}
@@ -60,10 +60,11 @@ HEADER_PARAMETERS: Final[list[dict[str, Any]]] = [
 
 
 def identity_of(headers: Iterable[tuple[bytes, bytes]], secret: bytes, form: str) -> Callable[[bytes], Identity] | None:
-    """What makes an identity of a body (inflated), from the request's headers as ASGI has them; None without one.
+    """A function that makes the identity from the (inflated) body, by the request's headers as ASGI has them; None if
+    they name none.
 
-    ``secret`` is the store's; ``form`` what the request says of its body: another form of the same bytes is another
-    request. Raises InvalidProducerRequestError.
+    ``secret`` is the store's. ``form`` is how the body is read: the same bytes in another form are another request.
+    Raises InvalidProducerRequestError.
     """
     found: dict[str, str] = {}
     for raw_name, raw_value in headers:

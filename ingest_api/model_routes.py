@@ -1,9 +1,9 @@
 """Routes whose query, body and answer are models: FastAPI injects, checks, writes and documents them.
 
-Where FastAPI is more lenient than the interface promises, these routes step in before it. Invariants: a query
-parameter is known, given once and has a value; a body is JSON by its Content-Type, bounded in bytes and time, and has
-each field once (``bodies``); no effect comes before Accept is known to allow an answer; whatever cannot be read becomes
-a LogStoreError, so that every refusal has the one shape of ``errors``.
+Where FastAPI is more lenient than the interface promises, these routes step in before it. Invariants: a query parameter
+is known, given once and has a value; a body is JSON by its Content-Type, bounded in bytes and time, and has each field
+once (``bodies``); nothing is done before Accept is known to allow an answer; a part that cannot be read raises a
+LogStoreError, so that every refusal has the one shape of ``errors``.
 """
 
 from collections.abc import Callable, Coroutine, Sequence
@@ -23,12 +23,12 @@ from ingest_api.parameters import query_texts
 from ingest_api.routes import DeclaredRoute
 from logstore.errors import LogStoreError
 
-#: The body of a request whose body could not be read: no model takes it.
+#: Stands for a body that could not be read: no model takes it.
 _NO_MODEL: Final = 0
 
 
 class ModelRoute(DeclaredRoute):
-    """``answer_types``: what Accept chooses from; none: the answer is JSON, whatever Accept says."""
+    """``answer_types``: the media types that Accept chooses from; without any the answer is always JSON."""
 
     by_hand: ClassVar[bool] = False
     answer_types: ClassVar[Sequence[str]] = ()
@@ -53,7 +53,7 @@ class ModelRoute(DeclaredRoute):
 
     @property
     def body_model(self) -> type[BaseModel]:
-        """Of a route that takes a body."""
+        """The model of the body; for routes that take one."""
         assert self.body_field is not None
         return _model_in(self.body_field.field_info.annotation)
 
@@ -64,11 +64,11 @@ class ModelRoute(DeclaredRoute):
 
     @property
     def chooses_answer_type(self) -> bool:
-        """Whether Accept is looked at: not where no answer has a body."""
+        """Whether Accept is read: not if no answer has a body."""
         return bool(self.answer_types) and self.status_code != 204
 
     async def _receive(self, request: Request) -> "_Received":
-        """The request with its body read; what is wrong with it is told once what the path names has been found."""
+        """The request with its body read. An error of the body is raised after the resources in the path were found."""
         if self.body_field is None:
             return _Received(request)
         receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
@@ -79,7 +79,7 @@ class ModelRoute(DeclaredRoute):
 
 
 class MetadataRoute(ModelRoute):
-    """As in REST Proxy v2: JSON by the name that the client asks for."""
+    """As in REST Proxy v2: JSON, by the media type that the client asks for."""
 
     answer_types = METADATA_TYPES
 
@@ -91,7 +91,7 @@ class AdministrationRoute(ModelRoute):
 
 
 class _Received(Request):
-    """A request as FastAPI sees it: with the model, or with what no model takes in the place of a refused body."""
+    """A request as FastAPI sees it: with the model as its body, or ``_NO_MODEL`` for a body that was refused."""
 
     def __init__(self, request: Request, model: BaseModel | None = None, refusal: LogStoreError | None = None) -> None:
         super().__init__(request.scope, request.receive)
@@ -107,7 +107,7 @@ class _Received(Request):
 
 def model_router(route_class: type[ModelRoute] = ModelRoute, **options: Any) -> APIRouter:
     """An APIRouter whose routes are of ``route_class``."""
-    # Saying so keeps FastAPI's own form of a 422 out of the description.
+    # Naming 422 keeps FastAPI's own form of it out of the description.
     return APIRouter(route_class=route_class, responses=refusals(422), **options)
 
 

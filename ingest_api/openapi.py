@@ -1,7 +1,7 @@
 """The description of the HTTP interface in ``/openapi.json``, complete enough to generate a client from.
 
-FastAPI makes it from the routes and their models. It knows nothing of what this interface does around every route:
-headers, media types that are chosen from, refusals. That is added here.
+FastAPI makes it from the routes and their models. This module adds what FastAPI does not know of: headers, the media
+types to choose from, refusals.
 """
 
 from collections.abc import Iterable, Iterator
@@ -35,13 +35,13 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
                 _complete(document["paths"][route.path][method.lower()], route)
     models = [*_models(routes), *((model, "validation") for model in MODELS)]
     _, definitions = models_json_schema(models, ref_template=REFERENCE)
-    # FastAPI has them too, but with 64-bit bounds as floating-point numbers.
+    # In the place of FastAPI's, which has 64-bit bounds as floating-point numbers.
     document["components"]["schemas"] = definitions["$defs"]
     return document
 
 
 def _models(routes: Iterable[DeclaredRoute]) -> Iterator[tuple[type[BaseModel], JsonSchemaMode]]:
-    """The models of bodies and answers; those within them come with them."""
+    """The models of bodies and answers; models within them come along."""
     for route in routes:
         if not isinstance(route, ModelRoute):
             continue
@@ -64,7 +64,7 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
     if body is not None and route.body_field is not None:
         operation["parameters"].append(CONTENT_ENCODING)
         body["required"] = route.body_field.field_info.is_required()
-        # One that may be left out may not be null.
+        # A body that may be left out may not be null.
         schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
         body["content"] = {media_type: {"schema": schema} for media_type in JSON_REQUEST_TYPES}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)

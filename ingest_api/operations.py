@@ -1,8 +1,9 @@
-"""How operations are described: the parts that all share, and as a whole those whose bodies never become objects.
+"""Descriptions of operations: the parts that all share, and the whole of produce and fetch, whose bodies never become
+objects.
 
-Produce and fetch are done by hand, so the framework cannot find out what they take: the description of each is a
-constant here, made from the same parameters, media types and limits that the code runs on. Of the other routes the
-framework makes it from their models; ``openapi`` adds what they share.
+Produce and fetch are done by hand, so the framework cannot describe them: the description of each is a constant here,
+made from the same parameters, media types and limits that the code runs on. The framework describes the other routes
+from their models; ``openapi`` adds the shared parts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,7 +112,7 @@ _ERROR_HEADERS = {416: _RANGE_HEADERS, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 _BINARY = {"type": "string", "format": "binary"}
 
 
-#: For ``openapi_extra``: the request may say which topic of its name is meant.
+#: For ``openapi_extra`` of routes that read ``Logstore-Topic-Id``.
 TOPIC_ID_PARAMETER: Final[dict[str, Any]] = {"parameters": [TOPIC_ID]}
 
 
@@ -122,7 +123,7 @@ def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
 
 
 def common_refusals(*, has_path: bool, has_body: bool) -> dict[int | str, dict[str, Any]]:
-    """Those of every route, of one whose path names something, and of one that takes a body."""
+    """The refusals of every route, of routes whose path names a resource, and of routes that take a body."""
     codes = {403, 421, 422, 500}
     if has_path:
         codes.add(404)

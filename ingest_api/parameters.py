@@ -1,10 +1,10 @@
 """Query parameters and partitions in paths, read strictly.
 
-Those of the record routes are declared here, once, and documented from that; other routes have models.
+The parameters of the record routes are declared here, once, and documented from that; other routes have models.
 
 Numbers are decimal digits and nothing else (no exponent, space, leading zero or other script's digits). A parameter
 that is unknown, given twice or has no value is refused rather than guessed: a misspelt ``max_wait`` must not silently
-mean the default. Raises ParameterError saying what to send; for a path, the 404 of what it names.
+mean the default. Raises ParameterError saying what to send; for a path, the 404 of the resource.
 """
 
 import difflib
@@ -32,7 +32,7 @@ _SHOWN_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class IntegerParameter:
-    """``default`` None: what absence means is in the description."""
+    """``default`` None: the description says what absence means."""
 
     name: str
     minimum: int
@@ -61,7 +61,7 @@ class IntegerParameter:
 
 @dataclass(frozen=True, slots=True)
 class ChoiceParameter:
-    """Text to value; the first choice is the default, unless absence means what is in the description."""
+    """Text to value. The first choice is the default, unless the description says what absence means."""
 
     name: str
     choices: dict[str, int]
@@ -134,7 +134,7 @@ def read_query(request: Request, known: Sequence[Parameter] = ()) -> dict[str, i
 
 
 def parse_query(query: bytes, known: Sequence[Parameter]) -> dict[str, int | None]:
-    """As ``read_query``, of a query as it was sent."""
+    """As ``read_query``, for a query as it was sent."""
     texts = query_texts(query, [parameter.name for parameter in known])
     return {
         parameter.name: parameter.read(texts[parameter.name]) if parameter.name in texts else parameter.default
@@ -143,7 +143,7 @@ def parse_query(query: bytes, known: Sequence[Parameter]) -> dict[str, int | Non
 
 
 def query_texts(query: bytes, known: Sequence[str]) -> dict[str, str]:
-    """The parameters that are there by name: each of them ``known``, once, and not empty."""
+    """The parameters in the query, by name: each is ``known``, there once, and not empty."""
     if not query:
         return {}
     try:
@@ -167,7 +167,7 @@ def read_timestamp(text: str, now_ms: int) -> int:
     if _NUMBER.fullmatch(text):
         return _TIMESTAMP.read(text)
     try:
-        # A query's "+" is a space: 08:00:00+01:00 that nobody has escaped still says what it means.
+        # A query's "+" is a space: this takes an 08:00:00+01:00 that was not escaped.
         return timestamp_ms(_ZONE_AFTER_SPACE.sub(r"\1+\2", text), now_ms)
     except ValueError:
         raise ParameterError(f"Query parameter timestamp cannot be {shown(text)}: send {TIME_FORMS}.") from None
@@ -185,7 +185,7 @@ def partition_in_path(request: Request) -> int:
 
 
 def partition_number(text: str) -> int:
-    """As ``partition_in_path``, of a part of the path."""
+    """As ``partition_in_path``, for a part of the path."""
     if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
         raise UnknownPartitionError(
             f"Partition {shown(text)} not found: a partition is a whole number from 0, written in decimal digits."
@@ -194,7 +194,7 @@ def partition_number(text: str) -> int:
 
 
 def shown(text: str) -> str:
-    """What a client sent, quoted, short enough for a message."""
+    """A client's text, quoted, and short enough for a message."""
     return repr(text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}...")
 
 

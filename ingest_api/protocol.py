@@ -1,16 +1,16 @@
 """HTTP/1.1 on one connection: uvicorn's httptools protocol, with bounds and honest answers to broken framing.
 
-What is added: a request that cannot be parsed is answered with our JSON error; such an answer never overtakes that to
-an earlier request on the same connection (a client that sent too long a body must not read 400 for records that are
-being stored), and is never cut into one; an offer to upgrade (to HTTP/2, as Java's client makes with its first request)
-is ignored without losing the body.
+Added to uvicorn's: a request that cannot be parsed is answered with our JSON error; such an answer never overtakes or
+cuts the answer to an earlier request on the connection (a client that sent too long a body must not read 400 for
+records that are being stored); an offer to upgrade (to HTTP/2, as Java's client makes with its first request) is
+ignored without losing the body.
 
-Bounds, so that no client holds memory, a file descriptor or the event loop for long. In bytes: a head; what frames a
-body (sizes and extensions of chunks, trailers) beyond the body itself; requests that wait for their answers; a body
-that nobody reads because its answer was early. In time (``ConnectionLimits``): at every moment either the application
-works on a request (which bounds itself; ``bodies`` bounds the body), or a timer runs here for what the client is to do
-next: begin a request, end its head, end a body that is dropped, hang up. A second one runs while an answer waits to be
-taken. In number: connections.
+Bounds, so that no client holds memory, a file descriptor or the event loop for long. In bytes: a head; the framing of a
+body (sizes and extensions of chunks, trailers); requests that wait for their answers; a body that nobody reads because
+its answer was early. In time (``ConnectionLimits``): at every moment either the application works on a request (which
+bounds itself; ``bodies`` bounds the body), or a timer runs here for the client's next step: begin a request, end its
+head, end a body that is dropped, hang up. A second timer runs while an answer waits for the client to take it. In
+number: connections.
 """
 
 import asyncio
@@ -35,15 +35,15 @@ from logstore.limits import CLIENT_BYTES_PER_SECOND_MIN, KIB, MIB
 from logstore.settings import Settings
 
 HEAD_BYTES_MAX = 64 * KIB
-# What frames a body may be this much more than the body: chunks of less than five bytes, long extensions and trailers
-# are work without records. (Go's net/http counts likewise: CVE-2023-39326.)
+# The framing of a body may have this many bytes more than the body: chunks of less than five bytes, long extensions and
+# trailers are work without records. (Go's net/http counts likewise: CVE-2023-39326.)
 FRAMING_BYTES_MAX = 64 * KIB
 # A read brings up to 256 KiB: as many as 14,000 requests, if they were all taken in before the first is answered.
 PIPELINED_REQUESTS_MAX = 100
 # A client that got its answer early may still be sending: reading on lets it see the answer instead of a reset.
 DROPPED_BYTES_MAX = 256 * MIB
 _LINGER_SECONDS = 2.0
-# A timer this late says that the server stood still, not the client: what came meanwhile is still to be read.
+# A timer this late means that the server stood still, not the client: bytes that came meanwhile are still to be read.
 _LATE_SECONDS = 0.5
 _READ_FIRST_SECONDS = 0.1
 
@@ -54,7 +54,7 @@ _TOO_MANY_REQUESTS = http_error(ThrottledError(""))
 _HEAD_TOO_LARGE = HttpError(431, 431)
 _TOO_MANY_CONNECTIONS = http_error(BrokerNotReadyError(""))
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
-# To copy more costs more than to write twice.
+# Two writes cost less than a copy of more bytes.
 _JOINED_BYTES_MAX = 16 * KIB
 _UPGRADE_HEADERS = {b"upgrade", b"http2-settings"}
 
@@ -91,9 +91,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        #: Nothing more comes from the client; what is written may still reach it.
+        #: The client sends nothing more; an answer may still reach it.
         self.client_ended = False
-        # The request that arrives: its number, whether its head or its body is under way, and what came of it.
+        # The request that arrives: its number, whether its head or its body is under way, and its bytes so far.
         self._request_number = 0
         self._in_head = False
         self._in_body = False
@@ -104,10 +104,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
         self._unanswered: deque[Any] = deque()
         self._refusal: tuple[HttpError, str] | None = None
-        # Of a request that is short, unless its body turns out to come later: its head and what is there of its body.
+        # For a short request, unless its body turns out to come later: its head, and its body so far.
         self._short_head: ShortHead | None = None
         self._short_body = b""
-        # What the client is to do next is due then, and what happens otherwise. The timer may ring before.
+        # When the client's next step is due, and what happens without it. The timer may ring before.
         self._due: float | None = None
         self._otherwise: Callable[[], None] = self._close
         self._client_timer: asyncio.TimerHandle | None = None
@@ -120,7 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
         if len(self.connections) > self.limits.max_connections:
             bound = self.limits.max_connections
             self._refusal = _TOO_MANY_CONNECTIONS, f"All {bound} connections are taken (max.connections): try later."
-            # It does not linger: it must not hold the file descriptor that the bound is there to save.
+            # The connection does not linger: it must not hold the file descriptor that the bound is there to save.
             self._write_refusal()
             self._close()
             return
@@ -140,7 +140,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Wait for the client to do the next thing."""
         self._due = due = self.loop.time() + seconds
         self._otherwise = otherwise
-        # A timer a request would be work: one that is set rings in vain instead, and is set again for what is left.
+        # A new timer for each request would be work. Instead a timer that is set rings in vain, and is set again for
+        # the rest.
         if self._client_timer is None or self._client_timer.when() > due:
             self._set_client_timer(due)
 
@@ -185,9 +186,9 @@ class HttpProtocol(HttpToolsProtocol):
             self._stop_answer_timer()
 
     def _watch_answer(self) -> None:
-        """Cut the connection once the client takes too little of what waits for it."""
+        """Cut the connection once the client takes too little of the answer."""
         self._stop_answer_timer()
-        # A TLS transport does not count the bytes in the transport below it; some of them are in the kernel, then.
+        # A TLS transport does not count the bytes in the transport below it; then the kernel has some of them.
         if not_taken := self._bytes_not_taken():
             self._check_answer_later(None, not_taken)
 
@@ -195,9 +196,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._answer_timer = self.loop.call_later(self.limits.answer_seconds, self._check_answer, before, now)
 
     def _check_answer(self, two_ago: int | None, one_ago: int) -> None:
-        """What is asked of a client in one interval it has two for.
+        """The client has two intervals to take what is asked of it in one.
 
-        Its kernel tells of what it took in steps (64 KiB and more), however steadily it reads.
+        Its kernel acknowledges in steps (64 KiB and more), however steadily the client reads.
         """
         now = self._bytes_not_taken()
         if two_ago is not None and two_ago - now < CLIENT_BYTES_PER_SECOND_MIN * self.limits.answer_seconds:
@@ -206,10 +207,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._check_answer_later(one_ago, now)
 
     def _bytes_not_taken(self) -> int:
-        """Those that the client's side has not acknowledged.
+        """Bytes that the client's side has not acknowledged.
 
-        Those in the transport alone would not do: the kernel takes more only when a third of its buffer, megabytes, is
-        free again.
+        Bytes in the transport alone would not do: the kernel takes more of them only when a third of its buffer,
+        megabytes, is free again.
         """
         return self.transport.get_write_buffer_size() + _bytes_in_kernel(self.transport.get_extra_info("socket"))
 
@@ -238,18 +239,18 @@ class HttpProtocol(HttpToolsProtocol):
             self._begin_application()
         if self._in_head and self._due is None and self._refusal is None:
             self._expect_within(self.limits.head_seconds, self._head_timed_out)
-        if number == self._request_number:  # else most of what has just come may belong to the request before
+        if number == self._request_number:  # if not, most of these bytes may belong to the request before
             self._bound_framing(len(data))
 
     def _bound_framing(self, size: int) -> None:
         """Count ``size`` more bytes of one request."""
         if self._in_head:
-            # By what arrives: the parser does not report a header before its end, and holds it until then.
+            # Count bytes as they arrive: the parser does not report a header before its end, and holds it until then.
             self._head_bytes += size
             if self._head_bytes > HEAD_BYTES_MAX:
                 self._refuse_large_head()
         elif self._in_body:
-            # Likewise. Body makes up for framing before it, but is no credit for more to come.
+            # Count likewise. Bytes of body make up for framing before them, not for framing to come.
             self._framing_bytes = max(0, self._framing_bytes + size - 2 * self._body_bytes_read)
             if self._framing_bytes > FRAMING_BYTES_MAX:
                 self._refuse(
@@ -298,7 +299,7 @@ class HttpProtocol(HttpToolsProtocol):
         return len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
 
     def _begin_application(self) -> None:
-        """Leave the request to it, with what has come of the body."""
+        """Leave the request to the application, with the body so far."""
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()  # makes the scope
         self.url, self.expect_100_continue = url, expects
@@ -339,7 +340,7 @@ class HttpProtocol(HttpToolsProtocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client has closed its side: it may have gone, or still wait for its answers.
 
-        Which of the two, only an answer would tell. So what was sent whole is answered, long polls with what there is
+        Only an answer would tell which. So requests that were sent whole are answered, long polls at once
         (``bodies.client_left``), and the connection is closed behind the last answer, or at once if there is none.
         """
         self.client_ended = True
@@ -368,7 +369,7 @@ class HttpProtocol(HttpToolsProtocol):
         return self.short_requests.head(self.url, self.headers)
 
     def _begin_short(self) -> bool:
-        """Whether the request, which is there as a whole, is under way; else the application has it."""
+        """Begin a request that has arrived whole as a short one. False: it is for the application."""
         assert self.short_requests is not None
         assert self._short_head is not None
         cycle = _ShortCycle(self)
@@ -401,7 +402,7 @@ class HttpProtocol(HttpToolsProtocol):
     # ---- it is answered ---------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
-        """uvicorn's, but for its timer: those here know more."""
+        """As uvicorn's, without its timer: this class has timers of its own."""
         if self._unanswered:
             self._unanswered.popleft()
         self.server_state.total_requests += 1
@@ -437,7 +438,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._send_refusal()
 
     def _abandon(self, cycle: Any) -> None:
-        """The request whose body broke off: the application hears that its client is gone."""
+        """Tell the application that the client is gone, for a request whose body broke off."""
         self.pipeline = deque(waiting for waiting in self.pipeline if waiting[0] is not cycle)
         cycle.disconnected = True
         cycle.message_event.set()
@@ -446,7 +447,8 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._write_refusal()
-        # Closing at once would answer what the client still sends with a reset, and that may overtake the refusal.
+        # After a close the kernel answers bytes of the client with a reset, which may overtake the refusal: close
+        # later.
         if self.transport.can_write_eof():  # TLS has no half-closed connections
             self.transport.write_eof()
         self._expect_within(_LINGER_SECONDS, self.transport.abort)
@@ -464,7 +466,7 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _ShortCycle:
-    """In the place of uvicorn's cycle of request and answer, while a short request is carried out."""
+    """Stands in for uvicorn's cycle of request and answer while a short request is carried out."""
 
     __slots__ = ("_connection", "disconnected", "keep_alive", "response_complete")
 
@@ -478,7 +480,7 @@ class _ShortCycle:
         self.response_complete = False
 
     def answer(self, response: Response, request_id: bytes) -> None:
-        """As the application would write it."""
+        """Write the answer as the application would."""
         connection, transport = self._connection, self._connection.transport
         self.response_complete = True
         if self.disconnected or transport.is_closing():
@@ -497,7 +499,8 @@ class _ShortCycle:
 
 
 class _AnswerWriter:
-    """The transport as one answer writes to it: the head, which uvicorn writes by itself, leaves with what follows.
+    """The transport for one answer: sends the head, which uvicorn writes by itself, together with the first of the
+    body.
 
     Two small writes are two system calls, and two packets that each wake the client.
     """
@@ -506,7 +509,7 @@ class _AnswerWriter:
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        # None before it comes, empty when it has left.
+        # None before uvicorn writes the head, empty once it was sent.
         self._head: bytes | None = None
         self.close = transport.close
         self.is_closing = transport.is_closing
@@ -525,7 +528,7 @@ class _AnswerWriter:
 
 
 def _bytes_in_kernel(connection: Any) -> int:
-    """What was written to ``connection`` and is not acknowledged; 0 where the kernel does not tell."""
+    """Bytes written to ``connection`` and not acknowledged; 0 where the kernel does not tell."""
     try:
         (size,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
     except (OSError, TypeError, ValueError):

@@ -1,8 +1,8 @@
-"""What is the same for every request: its id, its line in the log, its metrics, and the last net.
+"""The outermost layer of every request: its id, its line in the log, its metrics, and the last handler of errors.
 
-The outermost layer; the guard comes next. Invariants: every answer carries ``X-Request-Id``; the same id is on every
-log line of the request; an exception that nothing below expected becomes a JSON 500 without a traceback and one error
-in the log; a client that is gone is no error.
+The guard comes next. Invariants: every answer carries ``X-Request-Id``; the same id is on every log line of the
+request; an exception that nothing below expected becomes a JSON 500 without a traceback and one error in the log; a
+client that is gone is no error.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ log = structlog.stdlib.get_logger(__name__)
 _logger = logging.getLogger(__name__)
 
 _READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
-# What nginx logs for a client that closed the connection; no client ever sees it.
+# The status that nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
 _NO_ROUTE = "none"
 _READING_ROUTES = ("/fetch",)
 
 
 class RequestLog:
-    """Around ``app(arrival, scope, receive, send)``, which answers a request or raises what it fails with."""
+    """Wraps ``app(arrival, scope, receive, send)``, which answers a request or raises its error."""
 
     def __init__(self, app: Callable[[Arrival, Scope, Receive, Send], Awaitable[None]]) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class RequestLog:
         try:
             await self._answer(exchange)
         finally:
-            # A path of a client's own making is never a label.
+            # The route is the label of metrics, never a path that a client made up.
             route = getattr(scope.get("route"), "path", _NO_ROUTE)
             seconds = time.perf_counter() - began
             record_answer(
@@ -93,7 +93,7 @@ class _Exchange:
     def __init__(self, scope: Scope, receive: Receive, send: Send, arrival: Arrival, expects: bool) -> None:
         self.scope = scope
         self.arrival = arrival
-        # As sent, percent-encoded: what a log line may hold whatever the path says.
+        # As sent, percent-encoded: any path is then safe in a log line.
         self.raw_path: str = scope["raw_path"].decode("latin-1")
         self.status = 0
         self.sent_bytes = 0
@@ -110,7 +110,7 @@ class _Exchange:
             self.status = message["status"]
             headers = [*message["headers"], (b"x-request-id", self.arrival.request_id.encode())]
             if self._awaits_continue:
-                # The client was never told to go on, so whether its body still comes is unknown: start afresh.
+                # The client waits for "100 Continue", so its body may or may not come: close the connection.
                 headers = [*(pair for pair in headers if pair[0] != b"connection"), (b"connection", b"close")]
             message["headers"] = headers
         elif message["type"] == "http.response.body":
@@ -119,16 +119,16 @@ class _Exchange:
 
 
 def log_fields(request_id: str, client_id: str) -> dict[str, str]:
-    """What every line says that is logged for a request."""
+    """The fields of every log line of a request."""
     return {"request_id": request_id, "client_id": client_id} if client_id else {"request_id": request_id}
 
 
 def error_answer(error: BaseException, method: str, raw_path: str, request_id: str) -> Response:
-    """The answer to what a request failed with; what nothing below expected is logged."""
+    """The answer for the error of a request; an error that nothing below expected is logged."""
     if isinstance(error, LogStoreError):
         return log_store_error_response(error)
     if isinstance(error, asyncio.CancelledError):
-        # The server gives up on requests that outlast its shutdown. Not 503, after which nothing was stored.
+        # The server cuts requests that outlast its shutdown. Not 503, which would say that nothing was stored.
         return log_store_error_response(
             RequestTimedOutError("The store is stopping; whether the request was carried out is unknown.")
         )
@@ -139,10 +139,10 @@ def error_answer(error: BaseException, method: str, raw_path: str, request_id: s
 def record_answer(
     method: str, route: str, raw_path: str, status: int, sent_bytes: int, client_id: str, seconds: float
 ) -> None:
-    """In the metrics, and as a line of the log."""
+    """Record the answer in the metrics and in the log."""
     _requests(method, route, status, client_label(client_id)).inc()
     _request_seconds(method, route).observe(seconds)
-    # Who stops to read, as every consumer does in the middle of a long poll, leaves nothing in doubt.
+    # A client that stops to read, as every consumer does in the middle of a long poll, leaves nothing in doubt.
     stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
     quiet = status < 400 or stopped_reading
     if quiet and not _logger.isEnabledFor(logging.DEBUG):

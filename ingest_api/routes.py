@@ -1,4 +1,4 @@
-"""Which route a request is for, and what each route says that it does: the guard asks by that whether it may be done.
+"""Routes: which one a request is for, and the operation that each declares, by which the guard asks for permission.
 
 Invariant: a route without such a declaration cannot be made.
 """
@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 
-# A path may have 64 KiB: this many of them at the worst.
+# A path may have 64 KiB, so the cache holds at most this many times that.
 _PATHS_CACHED: Final = 256
 _FOUND: Final = "logstore.route"
 _PARAMETERS: Final = {ResourceType.TOPIC: "topic", ResourceType.GROUP: "group"}
@@ -26,7 +26,7 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """The operation, and the type of what it is done to; None: anybody may.
+    """The operation of a route, and the type of its resource; None: open to all.
 
     ``names_in`` the path: the guard asks before the body is read. The broker asks for every name, wherever it stands.
     """
@@ -36,7 +36,7 @@ class Requirement:
     names_in: Literal["path", "body", "answer"]
 
     def names(self, path_parameters: Mapping[str, str]) -> Sequence[str]:
-        """The resources that the path names."""
+        """Names of the resources in the path."""
         if self.operation is None or self.names_in != "path":
             return ()
         if self.resource_type is ResourceType.CLUSTER:
@@ -50,7 +50,7 @@ _declared: dict[Callable[..., Any], Requirement] = {}
 def requires(
     operation: Operation, resource_type: ResourceType, *, names_in: Literal["path", "body", "answer"] = "path"
 ) -> Callable[[Endpoint], Endpoint]:
-    """Declare what the endpoint of a route does; stands below ``@router.get`` and its like."""
+    """Declare the operation of an endpoint; stands below ``@router.get`` and its like."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         _declared[endpoint] = Requirement(operation, resource_type, names_in)
@@ -66,7 +66,7 @@ def open_to_all(endpoint: Endpoint) -> Endpoint:
 
 
 class DeclaredRoute(APIRoute):
-    """A route whose endpoint says what it does (else TypeError), and that runs only when the guard was asked for it.
+    """A route whose endpoint declares its operation (else TypeError). It runs only after the guard was asked.
 
     ``by_hand``: its endpoint takes the Request and gives the Response, without FastAPI between them.
     """
@@ -84,7 +84,7 @@ class DeclaredRoute(APIRoute):
         self.requirement = declared
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Routes are found twice, here and by the framework, which may try them in another order some day.
+        # Routes are found twice, here and by the framework, whose order may change some day.
         if scope.get(_FOUND) is not self:
             raise RuntimeError(f"The guard was not asked for the route {self.path}.")
         await super().handle(scope, receive, send)
@@ -92,32 +92,32 @@ class DeclaredRoute(APIRoute):
 
 def declared_router(**options: Any) -> APIRouter:
     """An APIRouter whose routes are DeclaredRoutes, done by hand; ``model_routes`` has the others."""
-    # Its answers are described by hand, too: FastAPI is to assume nothing of them.
+    # The answers are described by hand, too: FastAPI is to assume nothing of them.
     return APIRouter(route_class=DeclaredRoute, default_response_class=Response, **options)
 
 
 class FoundRoute(NamedTuple):
-    """``names``: the resources that the path names, and the guard asks for."""
+    """``names``: the resources in the path, for which the guard asks."""
 
     route: DeclaredRoute
     path_parameters: dict[str, str]
     names: Sequence[str]
 
     def enter(self, scope: Scope) -> None:
-        """Say in ``scope`` that the request is for this route."""
+        """Enter the route into the ``scope`` of the request."""
         scope[_FOUND] = scope["route"] = self.route
         scope["path_params"] = self.path_parameters
 
 
 def operation_of(request: Request) -> Operation:
-    """What the route that the request is for says that it does."""
+    """The operation that the request's route declares."""
     operation = request.scope[_FOUND].requirement.operation
     assert isinstance(operation, Operation)
     return operation
 
 
 class RouteTable:
-    """Every route there is, tried in the order of ``routers``. TypeError for one that says not what it does."""
+    """All routes, tried in the order of ``routers``. TypeError for a route without a declared operation."""
 
     def __init__(self, routers: Sequence[APIRouter]) -> None:
         self._routes: list[DeclaredRoute] = []
@@ -131,7 +131,7 @@ class RouteTable:
         return iter(self._routes)
 
     def _find(self, method: str, path: str) -> FoundRoute | None:
-        """HEAD is GET."""
+        """The route for ``method``; HEAD counts as GET."""
         if method == "HEAD":
             method = "GET"
         for route in self._routes:
@@ -141,12 +141,12 @@ class RouteTable:
         return None
 
     def allowed_methods(self, path: str) -> list[str]:
-        """The methods that ``path`` has, HEAD and OPTIONS with them; none if there is nothing there."""
+        """The methods of ``path``, with HEAD and OPTIONS; none if there is no route."""
         found = {method for route in self._routes if route.path_regex.match(path) for method in route.methods or ()}
         if not found:
             return []
         return sorted(found | {"OPTIONS"} | ({"HEAD"} if "GET" in found else set()))
 
     def first(self, path: str) -> DeclaredRoute | None:
-        """The first route at ``path``, whatever the method; None if there is nothing there."""
+        """The first route at ``path``, whatever its method; None if there is none."""
         return next((route for route in self._routes if route.path_regex.match(path)), None)

@@ -1,10 +1,10 @@
 """Small produce requests without an application around them.
 
-What is done for a request of whatever kind (a task, a scope, messages to and fro, a response) takes several times as
-long as to append one record together with others. A request is short if it is a POST of a few plain JSON records to a
-topic and was there as a whole when its head was read. Invariants: it is answered as the application would answer it, to
-the byte; whatever is not plain about it (in its head or body, or a bound that is reached) is left to the application,
-which then finds it untouched.
+The work around any request (a task, a scope, messages to and fro, a response) takes several times as long as to append
+one record together with others. A request is short if it is a POST of a few plain JSON records to a topic and was there
+as a whole when its head was read. Invariants: it is answered as the application would answer it, to the byte; a request
+that is not plain (by its head or body, or because a bound is reached) is left to the application, which then finds it
+untouched.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
 from ingest_api.idempotence import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
-from ingest_api.routers.produce import HEADERS_READ, decode_small, read_head
+from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
 from ingest_api.routes import FoundRoute
 from ingest_api.state import ApiState
 from ingest_api.topic_ids import TOPIC_ID_HEADER
@@ -35,7 +35,7 @@ from logstore.topic_config import TopicConfig
 
 _PRODUCE: Final = "/topics/{topic}"
 _LENGTH: Final = b"content-length"
-# What makes a request one for the application, whatever it says.
+# Headers that make a request one for the application, whatever their values.
 _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     TOPIC_ID_HEADER,
     b"transfer-encoding",
@@ -50,7 +50,7 @@ _HEAD_CACHED_BYTES_MAX: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class ShortHead:
-    """What the heads of many requests say."""
+    """The head of a short request. Many requests share one."""
 
     found: FoundRoute
     path: str
@@ -75,7 +75,7 @@ class ShortRequests:
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
 
     def head(self, url: bytes, headers: HeaderPairs) -> ShortHead | None:
-        """Of a POST of HTTP/1.1; None if the request is not short."""
+        """The head of a POST of HTTP/1.1; None if the request is not short."""
         told = []
         size = len(url)
         length = b""
@@ -110,7 +110,8 @@ class ShortRequests:
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
     ) -> bool:
-        """Whether ``answer`` will be called, with an answer and the request's id; else nothing has happened.
+        """Begin the request. True: ``answer`` will be called, with an answer and the request's id. False: nothing was
+        done.
 
         ``peer`` is the address that the request came from.
         """
@@ -118,18 +119,18 @@ class ShortRequests:
         if state is None:
             return False
         try:
-            # Nobody is told of it: who asks is asked for below.
+            # INTERNAL, because the client learns nothing here: its permission is asked below.
             topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
             records = decode_small(topic, body)
             if not records:
                 return False
-            reservation = state.requests.reserve(len(body))
+            reservation = state.requests.reserve(held_bytes(body, records))
         except LogStoreError:
             return False
         arrival = Arrival("POST", request_id_of(headers), head.client_id, peer, headers)
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
-            # Last of all that may go wrong: what is left to the application is asked there, and counts once.
+            # Asked last, so that a request that is left to the application is asked and counted once, there.
             context = self._guard.admit(arrival, head.found)
             state.broker.begin_produce_small(
                 context,
@@ -140,7 +141,7 @@ class ShortRequests:
                 timeout_ms=head.timeout_ms,
                 told=request.told,
             )
-        except Exception as error:  # noqa: BLE001 - whatever it is, the client is told
+        except Exception as error:  # noqa: BLE001 - the client is told of any error
             asyncio.get_running_loop().call_soon(request.told, None, error)
         return True
 

@@ -1,4 +1,4 @@
-"""What the application holds while it runs, and how a route gets at it."""
+"""The state of the running application, and how a route gets at it."""
 
 import asyncio
 import os
@@ -13,8 +13,8 @@ from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
 
-# Below this much (a millisecond or two of decoding) work stays on the event loop: two threads that want the interpreter
-# wait for each other up to its switch interval each time that one of them has let go of it.
+# Smaller work (a millisecond or two of decoding) stays on the event loop: two threads that want the GIL wait for each
+# other, up to its switch interval each time that one of them has released it.
 WORKER_THREAD_BYTES_MIN = 512 * 1024
 
 T = TypeVar("T")
@@ -23,7 +23,7 @@ T = TypeVar("T")
 class ApiState:
     """One broker, the consumer groups on it, and the bounds around them.
 
-    ``stopping`` is set when the server begins to shut down: long polls then answer with what there is. ``requests`` and
+    ``stopping`` is set when the server begins to shut down: long polls then answer at once. ``requests`` and
     ``answers`` are bounded apart, so that slow readers never stop producers.
     """
 
@@ -34,7 +34,7 @@ class ApiState:
         self.stopping = asyncio.Event()
         self.began = broker.clock.monotonic()
         self.requests, self.answers = broker.admission.requests, broker.admission.answers
-        # Threads of our own: a burst of large bodies must not keep the broker waiting for a thread to read with.
+        # Threads of its own: a burst of large bodies must not take the threads that the broker reads with.
         self._codecs = ThreadPoolExecutor(max(2, os.cpu_count() or 2), thread_name_prefix="codec")
 
     async def work(self, size: int, function: Callable[[], T]) -> T:
@@ -53,7 +53,7 @@ class ApiState:
 
 
 def api_state(request: Request) -> ApiState:
-    """Raises BrokerNotReadyError while the store starts."""
+    """The state of the request's application. Raises BrokerNotReadyError while the store starts."""
     state = request.app.state.api
     if state is None:
         raise BrokerNotReadyError("Not now: the store is starting. Try again in a few seconds.")

@@ -1,4 +1,4 @@
-"""What ``/metrics`` says of topics, partitions, groups and problems: read off when somebody looks, and held nowhere.
+"""Metrics of topics, partitions, groups and problems, computed at each request for ``/metrics`` and not kept.
 
 Invariants: a topic or group that is gone has no series. At most ``SERIES_MAX`` partitions have series of their own, and
 as many partitions of groups: by name, whole topics (groups) at a time. Each of the next ``SERIES_MAX`` topics (groups)
@@ -21,12 +21,12 @@ SERIES_MAX: Final = 1_000
 ALL: Final = "(all)"
 OTHER: Final = "(other)"
 
-# Partitions that are looked at in one go.
+# Partitions that are read before other tasks of the event loop have their turn.
 _STEP = 200
 
 
 class _Gauge(NamedTuple):
-    """``together``: what several partitions come to as one."""
+    """``together`` sums several partitions up as one."""
 
     name: str
     help: str
@@ -34,9 +34,9 @@ class _Gauge(NamedTuple):
 
 
 _PARTITION_GAUGES = (
-    _Gauge("logstore_partition_log_start_offset", "What is below was deleted."),
-    _Gauge("logstore_partition_sealed_offset", "What is below is in the Delta table."),
-    _Gauge("logstore_partition_high_watermark", "What is below is acknowledged and can be read."),
+    _Gauge("logstore_partition_log_start_offset", "Records below were deleted."),
+    _Gauge("logstore_partition_sealed_offset", "Records below are in the Delta table."),
+    _Gauge("logstore_partition_high_watermark", "Records below are acknowledged and can be read."),
     _Gauge("logstore_partition_size_bytes", "Bytes of the Parquet files that the Delta table names."),
     _Gauge("logstore_partition_segments", "Parquet files that the Delta table names."),
     _Gauge("logstore_partition_unsealed_records", "Records not yet in Delta: journal only."),
@@ -54,7 +54,7 @@ _Row = tuple[str, Sequence[float]]
 
 
 class Observed(NamedTuple):
-    """Numbers of one moment; of one topic or group at least, as others go on meanwhile."""
+    """The numbers of a topic or group are of one moment; different topics and groups may be of different moments."""
 
     single: Sequence[tuple[str, str, str, float]]
     partitions: Sequence[_Row]
@@ -74,7 +74,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
             await asyncio.sleep(0)
     lags: list[tuple[str, list[_Row]]] = []
     for group in groups.groups(context):
-        with contextlib.suppress(UnknownGroupError):  # taken back meanwhile
+        with contextlib.suppress(UnknownGroupError):  # deleted meanwhile
             found = groups.lag(context, group)
             rows = [(_labels(group=group, topic=lag.topic, partition=lag.partition), (lag.lag,)) for lag in found]
             lags.append((group, rows))
@@ -109,7 +109,7 @@ async def observe(context: RequestContext, broker: Broker, groups: GroupCoordina
 
 
 def render(observed: Observed) -> bytes:
-    """In Prometheus' text format. prometheus_client takes ten times as long for it."""
+    """The numbers in Prometheus' text format. prometheus_client would take ten times as long."""
     problems = (_Gauge("logstore_topic_problems", "Topics and partitions that are not served whole; doctor says why."),)
     lines: list[str] = []
     for name, help_text, labels, value in observed.single:
@@ -175,7 +175,7 @@ def _labels(**labels: object) -> str:
 
 
 def _escaped(text: str) -> str:
-    # Names of topics and groups are legal ones, but a directory that is no good as a topic may have any.
+    # Topics and groups have legal names, but a directory that is not served as a topic may have any.
     if "\\" in text or '"' in text or "\n" in text:
         return text.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
     return text

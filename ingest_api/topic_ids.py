@@ -1,14 +1,14 @@
-"""The header ``Logstore-Topic-Id``: which topic of a name a request means, and an answer is from (KIP-516)."""
+"""Topic ids: the header ``Logstore-Topic-Id`` names the topic that a request means, or an answer is from (KIP-516)."""
 
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from logstore.broker.access import Operation
+from logstore.broker.authorizer import Operation
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
-from logstore.broker.topic_identity import require_topic_id, topic_id_text
+from logstore.broker.topic_ids import require_topic_id, topic_id_text
 
 TOPIC_ID: Final = "Logstore-Topic-Id"
 TOPIC_ID_HEADER: Final = TOPIC_ID.lower().encode()
@@ -30,7 +30,7 @@ ANSWER_HEADERS: Final = {
 
 
 def topic_ids_of(request: Request) -> list[str]:
-    """What the request says of the topic's id; empty: any."""
+    """The topic ids in the request's headers; empty: any topic of the name."""
     return [value.decode("latin-1") for name, value in request.scope["headers"] if name == TOPIC_ID_HEADER]
 
 
@@ -47,5 +47,5 @@ def topic_to_read(context: RequestContext, request: Request, broker: Broker, ope
 
 
 def topic_id_headers(scope: Scope) -> dict[str, str]:
-    """For the answer, also if it is an error."""
+    """Headers for the answer, also for an error."""
     return {TOPIC_ID: scope[_IN_SCOPE]} if _IN_SCOPE in scope else {}

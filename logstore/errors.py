@@ -11,7 +11,7 @@ from typing import ClassVar
 
 
 class LogStoreError(Exception):
-    """Base of everything that this project raises on purpose."""
+    """Base of all errors that this project raises on purpose."""
 
     kafka_name: ClassVar[str] = "UNKNOWN_SERVER_ERROR"
     kafka_code: ClassVar[int] = -1
@@ -25,7 +25,7 @@ class LogStoreError(Exception):
 
 
 def unforeseen(error: Exception) -> Exception | None:
-    """The error if it is neither ours nor the system's: a log line of it has its traceback, as ``exc_info``."""
+    """The error itself, if it is neither ours nor the system's: a log line of it has its traceback, as ``exc_info``."""
     return None if isinstance(error, (LogStoreError, OSError)) else error
 
 
@@ -65,8 +65,8 @@ class UnknownTopicError(LogStoreError):
 
 
 class UnknownTopicIdError(UnknownTopicError):
-    """A topic has the name, and another id than the one that was meant: that topic was deleted, its name used again.
-    Offsets and sequence numbers of it mean nothing in the new one.
+    """The topic of the name has another id than the request: the topic was deleted, and its name used again. Offsets
+    and sequence numbers in the old topic mean nothing in the new one.
     """
 
     kafka_name, kafka_code = "UNKNOWN_TOPIC_ID", 100
@@ -77,7 +77,7 @@ class UnknownPartitionError(LogStoreError):
 
 
 class UnknownGroupError(LogStoreError):
-    """The group has committed nothing, or was deleted."""
+    """The group has no committed offsets, or was deleted."""
 
     kafka_name, kafka_code = "GROUP_ID_NOT_FOUND", 69
 
@@ -167,7 +167,7 @@ class UnreadableRecordError(LogStoreError):
 
 
 class AuthorizationError(LogStoreError):
-    """Who asks is known, and may not do this; nothing was done. The message names principal, operation and resource."""
+    """The principal may not do this; nothing was done. The message names principal, operation and resource."""
 
 
 class TopicAuthorizationError(AuthorizationError):
@@ -186,7 +186,7 @@ class ClusterAuthorizationError(AuthorizationError):
 
 
 class InvalidProducerRequestError(InvalidRequestError):
-    """What a request says of its producer, or its idempotency key, cannot be read or does not fit its records."""
+    """The producer's headers, or the idempotency key, of a request cannot be read or do not fit its records."""
 
 
 class OutOfOrderSequenceError(LogStoreError):
@@ -250,7 +250,7 @@ class QuarantinedError(LogStoreError):
 
 
 class MissingRecordsError(LogStoreError):
-    """Somebody took sealed records out of the table: their offsets are not passed over in silence."""
+    """Another writer took sealed records out of the table: reads of their offsets are refused."""
 
     kafka_name, kafka_code = "CORRUPT_MESSAGE", 2
 
@@ -294,13 +294,13 @@ class LockLostError(StorageError):
 
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-# Delta writers tell what the disk said as text, with colours.
+# Delta writers give the error of the disk as text, with colours.
 _FULL_TEXT = re.compile(r"os error (28|122)\b|No space left on device|Disk quota exceeded")
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def storage_error(doing: str, error: BaseException) -> StorageError | StorageFullError:
-    """What ``error``, of the disk or of a library that writes to it, is to a caller; nothing was stored."""
+    """The LogStoreError for ``error`` of the disk, or of a library that writes to it; nothing was stored."""
     text = " ".join(_COLOUR.sub("", str(error)).split())
     if getattr(error, "errno", None) in _FULL or _FULL_TEXT.search(text):
         return StorageFullError(f"No space left on the disk: {doing} failed, nothing was changed. Free some space.")

@@ -58,8 +58,8 @@ def _inherited(environment: MutableMapping[str, str]) -> socket.socket | None:
         return None
     if count != "1":
         raise InvalidConfigError(f"the service manager handed over {count} sockets: give one ListenStream.")
-    os.set_inheritable(_FIRST_INHERITED, False)
     try:
+        os.set_inheritable(_FIRST_INHERITED, False)
         listener = socket.socket(fileno=_FIRST_INHERITED)
     except OSError as error:
         raise InvalidConfigError(f"file descriptor {_FIRST_INHERITED} is no socket: {error.strerror}.") from error

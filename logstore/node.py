@@ -1,9 +1,8 @@
-"""The node: where a store is put together and its life is told, from the sockets to the last answer.
+"""The node: puts a store together, and runs it from the sockets to the last answer.
 
-From the bottom up: settings, coordinator, broker, consumer groups, listeners. A socket is there before anything is
-opened (a busy port touches no data) and answers from then on; ``listening on`` is printed when the store is ready.
-SIGTERM and SIGINT end it from the top down: requests in flight finish, the broker seals what it holds, and the process
-ends with 0.
+From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
+touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
+it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0.
 """
 
 import asyncio
@@ -24,9 +23,10 @@ import uvloop
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.allowed_hosts import is_loopback
 from ingest_api.http_listener import HttpListener
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
+from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.errors import LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -41,7 +41,7 @@ _HANDLED_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """All that listeners stand on."""
+    """The parts of a store that listeners use."""
 
     coordinator: Coordinator
     broker: Broker
@@ -50,22 +50,26 @@ class Store:
 
 @contextlib.asynccontextmanager
 async def running_store(
-    settings: Settings, access: Access, *, clock: Clock | None = None, filesystem: FileSystem | None = None
+    settings: Settings,
+    authorizer: Authorizer,
+    quotas: Quotas,
+    *,
+    clock: Clock | None = None,
+    filesystem: FileSystem | None = None,
 ) -> AsyncIterator[Store]:
-    """A store without listeners, for as long as the block lasts; ``access`` says who may do what in it.
+    """A store without listeners, for as long as the block lasts.
 
-    Raises what ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start`` raise.
+    ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises the errors of ``Coordinator.start``,
+    ``Broker.start`` and ``GroupCoordinator.start``.
     """
-    coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
-    await coordinator.start()
-    try:
-        async with (
-            Broker.running(settings, coordinator, access, clock=clock, filesystem=filesystem) as broker,
-            GroupCoordinator.running(broker) as groups,
-        ):
-            yield Store(coordinator, broker, groups)
-    finally:
-        await coordinator.stop()
+    async with contextlib.AsyncExitStack() as at_end:
+        coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
+        await coordinator.start()
+        at_end.push_async_callback(coordinator.stop)
+        broker = await Broker.start(settings, coordinator, authorizer, quotas, clock=clock, filesystem=filesystem)
+        at_end.push_async_callback(broker.stop)
+        groups = await at_end.enter_async_context(GroupCoordinator.running(broker))
+        yield Store(coordinator, broker, groups)
 
 
 def serve(settings: Settings) -> int:
@@ -109,20 +113,20 @@ async def run(settings: Settings, listening: socket.socket) -> None:
             reason=f"whoever reaches {settings.host} may read, write and delete everything: there is no authentication",
         )
     url = url_of(listening, settings.host)
-    access = Access()
-    listener = HttpListener(settings, access)
+    authorizer, quotas = Authorizer(), Quotas()
+    listener = HttpListener(settings, authorizer, quotas)
     with _signals(listener.stop):
         serving = asyncio.create_task(listener.serve(listening))
-        # The start makes what stays: the collector need not look at it while it grows, nor under every request.
+        # Objects of the start stay for good: keep the garbage collector from looking at them.
         gc.disable()
         try:
-            async with running_store(settings, access) as store:
+            async with running_store(settings, authorizer, quotas) as store:
                 gc.collect()
                 gc.freeze()
                 gc.enable()
                 listener.open(store.broker, store.groups)
                 try:
-                    if not listener.is_stopping:  # nobody is told of one that was told to stop while it started
+                    if not listener.is_stopping:  # not announced if it was told to stop while it started
                         with _announced(settings, url):
                             await listener.until_stopping()
                     await serving
@@ -136,7 +140,7 @@ async def run(settings: Settings, listening: socket.socket) -> None:
 
 @contextlib.contextmanager
 def _announced(settings: Settings, url: str) -> Iterator[None]:
-    """The store is ready: say so on stdout, and leave word where local tools look for it."""
+    """Announce on stdout, and in the file that local tools read, that the store is ready."""
     endpoint = settings.data / "brokers" / str(settings.broker_id) / "endpoint.json"
     local_filesystem().write_atomically(endpoint, json.dumps({"url": url, "pid": os.getpid()}).encode())
     log.info("node.listening", url=url)

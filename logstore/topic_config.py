@@ -132,7 +132,7 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
     _choice_set(
         "cleanup.policy",
         ("delete", "compact"),
-        "What becomes of old records: `delete` by retention, `compact` to the latest value of each key, or both.",
+        "Treatment of old records: `delete` by retention, `compact` to the latest value of each key, or both.",
     ),
     _ratio(
         "min.cleanable.dirty.ratio",

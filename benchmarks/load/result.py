@@ -1,4 +1,4 @@
-"""What a load program prints when it ends, and the clock that all of them share. Only the standard library."""
+"""The result that a load program prints at its end, and the clock of all load programs. Only the standard library."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""What the demo found, beside what it has to be."""
+"""The demo's results, beside the expected ones."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a reader found: the offsets of each partition from the first to the last, and whether none is missing."""
+    """A reader's offsets: of each partition from the first to the last, and whether none is missing."""
 
     offsets: Mapping[int, range]
     dense: bool
@@ -20,7 +20,9 @@ class Contents:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Of parts that were read one after the other: dense if each of them is, and begins where others ended."""
+        """The offsets of parts that were read one after the other: dense if each of them is, and begins where others
+        ended.
+        """
         offsets: dict[int, range] = {}
         dense = all(part.dense for part in parts)
         for partition, found in (item for part in parts for item in part.offsets.items()):

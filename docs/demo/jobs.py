@@ -14,7 +14,7 @@ from logstore.settings import load_settings
 
 
 def run(job: str, data: Path, topic: str, url: str, logs: Path) -> Totals:
-    """What is there no more; the job's own lines go to ``logs``. DemoError if it failed."""
+    """The totals of a job; the job's own lines go to ``logs``. DemoError if it failed."""
     with (logs / "jobs.log").open("a") as log, SparkApplication(job) as spark:
         context = JobContext(spark, Progress(Console(file=log)), SystemClock())
         topics = topics_of(job, data, [topic], load_settings(data=data).topic_defaults)

@@ -1,4 +1,4 @@
-"""What the demo says while it works: a bar on a terminal, plain lines elsewhere."""
+"""The progress of the demo: a bar on a terminal, plain lines elsewhere."""
 
 import threading
 import time

@@ -11,7 +11,7 @@ from logstore.client.consumer import Consumer
 
 
 def read_delta(location: str) -> tuple[Contents, bool]:
-    """What the Delta table at a URI holds, and whether timestamps rise with offsets in every partition."""
+    """The content of the Delta table at a URI, and whether timestamps rise with offsets in every partition."""
     table = _read(location, "partition", "offset", "timestamp")
     table = table.sort_by([("partition", "ascending"), ("offset", "ascending")])
     partitions, offsets = table["partition"].to_numpy(), table["offset"].to_numpy()

@@ -56,7 +56,9 @@ def count_range(spark: "SparkSession", topic: str, starts: dict[int, int], ends:
 def read_in_batches(
     spark: "SparkSession", topic: str, group: str, url: str, batch_records: int, advance: Advance
 ) -> list[Contents]:
-    """What ``group`` has not read yet, in batches of about ``batch_records``; each is committed when it is done."""
+    """The records that ``group`` has not read yet, in batches of about ``batch_records``; each is committed when it is
+    done.
+    """
     batches: list[Contents] = []
     while True:
         with group_read(spark, topic, group, bootstrap=url, max_offsets_per_trigger=batch_records) as batch:
@@ -67,7 +69,7 @@ def read_in_batches(
 
 
 def mean_delay_per_carrier(spark: "SparkSession", topic: str, url: str) -> list[CarrierDelay]:
-    """What a user would ask: the latest carriers first."""
+    """A user's query: the latest carriers first."""
     from pyspark.sql import functions as F  # noqa: N812 (as everybody calls it)
 
     flight = F.from_json(F.col("value").cast("string"), "carrier STRING, arr_delay DOUBLE").alias("flight")

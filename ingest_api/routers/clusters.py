@@ -21,7 +21,7 @@ from ingest_api.schemas.administration import (
     Link,
     UpdateTopicRequest,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.topics import DEFAULT_REPLICATION_FACTOR
@@ -152,8 +152,8 @@ def _topic(request: Request, broker: Broker, topic: Topic) -> ClusterTopic:
 def _described(
     request: Request, broker: Broker, name: str, partitions_count: int, topic: Topic | None = None
 ) -> ClusterTopic:
-    """``topic`` is None while there is none of that name."""
-    # Asked for by the store: whoever made the topic, or grew it, is told what it is.
+    """The answer for a topic; ``topic`` is None while there is none of that name."""
+    # INTERNAL: a client that created or grew the topic is told of it, without the permission to describe it.
     replicas = len(broker.partition_state(INTERNAL, topic, 0).replicas) if topic else DEFAULT_REPLICATION_FACTOR
     return ClusterTopic(
         metadata=resource_metadata(request, broker, topic=name),

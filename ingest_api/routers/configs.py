@@ -1,4 +1,4 @@
-"""The configuration of a topic in REST v3 shapes: each key with its value and where that comes from."""
+"""The configuration of a topic in REST v3 shapes: each key with its value and the source of it."""
 
 from typing import Annotated
 
@@ -21,7 +21,7 @@ from ingest_api.schemas.administration import (
     TopicConfigList,
     UpdateConfigRequest,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
@@ -62,7 +62,7 @@ async def list_configs(request: Request, broker: ClusterBroker, topic: TopicInCl
 async def alter_configs(
     broker: ClusterBroker, context: Context, topic: TopicInCluster, asked: AlterConfigsRequest
 ) -> None:
-    """Set keys, or take them back to their defaults: all of them, or none if one is wrong."""
+    """Set keys, or reset them to their defaults: all of them, or none if one is wrong."""
     entries = [
         ConfigEntry(name=change.name, value=None if change.operation == "DELETE" else change.value)
         for change in asked.data
@@ -108,7 +108,7 @@ async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCl
 
 
 def _synonyms(broker: Broker, topic: Topic, key: ConfigKey) -> list[ConfigSynonym]:
-    """Every layer that gives the key a value, the one that counts first."""
+    """Every layer that gives the key a value; the first one counts."""
     layers: tuple[tuple[ConfigSource, str | None], ...] = (
         ("DYNAMIC_TOPIC_CONFIG", topic.config_overrides.get(key.name)),
         ("STATIC_BROKER_CONFIG", broker.settings.topic_defaults.get(key.name)),

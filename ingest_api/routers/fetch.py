@@ -1,8 +1,8 @@
-"""Read many partitions in one request: Kafka's Fetch API in HTTP's clothes.
+"""Fetch: read many partitions in one request, as Kafka's Fetch API does.
 
-Invariants: partitions are read in the order of the request, so that a client that turns that order round is fair to
-all; one that cannot be read is told of in a response of its own and keeps nobody else from being read; a record of any
-of them ends the wait.
+Invariants: partitions are read in the order of the request, so that a client that rotates the order is fair to all; a
+partition that cannot be read has a response with its error, and the others are read; a record in any of them ends the
+wait.
 """
 
 import functools
@@ -19,7 +19,7 @@ from ingest_api.parameters import read_query
 from ingest_api.routes import declared_router, requires
 from ingest_api.schemas.records import FetchRequest
 from ingest_api.state import api_state
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
@@ -32,7 +32,7 @@ router = declared_router(tags=["records"])
 @router.post("/fetch", **operations.FETCH_MANY)
 @requires(Operation.READ, ResourceType.TOPIC, names_in="body")
 async def fetch_many(request: Request) -> Response:
-    """Read records of many partitions, each from its offset on, waiting for some when all are at their ends."""
+    """Read records of many partitions, each from its offset on; wait for records when all are at their ends."""
     read_query(request)
     state = api_state(request)
     media_type = answer_media_type(request.headers, (MEDIA_TYPE,))

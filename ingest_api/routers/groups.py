@@ -1,4 +1,4 @@
-"""Consumer groups: what they have committed, and how far behind they are."""
+"""Consumer groups: their committed offsets and their lag."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from ingest_api.schemas.groups import (
     GroupOffsetsQuery,
     PartitionLag,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 
 router = model_router(MetadataRoute, tags=["groups"])
 
@@ -27,7 +27,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 @router.get("/groups", operation_id="listGroups", response_description="Names of groups, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(state: State, context: Context) -> list[str]:
-    """Names of all groups that have committed something, sorted."""
+    """Names of all groups that have committed offsets, sorted."""
     return [*state.groups.groups(context)]
 
 
@@ -55,7 +55,7 @@ async def commit_offsets(
 async def get_offsets(
     state: State, context: Context, group: GroupName, query: Annotated[GroupOffsetsQuery, Query()]
 ) -> GroupOffsets:
-    """What the group has committed, by topic and partition."""
+    """The group's committed offsets, by topic and partition."""
     committed = state.groups.committed(context, group, query.topic)
     return GroupOffsets(offsets=[GroupOffset.model_validate(entry) for entry in committed])
 
@@ -63,7 +63,7 @@ async def get_offsets(
 @router.get("/groups/{group}/lag", operation_id="getGroupLag", response_description="The lag.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
-    """How many offsets there are between what the group has committed and the end, by topic and partition."""
+    """The number of offsets from the group's committed offset to the high watermark, by topic and partition."""
     lags = state.groups.lag(context, group)
     return GroupLag(
         group=group,
@@ -82,5 +82,5 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
 )
 @requires(Operation.DELETE, ResourceType.GROUP)
 async def delete_group(state: State, context: Context, group: GroupName) -> None:
-    """Take back all that the group has committed."""
+    """Delete all committed offsets of the group."""
     await state.groups.delete(context, group)

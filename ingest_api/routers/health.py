@@ -1,4 +1,4 @@
-"""Whether the process lives, and whether it takes records: for load balancers and supervisors."""
+"""Health: whether the process lives, and whether it takes records; for load balancers and supervisors."""
 
 from ingest_api.dependencies import Context, State
 from ingest_api.model_routes import model_router
@@ -13,7 +13,7 @@ router = model_router(tags=["health"])
 @router.get("/health/live", operation_id="getLiveness", response_description="The process lives.")
 @open_to_all
 async def live() -> Health:
-    """The process answers, also while the store starts. Restart it when this does not come."""
+    """The process answers, also while the store starts. Restart the process when this answer does not come."""
     return Health(status="live")
 
 
@@ -25,7 +25,7 @@ async def live() -> Health:
 )
 @open_to_all
 async def ready(state: State, context: Context) -> Readiness:
-    """The store takes appends; else 503 with the reason, the first of which is that it is starting.
+    """The store takes appends; otherwise 503 with the reason, for example that the store is starting.
 
     Ready, too, when some topics are not served: `problems` names them.
     """

@@ -14,7 +14,7 @@ def link(request: Request, *parts: str) -> str:
 
 
 def partitions_link(request: Request, topic: str) -> Link:
-    """Partitions are described in v2 alone."""
+    """The URL of a topic's partitions, which only v2 describes."""
     return Link(related=_link(request, "topics", topic, "partitions"))
 
 
@@ -23,7 +23,7 @@ def list_metadata(request: Request, *parts: str) -> ListMetadata:
 
 
 def resource_metadata(request: Request, broker: Broker, **parts: str) -> ResourceMetadata:
-    """Of the cluster, or of what the ``parts``, topic and config, name in it."""
+    """Metadata of the cluster, or of the topic or configuration that ``parts`` name."""
     path = [step for kind, name in parts.items() for step in (f"{kind}s", name)]
     names = "".join(f"/{kind}={name}" for kind, name in parts.items())
     return ResourceMetadata(

@@ -1,4 +1,4 @@
-"""Offsets of one partition: where it begins and ends, the offset of a time, and deletion of a prefix."""
+"""Offsets of one partition: its first and last, the offset of a time, and deletion of records up to an offset."""
 
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
 from ingest_api.schemas.records import DeletedRecords, DeleteRecordsRequest, OffsetsQuery, PartitionOffsets
 from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 
 router = model_router(MetadataRoute, tags=["records"])
 
@@ -23,7 +23,7 @@ router = model_router(MetadataRoute, tags=["records"])
     operation_id="getOffsets",
     response_description="The offsets.",
     response_model_exclude_unset=True,
-    responses={200: {"headers": ANSWER_HEADERS}},
+    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
     openapi_extra=TOPIC_ID_PARAMETER,
 )
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
@@ -38,6 +38,7 @@ async def offsets(
 ) -> PartitionOffsets:
     """The first offset and the one after the last that readers see; with a timestamp, the offset of that time too."""
     response.headers.update(topic_id_headers(request.scope))
+    log.require_served()
     if query.timestamp is None:
         return PartitionOffsets(beginning_offset=log.log_start_offset, end_offset=log.high_watermark)
     timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())
@@ -68,7 +69,7 @@ async def delete_records(
     log: IdentifiedPartition,
     asked: DeleteRecordsRequest,
 ) -> DeletedRecords:
-    """Move the log start offset forward: readers no longer see what is before it."""
+    """Move the log start offset forward: readers no longer see the records before it."""
     response.headers.update(topic_id_headers(request.scope))
     return DeletedRecords(
         log_start_offset=await broker.delete_records(context, topic, log.partition, asked.before_offset)

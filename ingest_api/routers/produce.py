@@ -33,28 +33,28 @@ from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, par
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state
 from ingest_api.topic_ids import topic_ids_of
-from logstore.broker.access import Operation, ResourceType
 from logstore.broker.admission import Reservation
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.batcher import ToColumns, may_join
 from logstore.broker.broker import ProduceResult, Topic
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
-from logstore.records.json_decoder import PlainRecord, decode_plain, plain_columns
+from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecord, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
 
-# An answer with an offset per record takes about this many bytes for each.
+# About this many bytes of an answer with an offset per record.
 _ANSWER_BYTES_PER_RECORD = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Format:
-    """``open(body, max_message_bytes, max_request_size)`` gives the bytes that decoding takes, and what decodes;
-    ``encode`` makes the answer.
+    """``open(body, max_message_bytes, max_request_size)`` gives the bytes that decoding takes, and the function that
+    decodes; ``encode`` makes the answer.
     """
 
     open: Callable[[bytes, int, int], tuple[int, Callable[[], Records]]]
@@ -70,7 +70,7 @@ def _text(decode: Callable[..., DecodedRecords]) -> Callable[[bytes, int, int], 
 
 
 def _arrow(body: bytes, max_message_bytes: int, max_request_size: int) -> tuple[int, Callable[[], Records]]:
-    # Few bytes may stand for many: buffers may be compressed.
+    # Buffers may be compressed: a small body may need much memory.
     request = ArrowRequest(body, max_request_size)
     return request.inflated_bytes, functools.partial(request.decode, max_message_bytes)
 
@@ -88,7 +88,7 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class ProduceHead:
-    """What a request says before its body, but for its topic and who sends it."""
+    """The query and headers of a produce request that say how to read its body, and how to answer."""
 
     acks: int
     timeout_ms: int
@@ -96,7 +96,7 @@ class ProduceHead:
     coding: str | None
     answer_type: str
     media_type: str
-    #: What is asked of keys in JSON; None: as the topic has it.
+    #: The key format that the request asks for; None: the topic's.
     key_format: int | None
 
     def string_keys(self, config: TopicConfig) -> bool:
@@ -104,17 +104,17 @@ class ProduceHead:
         return config.string_keys if self.key_format is None else bool(self.key_format)
 
     def to_columns(self, config: TopicConfig) -> ToColumns:
-        """What makes columns of ``decode_small``'s records."""
+        """The function that makes columns of ``decode_small``'s records."""
         return _STRING_KEY_COLUMNS if self.string_keys(config) else plain_columns
 
     @property
     def body_form(self) -> str:
-        """How the request wants its body to be read."""
+        """The form in which the body is to be read; part of the identity of an idempotency key."""
         return self.media_type if self.key_format is None else f"{self.media_type} {self.key_format}"
 
     @property
     def may_join(self) -> bool:
-        """Whether others may be appended with it."""
+        """Whether the request may be appended together with others."""
         return self.form.is_json and self.coding is None and self.acks != 0
 
 
@@ -140,11 +140,18 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
 
 
 def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
-    """The records of a JSON body that may join others; None for one that goes its own way (any mistake, too)."""
+    """The records of a JSON body that may join others; None for a body that must be appended by itself (any mistake,
+    too).
+    """
     return (decode_plain(body) or None) if may_join(topic, len(body)) else None
 
 
-# Producers send the same again and again.
+def held_bytes(body: bytes, records: Sequence[PlainRecord]) -> int:
+    """What ``decode_small``'s records hold while they wait for others: of tiny ones many times their body."""
+    return len(body) + len(records) * PLAIN_RECORD_BYTES
+
+
+# Producers send the same heads again and again.
 _read_head_again = functools.lru_cache(256)(read_head)
 
 
@@ -173,7 +180,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
     state, context = api_state(request), context_of(request)
     head = _head_of(request)
     form, coding, acks, timeout_ms = head.form, head.coding, head.acks, head.timeout_ms
-    # All that can be refused without the body is, so that nothing is sent or held in vain.
+    # Refuse before the body is read, where that is possible, so that nothing is sent or held in vain.
     topic = _existing_topic(request)
     if topic is not None and partition is not None:
         topic.partition(partition)
@@ -184,6 +191,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         may_be_small = head.may_join and partition is None and identify is None
         string_keys = head.string_keys(config)
         if may_be_small and topic is not None and (plain := decode_small(topic, body)):
+            reservation.resize(held_bytes(body, plain))
             places = await state.broker.produce_small(
                 context, topic, plain, head.to_columns(config), num_bytes=len(body), timeout_ms=timeout_ms
             )
@@ -192,17 +200,18 @@ async def _produce(request: Request, partition: int | None) -> Response:
             return BytesResponse(offsets_of(*places), head.answer_type)
         if form.is_json and string_keys:
             form = _STRING_KEYS
-        # A repetition may be larger than a record may be by now: only the broker knows whether it is one.
+        # A repeated record may be larger than today's max.message.bytes; only the broker knows whether it is a
+        # repetition.
         max_message_bytes = config.max_message_bytes if identify is None else state.settings.max_request_size
         decode = functools.partial(_decode, state, body, reservation, coding)
         records, identity = await decode(form, max_message_bytes, identify)
         may_differ = isinstance(identity, IdempotencyKey) and form.is_json and head.key_format is None
-        # Nobody needs the body while the disk is waited for, unless it may have to be read in another way.
+        # The body is not needed during the wait for the disk, unless it may have to be decoded in another form.
         del body
         decode_again = decode if may_differ else None
         del decode
         if topic is None:
-            # Only now, so that a request that is refused leaves no topic behind.
+            # Create the topic only now, so that a request that is refused leaves none behind.
             topic = await state.broker.topic_for_produce(context, request.path_params["topic"])
         produced = state.broker.produce(
             context, topic, records, partition=partition, acks=acks, timeout_ms=timeout_ms, identity=identity
@@ -213,7 +222,8 @@ async def _produce(request: Request, partition: int | None) -> Response:
         except IdempotencyKeyReusedError:
             if decode_again is None:
                 raise
-            # The topic's key.format may be another one since then. As the key is remembered, nothing new can be stored.
+            # The topic's key.format may have changed since the first try. The key is remembered, so nothing new can be
+            # stored.
             other = _JSON_KEYS if form is _STRING_KEYS else _STRING_KEYS
             records, identity = await decode_again(other, max_message_bytes, identify)
             result = await state.broker.produce(
@@ -254,7 +264,7 @@ def _existing_topic(request: Request) -> Topic | None:
     topic_ids = topic_ids_of(request)
     if not topic_ids:
         return broker.find_topic_for_produce(context, name)
-    # Who means a certain one does not want another.
+    # A request that names a topic id wants that topic and no new one.
     topic = broker.topic(context, name, Operation.WRITE)
     for topic_id in topic_ids:
         require_topic_id(topic, topic_id)

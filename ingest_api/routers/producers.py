@@ -5,7 +5,7 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from ingest_api.schemas.records import InitProducerRequest, Producer
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 
 router = model_router(MetadataRoute, tags=["records"])
 

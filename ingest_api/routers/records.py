@@ -23,7 +23,7 @@ from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, par
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
@@ -56,13 +56,13 @@ _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 @router.get("/topics/{topic}/partitions/{partition}/records", **operations.FETCH)
 @requires(Operation.READ, ResourceType.TOPIC)
 async def fetch(request: Request) -> Response:
-    """Read records from an offset on, waiting for some at the end of the log."""
+    """Read records from an offset on; wait for records at the end of the log."""
     state = api_state(request)
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
     topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
     media_type = answer_media_type(request.headers, tuple(_ENCODERS))
-    # Who leaves the choice, as curl and browsers do, is to see every record.
+    # Clients that accept anything, as curl and browsers do, are to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
     encode = _encode_readable if is_readable else _ENCODERS[media_type]
     offset = query[OFFSET.name]

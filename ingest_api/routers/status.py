@@ -6,7 +6,7 @@ from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from ingest_api.schemas.status import InFlightStatus, JournalStatus, StoreStatus, TopicProblem, TopicStatus
 from logstore import __version__
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import RequestContext
 from logstore.open_files import connections_within, open_files_limit
@@ -19,7 +19,7 @@ router = model_router(tags=["health"])
 )
 @requires(Operation.DESCRIBE, ResourceType.CLUSTER)
 async def status(state: State, context: Context) -> StoreStatus:
-    """What `logstore status` and `logstore topic list` show: the store, its topics, and what is wrong with them."""
+    """The numbers that `logstore status` and `logstore topic list` show: the store, its topics, and their problems."""
     broker, settings = state.broker, state.settings
     limit = open_files_limit()
     return StoreStatus(

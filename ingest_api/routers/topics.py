@@ -1,4 +1,4 @@
-"""Topics and their partitions in REST Proxy v2 shapes; rolling a topic into its Delta table, and looking at that."""
+"""Topics and their partitions in REST Proxy v2 shapes; roll and refresh of a topic's Delta table."""
 
 from ingest_api.dependencies import Context, PartitionInPath, StoreBroker, TopicInPath
 from ingest_api.model_routes import MetadataRoute, model_router
@@ -16,7 +16,7 @@ from ingest_api.schemas.topics import (
     SealedOffset,
     Topic,
 )
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog
 from logstore.broker.broker import Topic as OpenTopic
 from logstore.broker.context import RequestContext
@@ -69,7 +69,7 @@ async def get_partition(broker: StoreBroker, context: Context, topic: TopicInPat
 )
 @requires(Operation.ALTER, ResourceType.TOPIC)
 async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: RollRequest | None = None) -> Rolled:
-    """Put everything acknowledged into the Delta table now; answers when the commit is durable."""
+    """Put all acknowledged records into the Delta table now; answers when the commit is durable."""
     rolled = await broker.roll(context, topic)
     sealed = [SealedOffset(partition=number, sealed_offset=offset) for number, offset in sorted(rolled.sealed.items())]
     return Rolled(version=rolled.version, sealed_offsets=sealed)
@@ -85,7 +85,9 @@ async def roll(broker: StoreBroker, context: Context, topic: TopicInPath, _: Rol
 async def refresh(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: RefreshRequest | None = None
 ) -> Refreshed:
-    """Read now what others, such as jobs, committed to the Delta table; without it the store looks by itself."""
+    """Read commits of others, such as jobs, from the Delta table now. Without this call the store does so every few
+    seconds.
+    """
     return Refreshed(version=await broker.refresh(context, topic))
 
 

@@ -1,5 +1,5 @@
 """Shapes of requests and answers, a module for each resource.
 
-FastAPI reads, checks, writes and documents administration and groups with them. Of the models in ``records`` some only
-document: the bodies that produce requests and answers of reads have are never objects.
+FastAPI reads, checks, writes and documents administration and groups with them. Some models in ``records`` only
+document: bodies of produce requests and of answers to reads are never objects.
 """

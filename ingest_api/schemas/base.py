@@ -1,4 +1,4 @@
-"""What the models of all resources share: strict requests, answers, numbers, and the one shape of errors."""
+"""The base of all models: strict requests, answers, numbers, and the one shape of errors."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ INT64_MAX = 2**63 - 1
 Int32 = Annotated[int, Field(ge=0, le=2**31 - 1, json_schema_extra={"format": "int32"})]
 Int64 = Annotated[int, Field(ge=0, le=INT64_MAX, json_schema_extra={"format": "int64"})]
 ProducerEpoch = Annotated[int, Field(ge=0, le=PRODUCER_EPOCH_MAX, json_schema_extra={"format": "int32"})]
-#: As GET /topics/{topic} gives it.
+#: The topic id that GET /topics/{topic} gives.
 TopicId = Annotated[
     str | None, Field(description="The topic that is meant: another one of that name is error_code 40406.")
 ]
@@ -20,8 +20,8 @@ TopicId = Annotated[
 class Request(BaseModel):
     """A body or a query.
 
-    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost. So a query
-    has texts alone; ``parameters`` reads numbers and times in them.
+    No conversions (``"4"`` is not 4, ``true`` is not 1), no unknown fields: a misspelt one must not be lost. So fields
+    of a query are texts; ``parameters`` reads the numbers and times in them.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")

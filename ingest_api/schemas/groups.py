@@ -1,4 +1,4 @@
-"""What consumer groups have committed."""
+"""Committed offsets and lag of consumer groups."""
 
 from pydantic import Field
 from pydantic.json_schema import SkipJsonSchema
@@ -29,7 +29,7 @@ class CommittedOffset(Answer):
 
 
 class CommittedOffsets(Answer):
-    """In the order of the request."""
+    """The committed offsets, in the order of the request."""
 
     offsets: list[CommittedOffset]
 
@@ -44,7 +44,7 @@ class GroupOffset(CommittedOffset):
 
 
 class GroupOffsets(Answer):
-    """By topic and partition."""
+    """The committed offsets, by topic and partition."""
 
     offsets: list[GroupOffset]
 

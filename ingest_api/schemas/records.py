@@ -1,4 +1,4 @@
-"""Records: what produce requests and reads look like, offsets of a partition, ids of producers."""
+"""Records in produce requests and in answers to reads; offsets of a partition; ids of producers."""
 
 from typing import Annotated, Any, Literal
 
@@ -36,7 +36,7 @@ class ProduceRequest(Answer):
 
 
 class ProducedOffset(Answer):
-    """With an error its partition has not taken the record, or nobody knows: as `error_code` says it of a request."""
+    """With an error the record is not stored, or may be stored: `error_code` means the same as for a whole request."""
 
     partition: Int32 | None
     offset: Int64 | None
@@ -53,7 +53,7 @@ class ProducedOffsets(Answer):
 
 
 class ProducedRange(Answer):
-    """`error_code` and `error` are there when some partitions have not taken their records; null for others."""
+    """`error_code` and `error` are there when records of some partitions were not stored; null for the others."""
 
     partition: Int32
     base_offset: Int64 | None
@@ -123,7 +123,7 @@ class FetchPartition(Request):
 
 
 class FetchRequest(Request):
-    """Kafka's Fetch: how much to wait for, and at most to take, in all and of one partition."""
+    """Kafka's Fetch: bytes and time to wait for, and bytes to take at most, in all and of one partition."""
 
     partitions: list[FetchPartition] = Field(
         min_length=1, max_length=FETCH_PARTITIONS_MAX, description="Read in this order: the first ones come first."

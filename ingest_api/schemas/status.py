@@ -1,4 +1,4 @@
-"""Whether the store lives and takes appends, and its state as a whole."""
+"""Health, readiness, and the state of the whole store."""
 
 from typing import Literal
 
@@ -25,7 +25,7 @@ class Readiness(Answer):
 
 
 class TopicStatus(Answer):
-    """`newest_timestamp` (ms) is that of what was appended last; null in an empty topic."""
+    """`newest_timestamp` (ms) is that of the record appended last; null in an empty topic."""
 
     name: str
     topic_id: str
@@ -40,7 +40,9 @@ class TopicStatus(Answer):
 
 
 class JournalStatus(Answer):
-    """`needed_bytes` hold something un-sealed: `max_bytes` (journal.max.bytes) bounds them."""
+    """`needed_bytes` are those from the oldest file with un-sealed records on; `max_bytes` (journal.max.bytes) bounds
+    them.
+    """
 
     needed_bytes: Int64
     retained_bytes: Int64
@@ -56,7 +58,7 @@ class InFlightStatus(Answer):
 
 
 class StoreStatus(Answer):
-    """Topics by name, internal ones too; a quarantined one is among `problems` alone."""
+    """Topics by name, with internal ones. A quarantined topic is only among `problems`."""
 
     version: str
     cluster_id: str

@@ -1,4 +1,4 @@
-"""Topics and their partitions, as REST Proxy v2 gives them, and what is done to their tables."""
+"""Topics and their partitions, as REST Proxy v2 gives them, and the requests for their tables."""
 
 from pydantic import Field
 

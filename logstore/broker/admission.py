@@ -1,8 +1,8 @@
-"""What is let in: nothing while the store is not ready, no more than the journal and the memory have room for, and
-within the quotas of who sends it.
+"""Admission of requests: none while the store is not ready, no more bytes than the journal and the memory have room
+for, no more than the quotas of a principal allow.
 
 Invariant of ``InFlightBytes``: the sum of all reservations is at most ``limit``, except that one request alone is
-always let in (else a body larger than the limit could never be sent at all). Reservations grow while a body arrives or
+always admitted (otherwise a body larger than the limit could never be sent). Reservations grow while a body arrives or
 is inflated, the latter in a worker thread; hence the lock.
 """
 
@@ -16,9 +16,9 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakSet
 
-from logstore.broker.access import Access, QuotaKind
 from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.due_topics import PRESSURE
+from logstore.broker.quotas import QuotaKind, Quotas
 from logstore.clock import Clock
 from logstore.errors import BrokerNotReadyError, ThrottledError
 from logstore.journal.journal import Journal
@@ -27,7 +27,7 @@ from logstore.log.topic import Topic
 from logstore.observability import THROTTLED
 from logstore.settings import Settings
 
-# Of the journal, as a divisor.
+# The store's own topics have this part of the journal for themselves: one in 16 bytes.
 _INTERNAL_PART = 16
 _OVER_QUOTA_MAX = 10_000
 
@@ -44,21 +44,21 @@ class Admission:
         journal: Journal,
         locks: Sequence[LockFile],
         press: Callable[[], None],
-        access: Access,
+        quotas: Quotas,
         clock: Clock,
     ) -> None:
         self._settings = settings
         self._journal = journal
         self._locks = locks
         self._press = press
-        self._access = access
+        self._quotas = quotas
         self._clock = clock
-        #: When whoever is over a quota may go on, in seconds of the clock.
+        #: By principal and kind of quota: when a principal over its quota may go on, in seconds of the clock.
         self._over_quota: dict[tuple[Principal, QuotaKind], float] = {}
         #: Topics whose records were refused for want of room in the journal.
         self._refused: WeakSet[Topic] = WeakSet()
         self._refused_all = False
-        #: Why nothing is let in; None once the store has started.
+        #: Why nothing is admitted; None once the store has started.
         self.not_ready: str | None = "the store is starting"
         limit = settings.queued_max_request_bytes
         self.requests = InFlightBytes(limit, what="request bodies", setting="queued.max.request.bytes")
@@ -84,7 +84,7 @@ class Admission:
         require_all(self._locks)
 
     def require_ready(self) -> None:
-        """Raise BrokerNotReadyError, or what the journal failed with."""
+        """Raise BrokerNotReadyError, or the error that the journal failed with."""
         if self._journal.failed is not None:
             raise self._journal.failed
         if self.not_ready is not None:
@@ -122,7 +122,7 @@ class Admission:
             )
 
     def require_quota(self, context: RequestContext, kind: QuotaKind) -> None:
-        """Raise ThrottledError while whoever asks has to wait for what it was charged before."""
+        """Raise ThrottledError while the principal has to wait because of earlier charges."""
         if not self._over_quota:
             return
         until = self._over_quota.get((context.principal, kind), 0.0)
@@ -134,13 +134,14 @@ class Admission:
         self._over_quota.pop((context.principal, kind), None)
 
     def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> int:
-        """Count bytes that have passed, as Kafka does; how many ms whoever sent or got them is to wait before the next.
+        """Count bytes after they have passed, as Kafka does. Returns how many ms the client is to wait before its next
+        request.
 
-        Until then ``require_quota`` refuses it: a client that does not wait gains nothing.
+        Until then ``require_quota`` refuses the client, so a client that does not wait gains nothing.
         """
         if context is INTERNAL:
             return 0
-        seconds = self._access.charge(context, kind, amount)
+        seconds = self._quotas.charge(context, kind, amount)
         if seconds <= 0:
             return 0
         now = self._clock.monotonic()
@@ -185,13 +186,15 @@ class InFlightBytes:
         return not self._reserved or self._reserved + size <= self.limit
 
     def wait_for_room(self, size: int) -> "asyncio.Future[None]":
-        """Done when ``size`` bytes may fit, in the order of the calls: ask then; and ``wait_no_more`` in any case."""
+        """A future, done when ``size`` bytes may fit, in the order of the calls. Reserve then; call ``wait_no_more`` in
+        any case.
+        """
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size, room))
         return room
 
     def wait_no_more(self, room: "asyncio.Future[None]") -> None:
-        """Who was told of room may have left it to the next one."""
+        """End a wait. Room that was offered to it and not taken goes to the next one."""
         room.cancel()
         self._tell_of_room()
 

@@ -2,8 +2,8 @@
 
 Columns cost the same for one record as for a hundred, so the requests that come while an append of their topic is being
 fsynced become the next one: the journal would not have begun it earlier. Invariants: each request is answered with its
-own places, when they are durable; what one request could be refused for is found before it joins others, so that they
-share no more than the fate of the journal and of a partition; the records of a request stay together in their order.
+own places, when they are durable; a request that must be refused is refused before it joins others, so that requests
+share only errors of the journal and of a partition; the records of a request stay together in their order.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce_result import NO_OFFSET, ProduceResult
 from logstore.broker.producing import not_acknowledged
+from logstore.broker.quotas import QuotaKind
 from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB
@@ -28,12 +29,12 @@ log = structlog.stdlib.get_logger(__name__)
 
 #: A larger request gains nothing from company.
 SMALL_REQUEST_BYTES_MAX = 32 * 1024
-# They bound an append, and what its encoding holds up the event loop for, to a few milliseconds.
+# These bounds keep an append, and its encoding on the event loop, to a few milliseconds.
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
 _BYTES_MAX = 1 * MIB
 
-#: Makes columns of the records of many requests at once, whose kind only the listener knows.
+#: Makes columns of the records of many requests at once. Only the listener knows the kind of these records.
 ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 
 
@@ -48,7 +49,7 @@ class RecordPlaces(NamedTuple):
     errors: Mapping[int, LogStoreError]
 
 
-#: Told where the records are, or what became of them instead.
+#: Called with the places of the records, or with the error.
 Told = Callable[[RecordPlaces | None, BaseException | None], None]
 
 
@@ -59,7 +60,7 @@ class Produce(Protocol):
 
 
 class _Waiting:
-    """A request that is to be told; it leaves its batch when its time is up."""
+    """A request that waits for its answer; it leaves its batch when its time is up."""
 
     __slots__ = ("_batch", "_timer", "_told", "num_bytes", "records")
 
@@ -77,7 +78,7 @@ class _Waiting:
         self.tell(None, not_acknowledged(timeout_ms))
 
     def tell(self, places: RecordPlaces | None, error: BaseException | None = None) -> None:
-        """Once: who was told of a time-out hears no more. What goes wrong with it is nobody else's affair."""
+        """Call back once: nothing more follows a time-out. An error of the callback does not reach other requests."""
         told, self._told = self._told, None
         if told is None:
             return
@@ -89,7 +90,7 @@ class _Waiting:
 
 
 class _Queue:
-    """What waits for a topic's next append, in the order of arrival, and how much is under way."""
+    """The requests that wait for a topic's next append, by arrival, and the number of appends under way."""
 
     __slots__ = ("appends", "begins", "last_size", "to_columns", "topic", "waiting")
 
@@ -99,12 +100,12 @@ class _Queue:
         self.waiting: dict[_Waiting, None] = {}
         self.appends = 0
         self.last_size = 0
-        # At the next turn of the loop.
+        # Whether an append begins at the next turn of the loop.
         self.begins = False
 
     @property
     def is_due(self) -> bool:
-        """Whether an append of them begins: one as large as that under way is encoded while that is fsynced."""
+        """Whether an append begins now. Beside an append that is fsynced, a second one as large is encoded."""
         if self.begins or not self.waiting:
             return False
         return not self.appends or (self.appends == 1 and len(self.waiting) >= self.last_size)
@@ -113,11 +114,11 @@ class _Queue:
 class Batcher:
     """On the broker's event loop."""
 
-    def __init__(self, produce: Produce, access: Access, admission: Admission) -> None:
+    def __init__(self, produce: Produce, authorizer: Authorizer, admission: Admission) -> None:
         self._produce = produce
-        self._access = access
+        self._authorizer = authorizer
         self._admission = admission
-        # Requests whose records become columns in two ways are apart.
+        # By topic and by function that makes columns: one append has one such function.
         self._queues: dict[tuple[Topic, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
 
@@ -132,13 +133,14 @@ class Batcher:
         timeout_ms: int,
         told: Told,
     ) -> None:
-        """As ``Broker.produce`` with acks=all; ``told`` hears of it from the event loop. Who runs out of time before
-        the append has begun is not stored.
+        """Queue a request, as ``Broker.produce`` with acks=all; ``told`` is called on the event loop. A request whose
+        time is up before its append has begun is not stored.
 
-        ``records`` are ``may_join(topic, num_bytes)`` and what ``to_columns`` takes, together with those of others; the
-        same function each time. Raises TopicAuthorizationError, InvalidTopicError, ThrottledError (of a quota).
+        ``may_join(topic, num_bytes)`` holds. ``to_columns`` takes ``records`` together with those of other requests;
+        give the same function each time. Raises TopicAuthorizationError, InvalidTopicError, ThrottledError (of a
+        quota).
         """
-        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         require_users_topic(topic)
         self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         queue = self._queues.get((topic, to_columns))
@@ -158,7 +160,7 @@ class Batcher:
         num_bytes: int,
         timeout_ms: int,
     ) -> RecordPlaces:
-        """``begin``, and what was told."""
+        """``begin``, and wait for the answer."""
         result: asyncio.Future[RecordPlaces] = asyncio.get_running_loop().create_future()
 
         def told(places: RecordPlaces | None, error: BaseException | None) -> None:
@@ -199,15 +201,14 @@ class Batcher:
     async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
         try:
             records = queue.to_columns(list(itertools.chain.from_iterable(waiting.records for waiting in batch)))
-            # Each request waits as long as it wants to: this waits for the journal's word. Each was asked for.
+            # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
             result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
         except InvalidRecordError as error:
-            # The topic was altered since they were looked at, and nothing is stored: now each for itself.
+            # The topic was altered since the requests were checked, and nothing is stored: append each alone, in order.
             if len(batch) == 1:
                 batch[0].tell(None, error)
                 return
-            for waiting in batch:
-                await self._append_all(queue, [waiting])
+            await asyncio.gather(*(self._append_all(queue, [waiting]) for waiting in batch))
             return
         except BaseException as error:  # noqa: BLE001 - of whatever kind, it is theirs
             for waiting in batch:
@@ -250,7 +251,7 @@ def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
 
 
 def _copy(error: Any) -> Any:
-    """One for each request: an exception that is raised in several tasks collects all their tracebacks."""
+    """A copy for each request: an exception that is raised in several tasks collects all their tracebacks."""
     if isinstance(error, LogStoreError):
         copy = error.__class__.__new__(error.__class__)
         copy.__dict__.update(error.__dict__)

@@ -2,23 +2,22 @@
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
 ``topic_tables`` (roll, refresh, delete records), ``producing``, ``batcher`` (small requests), ``fetching``,
-``admission`` and ``roll_schedule``. They ask ``access`` themselves who may do what.
+``admission`` and ``roll_schedule``. They ask ``authorizer`` themselves who may do what.
 """
 
-import contextlib
 import functools
-from collections.abc import AsyncIterator
 from typing import Self
 
 import structlog
 
-from logstore.broker.access import Access
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
+from logstore.broker.quotas import Quotas
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
@@ -49,7 +48,8 @@ class Broker:
         catalog: TopicCatalog,
         journal: Journal,
         journal_lock: LockFile,
-        access: Access,
+        authorizer: Authorizer,
+        quotas: Quotas,
         clock: Clock,
         filesystem: FileSystem,
     ) -> None:
@@ -59,8 +59,9 @@ class Broker:
         self.idempotency_secret = load_secret(settings.data / "brokers" / str(self.broker_id), filesystem)
         self._coordinator = coordinator
         self.journal = journal
-        #: What every room asks; a listener asks it before it reads a body.
-        self.access = access
+        #: Asked by every room, and by a listener before it reads a body.
+        self.authorizer = authorizer
+        self.quotas = quotas
         self._journal_lock = journal_lock
         locks = [*coordinator.locks, journal_lock]
         self.clock = clock
@@ -69,14 +70,14 @@ class Broker:
         self._writers = roll_threads()
         self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
-        self.admission = Admission(settings, journal, locks, self._schedule.press, access, clock)
+        self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._topics = Topics(
-            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, access, clock
+            by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
         )
-        self._tables = TopicTables(roller, self.admission, access)
-        self._producing = Producing(journal, self.admission, access, coordinator, filesystem, self._schedule.touch)
-        self._batcher = Batcher(self._producing.produce, access, self.admission)
-        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, access)
+        self._tables = TopicTables(roller, self.admission, authorizer)
+        self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
+        self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
+        self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
         self._delegate()
 
     def _delegate(self) -> None:
@@ -109,29 +110,12 @@ class Broker:
         self.offset_for_timestamp = fetching.offset_for_timestamp
 
     @classmethod
-    @contextlib.asynccontextmanager
-    async def running(
-        cls,
-        settings: Settings,
-        coordinator: Coordinator,
-        access: Access,
-        *,
-        clock: Clock | None = None,
-        filesystem: FileSystem | None = None,
-    ) -> AsyncIterator[Self]:
-        """``start`` and ``stop`` around a block."""
-        broker = await cls.start(settings, coordinator, access, clock=clock, filesystem=filesystem)
-        try:
-            yield broker
-        finally:
-            await broker.stop()
-
-    @classmethod
     async def start(
         cls,
         settings: Settings,
         coordinator: Coordinator,
-        access: Access,
+        authorizer: Authorizer,
+        quotas: Quotas,
         *,
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
@@ -158,7 +142,7 @@ class Broker:
                 file_bytes=file_bytes,
                 require_lock=functools.partial(require_all, locks),
             )
-            broker = cls(settings, coordinator, catalog, journal, journal_lock, access, clock, filesystem)
+            broker = cls(settings, coordinator, catalog, journal, journal_lock, authorizer, quotas, clock, filesystem)
             await broker._recover()
         except BaseException:
             journal_lock.release()
@@ -178,7 +162,7 @@ class Broker:
         self.admission.not_ready = "the store is stopping"
         await self._schedule.stop()
         await self._topics.stop()
-        if self.admission.lost_lock is None:  # else the table, too, may be another process's to write
+        if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables
             await self._schedule.roll_at_stop()
         await self._roller.drain()
         self._topics.close(BrokerNotReadyError("The store is stopping. Try again in a few seconds."))

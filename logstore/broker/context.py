@@ -1,4 +1,4 @@
-"""Who asks, and by which way: what a listener says of each request to the rooms of the broker. No HTTP in here."""
+"""The context of a request, as a listener hands it to the broker: its principal, and the way it came. No HTTP here."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,10 +6,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks, as Kafka's KafkaPrincipal: ``type`` and ``name`` together are the identity.
+    """The principal of a request, as Kafka's KafkaPrincipal: ``type`` and ``name`` together are the identity.
 
-    ``mechanism`` is how that was shown (a SASL mechanism's name, "SSL"), "" for not at all. ``expires_at_ms``: the end
-    of that (ms since 1970); None: the end of the connection.
+    ``mechanism`` names the authentication (a SASL mechanism, "SSL"), "" without one. ``expires_at_ms``: its end (ms
+    since 1970); None: the end of the connection.
     """
 
     type: str
@@ -22,13 +22,13 @@ class Principal:
         return f"{self.type}:{self.name}"
 
     def __hash__(self) -> int:
-        # Enough to tell most of them apart, in a third of the time of all fields.
+        # The name tells most principals apart, in a third of the time of all fields.
         return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFacts:
-    """What the handshake of a connection agreed on; ``subject`` of the client's certificate, None without one."""
+    """The result of a connection's TLS handshake; ``subject`` of the client's certificate, None without one."""
 
     version: str
     cipher: str
@@ -50,7 +50,7 @@ class RequestContext:
     principal: Principal
 
 
-#: Kafka's name for whoever did not say who it is.
+#: Kafka's principal for a client that did not authenticate.
 ANONYMOUS: Final = Principal("User", "ANONYMOUS")
 #: The store's own work: rolls, the topic of committed offsets, recovery.
 INTERNAL: Final = RequestContext("", "", "INTERNAL", "", None, Principal("Internal", "logstore"))

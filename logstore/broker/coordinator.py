@@ -1,6 +1,6 @@
-"""Who leads a partition, with which epoch, who holds its records, and what the cluster is called.
+"""The coordinator: the leader of each partition with its epoch, the replicas, and the id of the cluster.
 
-``Coordinator`` is the seam. What may need a word with others is asynchronous; what is known is read at once, from the
+``Coordinator`` is the seam. Methods that may have to ask other processes are asynchronous; the others answer from the
 coordinator's own view. ``EmbeddedCoordinator`` keeps one node's answers in two small files and needs no other process.
 """
 
@@ -30,7 +30,9 @@ _GIVE_UP_BROKER = "remove it: the next leader epoch is then above those in the t
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Kafka's: broker ids of the leader, of all replicas, and of those that hold all that is acknowledged."""
+    """Kafka's partition state: broker ids of the leader, of all replicas, and of those that hold all that is
+    acknowledged.
+    """
 
     leader: int
     leader_epoch: int
@@ -54,7 +56,7 @@ class Coordinator(Protocol):
 
     @property
     def locks(self) -> Sequence[LockFile]:
-        """The locks that make this process the one to acknowledge: with one of them lost, nothing is."""
+        """The locks without which this process must acknowledge nothing."""
         ...
 
     async def start(self) -> None:
@@ -66,19 +68,19 @@ class Coordinator(Protocol):
         ...
 
     async def elect(self, *, above: int) -> int:
-        """Become leader; the epoch to lead with, higher than ``above`` and than that of any leader before."""
+        """Become leader. Returns the leader epoch, higher than ``above`` and than that of any leader before."""
         ...
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
-        """Who leads and who holds the partition."""
+        """The leader and the replicas of the partition."""
         ...
 
     async def new_producer_id(self) -> int:
-        """An id for an idempotent producer that nobody had before or gets later, higher than all before."""
+        """A new id for an idempotent producer, higher than all before; it is given once."""
         ...
 
     def is_issued(self, producer_id: int) -> bool:
-        """Whether ``producer_id`` may be somebody's."""
+        """Whether ``producer_id`` may have been given to a producer."""
         ...
 
 
@@ -87,8 +89,8 @@ class EmbeddedCoordinator:
 
     It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),
     ``<data>/brokers/<id>/broker.json`` (leader epoch), each with a checksum of what it says. ``start`` raises
-    DataDirectoryError for a directory of another format, of another broker (whose journal may hold what nobody else
-    would see), or with a file that is not what was written.
+    DataDirectoryError for a directory of another format, of another broker (whose journal may hold records that this
+    one would not read), or with a file that is not what was written.
     """
 
     def __init__(self, data: Path, broker_id: int, filesystem: FileSystem) -> None:
@@ -174,7 +176,7 @@ class EmbeddedCoordinator:
         return PartitionState(self._broker_id, self._leader_epoch, (self._broker_id,), (self._broker_id,))
 
     async def new_producer_id(self) -> int:
-        # No write of its own: no other start has this leader epoch.
+        # Nothing is written: the id contains the leader epoch, which no other start has.
         producer_id = self._next_producer_id
         self._next_producer_id += 1
         return producer_id
@@ -192,7 +194,7 @@ def _checksum(content: dict[str, object]) -> str:
 
 
 def _read(path: Path, give_up: str) -> dict[str, object]:
-    """Nothing if the file is not there. DataDirectoryError if it is not what was written."""
+    """The content, {} without a file. DataDirectoryError if it is not what was written."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

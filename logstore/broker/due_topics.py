@@ -10,10 +10,10 @@ import math
 
 from logstore.log.topic import Topic
 
-#: A topic of which the journal holds this part of what it may hold rolls: producers need not wait for it then.
+#: A topic rolls when this part of its share of the journal is used: producers then need not wait for room.
 PRESSURE = 0.5
 _LOOK_AGAIN_S = 60.0
-# Two times of one topic that are no further apart are one: else every look would add another.
+# Two times of one topic this close together count as one; otherwise every look would add another.
 _SAME_S = 0.01
 
 
@@ -41,7 +41,7 @@ class DueTopics:
             heapq.heappush(self._wakes, (when, next(self._tie), topic))
 
     def take(self, now: float) -> list[Topic]:
-        """Those that are due; the others are kept for later."""
+        """The topics that are due; the others are kept for later."""
         while self._wakes and self._wakes[0][0] <= now:
             when, _, topic = heapq.heappop(self._wakes)
             if self._next_wake.get(topic) == when:
@@ -59,7 +59,7 @@ class DueTopics:
             if wait_s < math.inf:
                 self.wake_at(topic, now + min(wait_s, _LOOK_AGAIN_S))
             if any(p.next_offset > p.log_end_offset for p in topic.partitions):
-                self._touched.add(topic)  # what is being fsynced has no age yet
+                self._touched.add(topic)  # records that are being fsynced have no age yet
         return due
 
 

@@ -11,8 +11,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission, Reservation
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.purgatory import (
     FetchLimits,
@@ -23,7 +23,8 @@ from logstore.broker.purgatory import (
     refuse,
     wait_for_records,
 )
-from logstore.broker.topic_identity import require_topic_id
+from logstore.broker.quotas import QuotaKind
+from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
 from logstore.log.log_reader import FetchResult, LogReader
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """``topic_id`` as answers give it; None: whichever topic has the name."""
+    """A partition to fetch from ``offset`` on. ``topic_id`` as answers give it; None: whichever topic has the name."""
 
     topic: str
     partition: int
@@ -48,13 +49,13 @@ class FetchPartition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fetched(Generic[T]):
-    """By place in the request, and in that order, a partition's records or an error; nothing for those without news, or
-    beyond ``max_bytes``. ``reservation`` is the caller's to release: the answer's share of the bytes in flight.
+    """``answers``: records or an error, by the partition's place in the request; none for partitions without news, or
+    beyond ``max_bytes``. ``reservation``: the answer's share of the bytes in flight; the caller releases it.
     """
 
     answers: dict[int, FetchResult[T] | LogStoreError]
     reservation: Reservation
-    #: How long whoever asked is to wait before the next one, because of a quota.
+    #: How long the client is to wait before its next request, because of a quota.
     throttle_ms: int = 0
 
 
@@ -66,7 +67,7 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """How records are read, and how many bytes some hold: as often as they are there while encoded."""
+    """A form of records: how they are read, how many bytes they hold, and in how many copies while they are encoded."""
 
     read: _Read[T]
     held_bytes: Callable[[FetchResult[T]], int]
@@ -74,7 +75,7 @@ class _Form(Generic[T]):
 
 
 class Fetching:
-    """``find_topic`` raises what a request for a topic of that name is answered."""
+    """``find_topic`` raises the error that a request for that topic is answered with."""
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class Fetching:
         refresh: Callable[[Topic], Awaitable[None]],
         find_topic: Callable[[str], Topic],
         admission: Admission,
-        access: Access,
+        authorizer: Authorizer,
     ) -> None:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
@@ -91,7 +92,7 @@ class Fetching:
         self._decoded = _Form(self._reader.read, lambda result: result.num_bytes, 2)
         self._admission = admission
         self._answers = admission.answers
-        self._access = access
+        self._authorizer = authorizer
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -117,7 +118,7 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None = None,
     ) -> Fetched[pa.Table]:
-        """As ``fetch_stored``; tables of LOG_SCHEMA, and room for as many bytes that they are encoded to."""
+        """As ``fetch_stored``, with tables of LOG_SCHEMA; room is reserved for their encoded bytes, too."""
         return await self._fetch(context, partitions, limits, gone, self._decoded)
 
     async def fetch(
@@ -136,10 +137,10 @@ class Fetching:
         Raises OffsetOutOfRangeError outside [log start, high watermark], UnknownPartitionError, UnknownTopicError if
         the topic is deleted, TopicAuthorizationError.
         """
-        self._access.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic.name)
         wanted = WantedPartition(topic, topic.partition(partition), offset)
         limits = FetchLimits(max_bytes, max_bytes, min_bytes, max_wait_ms, fill=False)
-        permissions = Permissions(self._access, context)
+        permissions = Permissions(self._authorizer, context)
         try:
             await wait_for_records([wanted], limits, Patience(max_wait_ms, None), permissions)
         finally:
@@ -157,7 +158,7 @@ class Fetching:
 
         Raises TopicAuthorizationError.
         """
-        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return await self._reader.offset_for_timestamp(topic, partition, timestamp_ms)
 
     async def _fetch(
@@ -169,12 +170,12 @@ class Fetching:
         form: _Form[T],
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
-        permissions = Permissions(self._access, context)
+        permissions = Permissions(self._authorizer, context)
         found = self._find(partitions, permissions)
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)
         try:
-            if len(wanted) == len(found):  # else there is an error to tell
+            if len(wanted) == len(found):  # no wait if there is an error to tell
                 await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             size = _held_bytes_max(todo, limits)

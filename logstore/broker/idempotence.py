@@ -1,7 +1,7 @@
-"""Which batches of a request are stored already (KIP-98; for any client, an idempotency key), decided before an append.
+"""Idempotence: which batches of a request are stored already, by sequence numbers (KIP-98) or by an idempotency key.
 
-Invariant: nothing here changes state. A request is claimed and appended in one step of the event loop, so that of two
-tries of it the second one finds the batches of the first, durable or on their way.
+Invariant: nothing here changes state; it decides before an append. A request is claimed and appended in one step of the
+event loop, so that of two tries of it the second one finds the batches of the first, durable or on their way.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProdu
 
 
 class Claim(NamedTuple):
-    """What a batch is called, and the stored one that it repeats, or why it is refused; else it is new."""
+    """A batch's identity, with the stored batch that it repeats, or the error that refuses it; else it is new."""
 
     identity: BatchIdentity = NO_IDENTITY
     stored: KnownBatch | None = None
@@ -46,8 +46,8 @@ def claim(
     """A claim for each of ``parts``, which may have several batches of a partition, in order.
 
     An error is that of a partition, and of all its batches: UnknownPartitionError, QuarantinedError, UnknownTopicError,
-    OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises what is about all of the request:
-    InvalidProducerRequestError; IdempotencyKeyReusedError, ThrottledError.
+    OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of the whole request:
+    InvalidProducerRequestError, IdempotencyKeyReusedError, ThrottledError.
     """
     refusals = [refusal_of(topic, part) for part in parts]
     if identity is None:
@@ -57,7 +57,7 @@ def claim(
     else:
         claims = _claim_key(topic, parts, identity)
     return [
-        Claim(claimed.identity, error=why) if claimed.is_new and why is not None else claimed
+        Claim(claimed.identity, error=why) if claimed.stored is None and why is not None else claimed
         for claimed, why in zip(claims, refusals, strict=True)
     ]
 
@@ -94,14 +94,14 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
     for part in parts:
         sequence, count = sequences[part.partition], part.batch.num_rows
         stored = None
-        if part.partition not in begun:  # else it follows what this request stores there
+        if part.partition not in begun:  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
                 stored = partition_log.producers.check(
                     identity.producer_id, identity.producer_epoch, sequence, count, partition_log.now_ms()
                 )
             except UnknownPartitionError:
-                pass  # told of already
+                pass  # ``refusal_of`` tells of it
             except _OF_A_PARTITION as error:
                 errors[part.partition] = error
             if stored is None:
@@ -139,7 +139,7 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKe
     taken = dict.fromkeys(batches, 0)
     for part in parts:
         if part.partition not in taken:
-            claims.append(_NEW)  # told of already: there is no such partition
+            claims.append(_NEW)  # there is no such partition: ``refusal_of`` tells of it
             continue
         at = taken[part.partition]
         taken[part.partition] += 1

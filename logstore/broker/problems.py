@@ -37,7 +37,7 @@ def find_problems(
     unserved: Unserved,
     refused: Mapping[Topic, str],
 ) -> list[TopicProblem]:
-    """Of the ``topics`` that are served, of those by name that cannot be, and of what the journal holds of others.
+    """Problems of the ``topics`` that are served, of those ``unopened``, and of others whose records the journal holds.
 
     ``refused``: topics whose producers have to wait for room in the journal, and what their last rolls failed with.
     """

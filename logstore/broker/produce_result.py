@@ -1,4 +1,4 @@
-"""What became of a produce request: a result or an error for each partition, as Kafka's Produce answers."""
+"""The result of a produce request: offsets or an error for each partition, as Kafka's Produce answers."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 
 from logstore.errors import LogStoreError
 
-#: The base offset of records that are nowhere.
+#: The base offset of records that were not stored.
 NO_OFFSET = -1
 
 
@@ -37,8 +37,8 @@ class Places(NamedTuple):
 class ProduceResult:
     """``partitions`` may name one several times, if the request had several batches of it; then in their order.
 
-    ``replayed``: nothing was stored, all of it was there already. ``throttle_ms``: how long whoever sent it is to wait
-    before the next one, because of a quota.
+    ``replayed``: nothing was stored, all of it was there already. ``throttle_ms``: how long the client is to wait
+    before its next request, because of a quota.
     """
 
     partitions: tuple[PartitionResponse, ...]
@@ -47,7 +47,7 @@ class ProduceResult:
     throttle_ms: int = 0
 
     def places(self) -> Places:
-        """Where each record is."""
+        """The place of each record."""
         partitions = np.empty(self.count, np.int32)
         offsets = np.empty(self.count, np.int64)
         for found in self.partitions:
@@ -60,13 +60,13 @@ class ProduceResult:
         return Places(partitions, offsets)
 
     def errors(self) -> dict[int, LogStoreError]:
-        """Of partitions that failed, why."""
+        """The error of each partition that failed."""
         return {found.partition: found.error for found in self.partitions if found.error is not None}
 
     def raise_common_error(self) -> None:
         """Raise the first error if nothing is stored and all partitions failed by the same kind of error.
 
-        It is then what the request failed with, where an answer tells of a request as a whole.
+        An answer that tells of a request as a whole gives this error.
         """
         errors = [found.error for found in self.partitions if found.error is not None]
         if errors and len(errors) == len(self.partitions) and len({type(error) for error in errors}) == 1:

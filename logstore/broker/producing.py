@@ -7,19 +7,21 @@ offsets is the order of frames; a request with an identity is claimed and append
 import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pyarrow as pa
 
-from logstore.broker.access import Access, Operation, QuotaKind, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.coordinator import Coordinator
 from logstore.broker.idempotence import Claim, claim, require_partitions_named
 from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.broker.quotas import QuotaKind
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
 from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
@@ -49,18 +51,19 @@ class Producing:
         self,
         journal: Journal,
         admission: Admission,
-        access: Access,
+        authorizer: Authorizer,
         coordinator: Coordinator,
         filesystem: FileSystem,
         appended: Callable[[Topic], None],
     ) -> None:
         self._journal = journal
         self._admission = admission
-        self._access = access
+        self._authorizer = authorizer
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
-        self._sticky = itertools.count()
+        # A turn for each topic: else topics that are sent to in turns would get one partition each.
+        self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few: each holds a request twice, as it was sent and as it is stored.
         self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
@@ -82,17 +85,18 @@ class Producing:
 
         One partition that fails stops no other: its PartitionResponse has the error. ``acks``: 0 returns once they are
         queued, 1 when they are durable here, -1 (all) on all in-sync replicas. Only INTERNAL writes to a topic of the
-        store's own. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity`` what is stored
-        already is not stored again, and told of as at first, whatever the topic's configuration is by now.
+        store's own. Requests of up to 1 MiB are appended in the order of the calls. With an ``identity``, batches that
+        are stored already are not stored again; the answer gives their offsets, whatever the topic's configuration is
+        by now.
 
         Errors of a partition: UnknownPartitionError, QuarantinedError, UnknownTopicError (deleted meanwhile); with
-        sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises what is
-        about all of the request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a
-        null key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
+        sequence numbers OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError. Raises errors of
+        the whole request: TopicAuthorizationError, InvalidTopicError, InvalidRequestError, InvalidRecordError (a null
+        key in a compacted topic), ThrottledError (the journal is at ``journal.max.bytes``), BrokerNotReadyError,
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
-        IdempotencyKeyReusedError, and RecordTooLargeError, which decoding is to find for all others.
+        IdempotencyKeyReusedError, and RecordTooLargeError (without one the decoder has checked the sizes).
         """
-        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         if context is not INTERNAL:
             require_users_topic(topic)
@@ -107,7 +111,7 @@ class Producing:
         claims = claim(topic, parts, identity)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
         if identity is not None:
-            # What was stored is not asked for what is asked of new records by now.
+            # Only new records have to meet the topic's configuration of today.
             for part in [parts[at] for at in new]:
                 rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
                 check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
@@ -120,8 +124,10 @@ class Producing:
         repeated = {at: c.stored.durable for at, c in enumerate(claims) if c.stored is not None and c.stored.durable}
         new_records = sum(responses[at].count for at in new)
         new_bytes = records.nbytes if len(new) == len(parts) else sum(parts[at].batch.nbytes for at in new)
+        # Also of who does not wait until it is durable.
+        throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
         count = records.num_rows
-        # What waits for the fsync is held once, by the journal.
+        # The journal holds the records until the fsync: drop them here.
         del records, parts, payloads
         if acks != 0:
             await self._acknowledged(durable, repeated.values(), timeout_ms)
@@ -133,15 +139,14 @@ class Producing:
         if identity is not None:
             REPLAYED_RECORDS.count(topic, sum(r.count for r in responses if r.error is None) - new_records)
         replayed = identity is not None and not new and all(r.error is None for r in responses)
-        throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
         return ProduceResult(tuple(responses), count, replayed, throttle_ms)
 
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
     ) -> int:
-        """For records that leave it open. A retry goes where the first try went."""
+        """The partition for records whose producer leaves it open. A retry goes where the first try went."""
         if identity is None:
-            return sticky_partition(topic, next(self._sticky))
+            return sticky_partition(topic, next(self._sticky.setdefault(topic, itertools.count())))
         if isinstance(identity, IdempotencyKey):
             return identity.partition_hash
         self._require_issued(identity.producer_id)
@@ -154,7 +159,7 @@ class Producing:
         repeated: Collection[asyncio.Future[list[FrameLocation]]],
         timeout_ms: int | None,
     ) -> None:
-        """Wait for this append and for those that it repeats. Raises what this append failed with."""
+        """Wait for this append and for the appends that it repeats. Raises the error of this append."""
         if repeated or timeout_ms is not None:
             waiting = {*repeated, *([] if durable is None else [durable])}
             if waiting:
@@ -174,7 +179,7 @@ class Producing:
         After epoch 32767 it is a new id, as Kafka's producers without a transactional id have it (KIP-360). Raises
         InvalidProducerRequestError for an id that was never handed out, ClusterAuthorizationError.
         """
-        self._access.require_cluster(context, Operation.IDEMPOTENT_WRITE)
+        self._authorizer.require_cluster(context, Operation.IDEMPOTENT_WRITE)
         self._admission.require_ready()
         if producer_id is not None:
             self._require_issued(producer_id)
@@ -183,7 +188,7 @@ class Producing:
         return ProducerId(await self._coordinator.new_producer_id(), 0)
 
     def _require_issued(self, producer_id: int) -> None:
-        # Else it could be handed out later, to somebody whose batches would then be taken for repetitions.
+        # Such an id may be issued later: its producer's batches would then be taken for repetitions.
         if not self._coordinator.is_issued(producer_id):
             raise InvalidProducerRequestError(
                 f"Producer id {producer_id} was not issued by this store: ask POST /producers for one."
@@ -233,7 +238,13 @@ class Producing:
         self._appended(topic)
         for at, frame in enumerate(frames):
             topic.partitions[frame.header.partition].track(frame, durable, at)
+        durable.add_done_callback(lambda _: _complete_appends(topic, last))
         return durable, base_offsets
+
+
+def _complete_appends(topic: Topic, partitions: Iterable[int]) -> None:
+    for partition in partitions:
+        topic.partitions[partition].complete_appends()
 
 
 def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:

@@ -1,7 +1,7 @@
-"""Kafka's purgatory of fetches: where a fetch waits for records of any of its partitions.
+"""Kafka's purgatory of fetches: the long poll of a fetch waits here for records of any of its partitions.
 
-Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are; it is woken
-when one of them grows, is closed or quarantined, and when who asks may have lost the permission to read.
+Invariant: a fetch that waits holds no records. The indexes of its partitions tell how many bytes there are. It is woken
+when a partition grows, is closed or quarantined, and when its principal may have lost the permission to read.
 """
 
 import asyncio
@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 
-from logstore.broker.access import Access, Operation, ResourceType, refusal
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType, refusal
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
 from logstore.limits import RECORD_OVERHEAD_BYTES
@@ -17,15 +17,16 @@ from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 
-#: Called when a fetch has to wait. It returns when an answer is wanted at once, and raises when nobody takes one.
+#: Called when a fetch has to wait. Returns when the answer is wanted at once; raises when the client has gone.
 Gone = Callable[[], Coroutine[object, object, None]]
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How many bytes to wait for, and for how long; how many to take at most, in all and of one partition.
+    """Bounds of a fetch: how many bytes to wait for, and how long; how many to take at most, in all and of one
+    partition.
 
-    Not ``fill``: what is taken ends with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
+    Without ``fill`` the records end with the first piece (a row group, a run of the tail) that brings ``min_bytes``.
     """
 
     max_bytes: int
@@ -46,7 +47,7 @@ class WantedPartition:
         self.offset = offset
         self.num_bytes = 0
         self.error: LogStoreError | None = None
-        #: Whether more records would be read, if there were any.
+        #: Whether this fetch would read more records, if more came.
         self.may_grow = True
         self._counted_to = offset
 
@@ -80,7 +81,7 @@ class WantedPartition:
         if self.error is not None or self._counted_to == self.offset:
             return 0
         if self.offset < log.sealed_offset:
-            return max_bytes  # how far it is compressed is not known
+            return max_bytes  # the inflated size of sealed records is not known
         (first,) = itertools.islice(log.index.frames(self.offset, self._counted_to), 1)
         found = (
             log.index.inflated_bytes(self.offset, self._counted_to)
@@ -91,17 +92,17 @@ class WantedPartition:
 
 
 class Permissions:
-    """Who asks, each time that a fetch looks for records: what was allowed may not be any more."""
+    """The permission to read, asked each time that a fetch looks for records: it may have been taken away."""
 
-    def __init__(self, access: Access, context: RequestContext) -> None:
-        self._access = access
+    def __init__(self, authorizer: Authorizer, context: RequestContext) -> None:
+        self._authorizer = authorizer
         self._context = context
         self._changed: asyncio.Future[None] | None = None
 
     def refusals(self, topics: Iterable[str]) -> dict[str, LogStoreError]:
-        """Of the topics that may not be read, why."""
+        """The error of each topic that may not be read."""
         names = list(dict.fromkeys(topics))
-        allowed = self._access.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
+        allowed = self._authorizer.authorize(self._context, Operation.READ, ResourceType.TOPIC, names)
         if len(allowed) == len(names):
             return {}
         refused = dict.fromkeys(names)
@@ -110,13 +111,13 @@ class Permissions:
         return {name: refusal(self._context, Operation.READ, ResourceType.TOPIC, name) for name in refused}
 
     def changed(self) -> "asyncio.Future[None]":
-        """Done when something else may be allowed than when ``refusals`` was called last."""
+        """A future, done when the answer of ``refusals`` may have changed."""
         if self._changed is None or self._changed.done():
-            self._changed = self._access.changed()
+            self._changed = self._authorizer.changed()
         return self._changed
 
     def end(self) -> None:
-        """Nobody waits for a change any more."""
+        """Stop to wait for a change."""
         if self._changed is not None:
             self._changed.cancel()
 
@@ -156,7 +157,9 @@ class Patience:
 async def wait_for_records(
     wanted: Sequence[WantedPartition], limits: FetchLimits, patience: Patience, permissions: Permissions
 ) -> None:
-    """Until there is enough to answer with, one of ``wanted`` cannot or may not be read, or patience is at its end."""
+    """Wait until there is enough to answer with, one of ``wanted`` cannot or may not be read, or patience is at its
+    end.
+    """
     while not refuse(wanted, permissions) and not _is_enough(wanted, limits):
         news = [one.log.advanced() for one in wanted if one.may_grow]
         if not await patience.until_any([*news, permissions.changed()]):
@@ -184,5 +187,5 @@ def _is_enough(wanted: Sequence[WantedPartition], limits: FetchLimits) -> bool:
         may_grow |= one.may_grow and one.num_bytes < limits.max_partition_bytes
         if total >= enough:
             return True
-    # Else nobody's records would be read, however many came.
+    # If no partition may grow, later records would not be read either.
     return failed or not may_grow

@@ -1,10 +1,10 @@
-"""What a broker finds when it starts: journal frames and Delta tables become partition logs again.
+"""Recovery at the broker's start: journal frames and Delta tables become partition logs again.
 
-History is Delta's to tell, the tail the journal's. Where Delta shows less than was sealed before (a foreign commit has
-overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
+The Delta table gives the history, the journal the tail. Where Delta shows less than was sealed before (a foreign commit
+has overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
 
-One topic never keeps the others from being served: what is wrong with its table or its part of the journal puts it, or
-its partition, into quarantine, and the journal keeps its records.
+One topic never keeps the others from being served: damage of its table or of its part of the journal quarantines it, or
+its partition, and the journal keeps its records.
 """
 
 import functools
@@ -29,7 +29,7 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Unserved:
-    """What the journal holds of topics that are not served, and must hold on to."""
+    """Records in the journal of topics that are not served; the journal must keep them."""
 
     #: By topic id: records that are in no table.
     unsealed_records: dict[UUID, int]
@@ -89,7 +89,9 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
 
 
 def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
-    """Newest first: that of the last segment, and of those before it which may tell of keys in their window."""
+    """Footers, newest first: of the last segment, and of earlier ones that may have idempotency keys within their
+    window.
+    """
     footers: list[SegmentFooter] = []
     for segment in reversed(partition_log.segments):
         footer = _footer_of(topic.table.path / segment.path)
@@ -105,15 +107,15 @@ def _footer_of(path: Path) -> SegmentFooter | None:
     try:
         return read_footer(path)
     except (CorruptionError, OSError) as error:
-        # A foreign writer's, or one that is damaged or gone: no reason to keep all other topics from being served.
+        # The file is a foreign writer's, damaged or gone: other topics are served all the same.
         log.error("recovery.no_footer", file=str(path), error=str(error))
         return None
 
 
 def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:
     in_table = topic.snapshot.partitions[partition_log.partition].sealed
-    # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, what is
-    # missing was sealed.
+    # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, the records
+    # between the two were sealed.
     journal_start = partition_log.index.lowest_above(in_table)
     sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
     epochs: tuple[tuple[int, int], ...] = () if snapshot is None else snapshot.leader_epochs

@@ -1,4 +1,5 @@
-"""Topics that are gone for everybody, while a power cut may still bring them back: the journal keeps their records.
+"""Removals of topics. Until a removal is durable a power cut may bring the topic back, so the journal keeps its
+records.
 
 Invariant: once a removal is durable, the journal forgets the topic, listeners are told, and only then can another topic
 of its name be made.
@@ -30,7 +31,7 @@ class Removals:
         self._retrying: asyncio.Task[None] | None = None
 
     async def begin(self, topic: Topic) -> None:
-        """The topic is out of the catalogue: finish that, now or, after an error, later. StorageError."""
+        """Finish the removal of a topic that is out of the catalogue; after an error try again later. StorageError."""
         self.unfinished.append(topic)
         try:
             await self._finish(topic)
@@ -40,7 +41,7 @@ class Removals:
             raise
 
     async def make_way(self, name: str) -> None:
-        """Else a power cut could bring an old topic back beside the new one of that name. StorageError."""
+        """Finish removals of topics of that name: a power cut could bring one back beside the new. StorageError."""
         for topic in [t for t in self.unfinished if names_collide(t.name, name)]:
             await self._finish(topic)
 
@@ -50,9 +51,9 @@ class Removals:
             self._retrying.cancel()
 
     async def _finish(self, topic: Topic) -> None:
-        """What follows once a topic is out of the catalogue; after an error it may be called again. StorageError."""
+        """The steps after a topic is out of the catalogue; after an error call it again. StorageError."""
         await asyncio.to_thread(self._catalog.sync_removal, topic.name)
-        # Not before: a topic that a power cut brings back has its records in the journal.
+        # After the sync only: a topic that a power cut brings back needs its records in the journal.
         self._journal.forget(topic.topic_id)
         for listener in self.listeners:
             await listener(topic)

@@ -30,7 +30,7 @@ def check_batch_keys(topic: Topic, batch: pa.RecordBatch, rows: np.ndarray | ran
 
 
 def sticky_partition(topic: Topic, turn: int) -> int:
-    """For records that leave it open: one that is served, if there is any.
+    """The partition for records whose producer leaves it open: one that is served, if there is any.
 
     Not for requests with an idempotency key: a retry of them must go where the first try went.
     """
@@ -39,7 +39,7 @@ def sticky_partition(topic: Topic, turn: int) -> int:
 
 
 def split(topic: Topic, records: Records, partition: int | None, sticky: int) -> list[PartitionBatch]:
-    """The records by partition; some of these may be none of the topic's.
+    """The records by partition. A record may name a partition that the topic does not have.
 
     ``partition``: the one that the request is for. Raises UnknownPartitionError if there is no such one, and
     InvalidRequestError if a record names another one.

@@ -1,4 +1,4 @@
-"""When topics roll: by size, by age, or because the journal fills up; and when their tables are looked at again."""
+"""The schedule of rolls (by size, by age, because the journal fills up), and of the refreshes of tables."""
 
 import asyncio
 import contextlib
@@ -22,21 +22,22 @@ log = structlog.stdlib.get_logger(__name__)
 
 _TICK_S = 0.1
 _REFRESH_S = 5.0
-# A table is looked at when its log has changed; all the same each one within this time, for what leaves no trace.
+# A table is refreshed when its log has changed, and in any case within this time: some changes leave no trace.
 _LOOK_AT_ALL_S = 600.0
-# A roll seals what is nearly old enough too: one commit now instead of one a partition soon.
+# A roll also seals partitions that are nearly old enough: one commit now instead of one for each soon.
 _NEARLY_OLD = 0.5
-# Of the files needed no more than this part is: copying it frees as much as it fills, or more.
+# The journal is pinned if at most this part of its files is needed: copying that part frees as much as it fills, or
+# more.
 _PINNED_PART = 0.5
-#: More than there are threads for them, as each also waits: for the event loop, or for somebody else's commit.
+#: More than there are threads for rolls: each roll also waits, for the event loop or for another commit.
 ROLLS_AT_A_TIME = 4
-#: A roll that has not begun this long after a stop did does not begin any more: supervisors lose patience after ten
-#: seconds, and its records are as safe in the journal.
+#: No roll begins later than this after the beginning of a stop: supervisors lose patience after ten seconds, and the
+#: records are as safe in the journal.
 ROLL_AT_STOP_S = 5.0
-#: After a failure in the background the next attempt waits the first, then twice as long each time, up to the second.
+#: The pause after a failure in the background: the first, then twice as long each time, up to the second.
 RETRY_S, RETRY_MAX_S = 1.0, 60.0
-# A journal of more files than this is pinned by something slow. So much of a file is worth copying: if it were most of
-# it, the copies would fill files as fast as they free them.
+# A journal of more files than this is pinned by a slow topic. A small part of a file is worth copying; copies of most
+# of a file would fill files as fast as they free them.
 _JOURNAL_FILES = 4
 _RELOCATE_PART_MAX = 8
 _RELOCATE_BYTES_MAX = 8 * MIB
@@ -53,22 +54,24 @@ class RollSchedule:
         self._topics = topics
         self._due = DueTopics(settings.topic_journal_bytes_max)
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
-        #: How the log of each topic looked before it was last read; those that were read longest ago come first.
+        #: The mark of each topic's Delta log before it was last read; topics that were read longest ago come first.
         self._seen: dict[Topic, int] = {}
         self._not_before: dict[Topic, float] = {}
         self._delay_s: dict[Topic, float] = {}
-        #: Of each topic whose last roll failed: why.
+        #: By topic whose last roll failed: why.
         self.failures: dict[Topic, str] = {}
         self._pressed = asyncio.Event()
         self._pinned = asyncio.Event()
-        #: Bytes of whole files that were copied forward since the journal was last rid of what pins it.
+        #: Bytes of whole files that were copied forward since the journal was last not pinned.
         self._copied = 0
         self._slots = asyncio.Semaphore(ROLLS_AT_A_TIME)
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
     def mark_all(self) -> None:
-        """Blocking, before tables are read at the start: what has not changed by then need not be read again."""
+        """Mark all logs before their tables are read at the start: a table with the same mark need not be read again.
+        Blocking.
+        """
         self._seen = {topic: mark for topic in self._topics.values() if (mark := topic.table.log_mark()) is not None}
 
     def start(self) -> None:
@@ -87,7 +90,7 @@ class RollSchedule:
         await asyncio.gather(*self._rolling.values(), return_exceptions=True)
 
     async def roll_at_stop(self) -> None:
-        """Seal what there is time for; the rest stays in the journal, and is rolled after the next start."""
+        """Seal topics while there is time; the rest stays in the journal, and is rolled after the next start."""
         unsealed = iter([topic for topic in self._topics.values() if topic.has_unsealed])
         left: list[Topic] = []
         end = self._clock.monotonic() + ROLL_AT_STOP_S
@@ -114,11 +117,11 @@ class RollSchedule:
         self._pressed.set()
 
     def touch(self, topic: Topic) -> None:
-        """Records are on their way into the journal, or the configuration has changed: see when it is to roll."""
+        """Records were appended to the topic, or its configuration has changed: see when it is to roll."""
         self._due.touch(topic)
 
     async def _roll_loop(self) -> None:
-        while not self._stopping:  # wait_for may swallow a cancellation, when it comes with what is waited for
+        while not self._stopping:  # wait_for may swallow a cancellation that comes together with the event
             pressed = self._pressed.is_set() or self._journal.needed_bytes > PRESSURE * self._journal_max_bytes
             if pressed and self._is_pinned() and self._copied < self._journal_max_bytes:
                 self._pinned.set()
@@ -151,8 +154,8 @@ class RollSchedule:
                     await self._roller.roll(topic, select)
             self._forget_failures(topic)
         except Exception as error:
-            # Whatever it was, the others go on, and this one tries again later, on a fresh snapshot: the journal keeps
-            # the records.
+            # After any error the other topics go on, and this one tries again later, on a fresh snapshot: the journal
+            # keeps the records.
             ROLLS.count(topic, 1, "failed")
             log.error("roll.failed", topic=topic.name, error=str(error), exc_info=unforeseen(error))
             delay = min(RETRY_MAX_S, 2 * self._delay_s.get(topic, RETRY_S / 2))
@@ -177,7 +180,7 @@ class RollSchedule:
                 del self._seen[topic]
             for topic, mark in await asyncio.to_thread(self._changed, list(self._topics.values())):
                 if topic.commit_lock.locked():
-                    continue  # whoever commits looks at the table, too; one that hangs holds up no other topic
+                    continue  # a commit under way reads the table, too; a commit that hangs holds up no other topic
                 try:
                     await self._roller.refresh(topic)
                 except Exception as error:
@@ -200,20 +203,20 @@ class RollSchedule:
             self._pinned.clear()
 
     def _is_pinned(self) -> bool:
-        """Whether the journal fills up with records that are in Delta, in files that somebody still needs."""
+        """Whether the journal fills up with records that are in Delta, in files that also have records still needed."""
         needed = self._journal.needed_bytes
         if needed <= PRESSURE * self._journal_max_bytes:
             return False
         return sum(topic.journal_bytes for topic in self._topics.values()) <= needed * _PINNED_PART
 
     async def _unpin_journal(self) -> None:
-        """Copy what a slow topic still needs of an old journal file forward, so that the file can go."""
+        """Copy the frames that a slow topic still needs out of old journal files, so that the files can go."""
         end = self._journal.end_position
         if not self._is_pinned():
             self._copied = 0
         while len(self._journal.files) > _JOURNAL_FILES:
             start, size = self._journal.files[0]
-            # Once round and no more, if that does not help: then something else needs the files.
+            # Once round the journal and no more: if that does not help, something else needs the files.
             whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
             limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
@@ -234,5 +237,5 @@ class RollSchedule:
 
 
 def _is_sound(topic: Topic) -> bool:
-    """If not, it is looked at all the time: what mends it may be no commit."""
+    """A topic that is not sound is refreshed all the time: it may be mended without a commit."""
     return all(p.quarantined is None and not p.missing for p in topic.partitions)

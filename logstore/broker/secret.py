@@ -1,7 +1,7 @@
-"""The secret that idempotency keys are told apart with: ``<data>/brokers/<id>/secret``, for its owner's eyes only.
+"""The secret for the digests of idempotency keys: ``<data>/brokers/<id>/secret``, readable by its owner only.
 
-Invariant: it is durable before anything is stored that was made with it. Without it nobody, the store included, can
-tell whether a request is one that was stored: see ``IdempotencyKeys.require_one_secret``.
+Invariant: the secret is durable before anything made with it is stored. Without the secret nobody, the store included,
+can tell whether a request was stored before: see ``IdempotencyKeys.require_one_secret``.
 """
 
 import secrets

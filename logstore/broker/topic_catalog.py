@@ -1,8 +1,8 @@
-"""Which topics exist: one directory with a Delta table each under ``<data>/topics``, and nothing else.
+"""The catalogue of topics: one directory with a Delta table each under ``<data>/topics``, and nothing else.
 
 Invariants: no two names differ only by case or by ``.`` and ``_``; a topic appears and disappears by one rename, so a
-crash leaves it whole or absent. A deleted one is moved to ``<data>/deleted/<topic id>``; its files go, and the empty
-directory tells that it was deleted, and not lost, for as long as the journal has records of it.
+crash leaves it whole or absent. A deleted topic is moved to ``<data>/deleted/<topic id>``, and its files go. The empty
+directory stays as long as the journal has records of the topic: it tells that the topic was deleted, not lost.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ from logstore.segments.layout import layout_of
 
 log = structlog.stdlib.get_logger(__name__)
 
-# Topics that are opened at a time: delta-rs and the disk let go of the interpreter.
+# Topics that are opened at a time: delta-rs and disk reads release the GIL.
 _OPENERS = 4
 
 
-# The trouble of the disk or the process: another start may find the table as it is.
+# Errors of the disk or the process, not of the table: another start may open it.
 _NOT_THE_TOPICS = frozenset({errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EMFILE, errno.ENFILE})
 
 # A directory of that name makes Delta readers take the one above for a table.
@@ -78,7 +78,7 @@ def _folded(name: str) -> str:
 
 
 def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
-    """Tables whose topic id another one has too. Each says that it is the original, so nobody can tell."""
+    """Tables that share a topic id. Each says that it is the original, so none of them is served."""
     by_id: dict[uuid.UUID, list[str]] = {}
     for name, table in tables.items():
         by_id.setdefault(table.latest.topic_id, []).append(name)
@@ -104,9 +104,10 @@ class TopicCatalog:
         filesystem.make_directory(self._topics)
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
-        """All topics on disk by name, and those among them that cannot be served, with why.
+        """The tables that can be served, by name, and why others cannot.
 
-        What a crash left behind of a creation or deletion is removed. OSError; StorageError for a disk that fails.
+        Remains of a creation or deletion that a crash cut short are removed. OSError; StorageError for a disk that
+        fails.
         """
         shutil.rmtree(self._staging, ignore_errors=True)
         if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
@@ -186,9 +187,9 @@ class TopicCatalog:
     def sync_removal(self, name: str) -> None:
         """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back.
 
-        It can be called again, and success then means what it says. Of a file's data that is not so: a failed fsync
-        leaves its pages clean, and the next one writes nothing. But a rename is in the file system's own journal: it is
-        committed by the next sync that succeeds, or the file system has shut down and no sync succeeds any more.
+        After an error call it again; a success then can be trusted. (After a failed fsync of a file's data it could
+        not: the pages are clean, and the next fsync writes nothing. But a rename is in the file system's own journal:
+        it is committed by the next sync that succeeds, or the file system has shut down and no sync succeeds any more.)
         """
         try:
             self._sync_removals()
@@ -209,7 +210,7 @@ class TopicCatalog:
             shutil.rmtree(path, ignore_errors=True)
 
     def deleted(self) -> dict[uuid.UUID, Path]:
-        """Topics that were deleted on purpose, so that nobody misses what the journal has of them."""
+        """Topics that were deleted on purpose: their records in the journal are not missing from a table."""
         found = {}
         for path in self._deleted.glob("*/"):
             with contextlib.suppress(ValueError):
@@ -217,7 +218,7 @@ class TopicCatalog:
         return found
 
     def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
-        """The journal has no records but of topics ``in_journal`` any more."""
+        """Forget deleted topics but those ``in_journal``: the journal has no records of them any more."""
         for topic_id, path in self.deleted().items():
             if topic_id not in in_journal:
                 shutil.rmtree(path, ignore_errors=True)

@@ -1,9 +1,9 @@
-"""A topic's Delta table on request: rolled, read again, cut off at its beginning, freed of foreign files."""
+"""Requests for a topic's Delta table: roll, refresh, delete records, drop foreign files."""
 
 import structlog
 
-from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.topics import require_users_topic
 from logstore.errors import OffsetOutOfRangeError
@@ -14,14 +14,14 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class TopicTables:
-    def __init__(self, roller: Roller, admission: Admission, access: Access) -> None:
+    def __init__(self, roller: Roller, admission: Admission, authorizer: Authorizer) -> None:
         self._roller = roller
         self._admission = admission
-        self._access = access
+        self._authorizer = authorizer
 
     async def roll(self, context: RequestContext, topic: Topic) -> RollResult:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         return await self._roller.roll(topic)
 
@@ -30,7 +30,7 @@ class TopicTables:
 
         Raises as ``Roller.refresh``.
         """
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         await self._roller.refresh(topic)
         return topic.version
@@ -42,7 +42,7 @@ class TopicTables:
         OffsetOutOfRangeError beyond the high watermark or below -1, TopicAuthorizationError, UnknownPartitionError,
         InvalidTopicError.
         """
-        self._access.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         require_users_topic(topic)
         partition_log = topic.partition(partition)
@@ -70,7 +70,7 @@ class TopicTables:
         The files stay on disk. Raises TopicAuthorizationError, BrokerNotReadyError, InvalidTopicError, and as
         ``Roller.commit``.
         """
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
+        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         require_users_topic(topic)
         dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import structlog
 
-from logstore.broker.access import Access, Operation, ResourceType
 from logstore.broker.admission import Admission
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.problems import TopicProblem, find_problems
@@ -66,7 +66,7 @@ class Topics:
         roller: Roller,
         schedule: RollSchedule,
         admission: Admission,
-        access: Access,
+        authorizer: Authorizer,
         clock: Clock,
     ) -> None:
         self._topics = by_name
@@ -78,12 +78,12 @@ class Topics:
         self._roller = roller
         self._schedule = schedule
         self._admission = admission
-        self._access = access
+        self._authorizer = authorizer
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
         self._leader_epoch = 0
         self._deleted: frozenset[uuid.UUID] = frozenset()
-        #: By name: what is in the way of serving a topic whose directory is there.
+        #: By name: why a topic whose directory is there is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
         self._unserved = Unserved({}, {}, {}, set())
 
@@ -156,18 +156,18 @@ class Topics:
     # ---- what there is ----------------------------------------------------------------------------------------------
 
     def all(self, context: RequestContext, *, include_internal: bool = False) -> list[Topic]:
-        """Those that whoever asks may see, by name."""
-        shown = self._access.described(context, list(self._topics))
+        """The topics that the principal may describe, by name."""
+        shown = self._authorizer.described(context, list(self._topics))
         found = sorted(self._topics.items())
         return [t for name, t in found if name in shown and (include_internal or not t.is_internal)]
 
     def topic(self, context: RequestContext, name: str, operation: Operation = Operation.DESCRIBE) -> Topic:
         """The topic, for ``operation``. Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError."""
-        self._access.require(context, operation, ResourceType.TOPIC, name)
+        self._authorizer.require(context, operation, ResourceType.TOPIC, name)
         return self.get(name)
 
     def get(self, name: str) -> Topic:
-        """For the rooms: nobody is asked. Raises UnknownTopicError, QuarantinedError."""
+        """The topic, for the broker's own rooms: no permission is asked. Raises UnknownTopicError, QuarantinedError."""
         topic = self._topics.get(name)
         if topic is None:
             if name in self._quarantined:
@@ -176,12 +176,12 @@ class Topics:
         return topic
 
     def partition_state(self, context: RequestContext, topic: Topic, partition: int) -> PartitionState:
-        """Who leads and who holds a partition. Raises TopicAuthorizationError."""
-        self._access.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
+        """The leader and the replicas of a partition. Raises TopicAuthorizationError."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.TOPIC, topic.name)
         return self._coordinator.partition_state(topic.topic_id, partition)
 
     def facts(self) -> dict[str, int]:
-        """What the log says of a start."""
+        """Numbers for the log line of a start."""
         unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
         return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": self._leader_epoch}
 
@@ -190,14 +190,14 @@ class Topics:
 
         Raises ClusterAuthorizationError.
         """
-        self._access.require_cluster(context, Operation.CLUSTER_ACTION)
+        self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
         return topic_id in self._deleted
 
     def problems(self, context: RequestContext) -> list[TopicProblem]:
-        """What is wrong with topics that whoever asks may see, by name; empty when all are served whole."""
+        """Problems of topics that the principal may describe, by name; empty when all are served whole."""
         refused = {t: why for t, why in self._schedule.failures.items() if self._admission.refuses(t)}
         found = find_problems(self._topics, self._quarantined, self._unserved, refused)
-        shown = self._access.described(context, [problem.topic for problem in found])
+        shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
 
     # ---- changes ----------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Topics:
         Raises TopicAuthorizationError, InvalidTopicError, TopicExistsError, InvalidPartitionsError,
         InvalidReplicationFactorError, InvalidConfigError, StorageFullError.
         """
-        self._access.require_create(context, name)
+        self._authorizer.require_create(context, name)
         return await self._change(self._create(name, partitions, replication_factor, configs or {}, validate_only))
 
     async def internal(
@@ -227,7 +227,7 @@ class Topics:
 
         Raises ClusterAuthorizationError, StorageFullError, QuarantinedError.
         """
-        self._access.require_cluster(context, Operation.CLUSTER_ACTION)
+        self._authorizer.require_cluster(context, Operation.CLUSTER_ACTION)
 
         async def find_or_make() -> Topic:
             try:
@@ -243,10 +243,10 @@ class Topics:
 
         Raises TopicAuthorizationError, UnknownTopicError, QuarantinedError.
         """
-        self._access.require(context, Operation.WRITE, ResourceType.TOPIC, name)
+        self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, name)
         if name in self._topics or name in self._quarantined or not self._settings.auto_create_topics_enable:
             return self.get(name)
-        self._access.require_create(context, name)
+        self._authorizer.require_create(context, name)
         return None
 
     async def for_produce(self, context: RequestContext, name: str) -> Topic:
@@ -291,12 +291,12 @@ class Topics:
         return topic
 
     async def delete(self, context: RequestContext, name: str) -> None:
-        """Gone for readers and writers at once; its files follow.
+        """Delete a topic. It is gone for readers and writers at once; its files follow.
 
-        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError, too, if
-        it is gone, but not yet for sure: what is left to do is then tried again until it is done.
+        Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, StorageFullError; StorageError if it is
+        gone, but a power cut may bring it back: the removal is then tried again until it is durable.
         """
-        self._access.require(context, Operation.DELETE, ResourceType.TOPIC, name)
+        self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, name)
         await self._change(self._delete(name))
 
     async def _delete(self, name: str) -> None:
@@ -317,7 +317,7 @@ class Topics:
 
         Raises TopicAuthorizationError, UnknownTopicError, InvalidTopicError, InvalidConfigError.
         """
-        self._access.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
+        self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
         topic = self.get(name)
         require_users_topic(topic)
         checked: dict[str, str | None] = dict(
@@ -343,7 +343,7 @@ class Topics:
         Raises TopicAuthorizationError, InvalidPartitionsError for fewer than there are, UnknownTopicError,
         InvalidTopicError.
         """
-        self._access.require(context, Operation.ALTER, ResourceType.TOPIC, name)
+        self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, name)
         return await self._change(self._add_partitions(name, total))
 
     async def _add_partitions(self, name: str, total: int) -> Topic:

@@ -1,4 +1,4 @@
-"""Where a store listens: the text of ``bootstrap`` and ``--url``, read strictly."""
+"""Addresses of a store: the text of ``bootstrap`` and ``--url``, read strictly."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::")  # noqa: S104 (no
 
 
 def environment_url() -> str | None:
-    """What ``LOGSTORE_URL`` names, as it is written there; None if it names nothing."""
+    """The text of ``LOGSTORE_URL``; None without one."""
     return os.environ.get(URL_VARIABLE) or None
 
 
@@ -34,7 +34,7 @@ def parse_bootstrap(bootstrap: Bootstrap) -> tuple[str, ...]:
     """The base URLs, without a slash at the end.
 
     A path is kept (a store behind a reverse proxy). InvalidRequestError naming the part that cannot be read,
-    InvalidConfigError for what is no address but a mapping of options.
+    InvalidConfigError for a mapping of options in the place of an address.
     """
     if isinstance(bootstrap, Mapping):
         raise InvalidConfigError("Options are keyword arguments, not a mapping: bootstrap='host:port', client_id='app'")

@@ -109,14 +109,14 @@ class Admin:
 
     @property
     def cluster_id(self) -> str:
-        """The store's id; asked for once."""
+        """The cluster's id; asked for once."""
         if not self._cluster_id:
             clusters = decode(self._transport.request("GET", "/v3/clusters").content, _Clusters)
             self._cluster_id = clusters.data[0].cluster_id
         return self._cluster_id
 
     def status(self) -> StoreStatus:
-        """The store and all its topics in numbers, and what is wrong with them."""
+        """The store and all its topics in numbers, and their problems."""
         return decode(self._transport.request("GET", "/status").content, StoreStatus)
 
     def topics(self, *, include_internal: bool = False) -> tuple[TopicListing, ...]:
@@ -146,7 +146,7 @@ class Admin:
         try:
             self._transport.request("POST", self._topics_path, json=body)
         except InvalidRequestError as error:
-            # The protocol has one code for all that is wrong with a new topic.
+            # The protocol has one code for all errors of a new topic.
             if self._exists(topic):
                 raise TopicExistsError(error.message) from None
             raise
@@ -193,16 +193,16 @@ class Admin:
 
     def delete_topic(self, topic: str) -> None:
         """Delete the topic and its data; UnknownTopicError."""
-        # Not sent again by itself: a second DELETE after a lost answer would say that there is no such topic.
+        # Sent once: a second DELETE after a lost answer would say that there is no such topic.
         self._transport.request("DELETE", f"{self._topics_path}/{quote_name(topic)}", idempotent=False)
 
     def roll(self, topic: str) -> RollDescription:
-        """Put all records so far into Parquet and Delta; answers when that is durable."""
+        """Put all records so far into Parquet and Delta; returns when that is durable."""
         answer = self._transport.request("POST", topic_path(topic, "/roll"), json={}, idempotent=True)
         return decode(answer.content, RollDescription)
 
     def refresh(self, topic: str) -> int:
-        """Have the store read what others committed to the topic's table; the version that all its readers see now."""
+        """Have the store read commits of others from the topic's table; the version that all its readers see now."""
         answer = self._transport.request("POST", topic_path(topic, "/refresh"), json={}, idempotent=True)
         return decode(answer.content, _Refreshed).version
 
@@ -227,11 +227,11 @@ class Admin:
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups that have committed something, sorted."""
+        """Names of the groups that have committed offsets, sorted."""
         return decode(self._transport.request("GET", "/groups").content, tuple[str, ...])
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
-        """What the group has committed, by topic and partition; in ``topic`` alone if it is named.
+        """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
 
         Raises UnknownGroupError, UnknownTopicError.
         """
@@ -254,8 +254,8 @@ class Admin:
         """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
 
         Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes;
-        ``topic_ids`` are those of the topics that the offsets are of, by name (left out: of whichever has the name).
-        Raises UnknownTopicError, UnknownTopicIdError (a topic was deleted and made again), UnknownPartitionError,
+        ``topic_ids`` are the ids of the topics that were read, by name (left out: whichever topic has the name). Raises
+        UnknownTopicError, UnknownTopicIdError (a topic was deleted and made again), UnknownPartitionError,
         OffsetOutOfRangeError beyond the high watermark, InvalidRequestError.
         """
         known = topic_ids or {}
@@ -273,8 +273,8 @@ class Admin:
         self._transport.request("POST", group_path(group, "/offsets"), json={"offsets": entries}, idempotent=True)
 
     def delete_group(self, group: str) -> None:
-        """Take back all that the group has committed; UnknownGroupError."""
-        # Not sent again by itself: a second DELETE after a lost answer would say that there is no such group.
+        """Delete the group: all its committed offsets; UnknownGroupError."""
+        # Sent once: a second DELETE after a lost answer would say that there is no such group.
         self._transport.request("DELETE", group_path(group), idempotent=False)
 
     @property
@@ -290,5 +290,5 @@ class Admin:
 
 
 def _config_text(value: ConfigValue) -> str:
-    """As Kafka writes it."""
+    """The value as text, in Kafka's form."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,7 +1,7 @@
-"""Kept HTTP/1.1 connections to one address: what ``transport`` sends its requests over.
+"""Kept HTTP/1.1 connections to one address, over which ``transport`` sends its requests.
 
-Each request has a connection to itself; between requests it waits here to be used again. ``http.client`` costs a third
-of what a full-blown client does per request, which is what a producer's single small request consists of.
+Each request has a connection to itself; between requests the connection waits here. ``http.client`` takes a third of
+the time of a full HTTP client, which is most of the time of a producer's small request.
 
 Invariant: an exception leaves no connection behind on which an answer may still come.
 """
@@ -48,8 +48,8 @@ class Answer:
 
 
 class Connections:
-    """To the base URL ``url``. Safe from several threads. Proxies are those of the environment (``HTTP_PROXY``,
-    ``HTTPS_PROXY``, ``NO_PROXY``), but none for our own machine: another does not know what loopback is here.
+    """Connections to the base URL ``url``. Safe from several threads. Proxies are those of the environment
+    (``HTTP_PROXY``, ``HTTPS_PROXY``, ``NO_PROXY``), but none for loopback names, which mean another machine to a proxy.
     """
 
     def __init__(self, url: str) -> None:
@@ -108,7 +108,7 @@ class Connections:
     def interrupt(self) -> None:
         """Requests that wait for an answer fail."""
         for connection in list(self._busy):
-            # Not closed here: its thread is reading from it, and does so.
+            # Not closed here: the thread that reads from the connection closes it.
             if (sock := connection.sock) is not None:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
@@ -162,7 +162,7 @@ class Connections:
 
     @cached_property
     def _prefix(self) -> str:
-        """What stands before the target: all of the URL, if a proxy is to find the way."""
+        """The text before the target: the whole URL, if a proxy is to find the way."""
         return self.url if self._proxy and self._to.scheme == "http" else self._to.path
 
     @cached_property

@@ -11,7 +11,7 @@ from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionResponse, read
 
 
 class FetchPartition(msgspec.Struct, frozen=True, gc=False):
-    """Records of a partition from ``offset`` on, of the topic with ``topic_id`` and of no other with its name."""
+    """A partition to read from ``offset`` on, of the topic with ``topic_id`` and of no other with its name."""
 
     topic: str
     partition: int
@@ -20,7 +20,7 @@ class FetchPartition(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchRequest(msgspec.Struct, frozen=True):
-    """What is asked for: first come, first served up to ``max_bytes``, and ``max_partition_bytes`` of each partition.
+    """The request: records of ``partitions`` in their order, up to ``max_bytes``, and ``max_partition_bytes`` of each.
     The answer waits for ``min_bytes`` in all, up to ``max_wait_ms``.
     """
 
@@ -37,9 +37,9 @@ def fetch(
     request_timeout_s: float,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[PartitionResponse]:
-    """One try: what came of each partition that has news. An error of one partition is its response's.
+    """Fetch once: a response for each partition that has news. An error of a partition is in its response.
 
-    The store may answer ``request_timeout_s`` later than it is asked to. Raises as ``Transport.request_once``.
+    The store may answer ``request_timeout_s`` later than ``max_wait_ms``. Raises as ``Transport.request_once``.
     """
     answer = transport.request_once(
         "POST",
@@ -55,7 +55,7 @@ def fetch(
 
 def _into_arrow(response: http.client.HTTPResponse) -> bytes | pa.Buffer:
     """The body of an answer, from the socket into memory that Arrow can read in place."""
-    if response.status != 200 or not response.length:  # an error, nothing, or in chunks, as some proxies answer
+    if response.status != 200 or not response.length:  # an error, an empty body, or chunks, as some proxies answer
         content = response.read()
         return content if response.status != 200 else pa.py_buffer(content)
     body = pa.allocate_buffer(response.length)

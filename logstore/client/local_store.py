@@ -1,4 +1,4 @@
-"""The store that runs on a data directory of this machine, found by what it writes there."""
+"""The store that runs on a data directory of this machine, found by the files that it writes there."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ _TIMEOUT_MS = 5_000
 
 
 def running_store(data: Path) -> str | None:
-    """Where the store on ``data`` listens; None if none answers. A file that a killed one left behind does not count,
-    whoever has its port now.
+    """The URL of the store on ``data``; None if none answers. The file that a killed store left behind does not count,
+    even if another process has its port now.
     """
     for endpoint in sorted(data.glob("brokers/*/endpoint.json")):
         try:

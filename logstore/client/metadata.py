@@ -1,4 +1,4 @@
-"""What a store tells about its topics and groups: typed, a dataclass per answer.
+"""Metadata of topics and groups, as a store answers: a dataclass for each answer.
 
 Fields that a newer store adds are ignored.
 """
@@ -20,7 +20,7 @@ class TopicPartition(NamedTuple):
 
 
 class TopicIdentity(NamedTuple):
-    """One topic among those that had the name, one after the other (KIP-516)."""
+    """A topic by name and id: several topics may have had the name, one after the other (KIP-516)."""
 
     name: str
     topic_id: str
@@ -28,7 +28,7 @@ class TopicIdentity(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicPartitions:
-    """What a producer knows of a topic: which one it is of those with its name, and how many partitions it has."""
+    """A producer's knowledge of a topic: its id, and how many partitions it has."""
 
     topic_id: str
     count: int
@@ -39,7 +39,7 @@ class PartitionDescription:
     """One partition. Readers see offsets in [log_start_offset, high_watermark); below ``sealed_offset`` they are in
     Delta.
 
-    ``size_bytes`` is that of the ``segments`` Parquet files, ``unsealed_bytes`` what the journal holds for it.
+    ``size_bytes`` is the size of the ``segments`` Parquet files, ``unsealed_bytes`` that of its records in the journal.
     """
 
     partition: int
@@ -79,7 +79,7 @@ class TopicListing:
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A value that a layer gives to a key; ``source`` is Kafka's name of the layer."""
+    """The value that one layer gives to a key; ``source`` is Kafka's name of the layer."""
 
     value: str
     source: str
@@ -89,7 +89,7 @@ class ConfigSynonym:
 class ConfigEntry:
     """One configuration key of a topic; ``is_default`` when neither the topic nor the store sets it.
 
-    ``synonyms`` are all the layers that give it a value, the one that counts first and the default last.
+    ``synonyms`` are all layers that give it a value: the first one counts, the default is last.
     """
 
     name: str
@@ -119,7 +119,7 @@ class SealedOffset:
 
 @dataclass(frozen=True, slots=True)
 class RollDescription:
-    """A roll that is durable: the Delta version, and up to where each partition is in Delta now."""
+    """A durable roll: the Delta version, and the sealed offset of each partition."""
 
     version: int
     sealed_offsets: tuple[SealedOffset, ...]
@@ -127,8 +127,8 @@ class RollDescription:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """What a group has committed in one partition: ``offset`` is the next one to read, ``timestamp`` (ms) when that was
-    committed, ``leader_epoch`` that of the record before it (-1: not known).
+    """A group's committed offset of a partition: ``offset`` is the next one to read, ``timestamp`` (ms) the time of the
+    commit, ``leader_epoch`` that of the record before the offset (-1: not known).
     """
 
     topic: str
@@ -141,8 +141,8 @@ class GroupOffset:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """``lag`` offsets are up to ``high_watermark``: from ``committed_offset``, or from ``log_start_offset`` where the
-    group has committed nothing (None). Below ``log_start_offset`` records are gone.
+    """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
+    ``high_watermark``. Below ``log_start_offset`` records are gone.
     """
 
     topic: str
@@ -155,8 +155,8 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How far a group is behind: in all, in the partition that is furthest behind, and in each of all partitions of the
-    topics that it has committed to.
+    """The lag of a group: in all, in the partition that is furthest behind, and in each partition of the topics that it
+    has committed to.
     """
 
     group: str
@@ -169,7 +169,7 @@ class GroupLag:
 class TopicStatus:
     """A topic in numbers. ``size_bytes`` are in Delta, ``unsealed_bytes`` in the journal alone.
 
-    ``newest_timestamp`` (ms) is that of what was appended last, None in an empty topic.
+    ``newest_timestamp`` (ms) is that of the record appended last, None in an empty topic.
     """
 
     name: str
@@ -186,8 +186,8 @@ class TopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """What is wrong with a topic, or with one ``partition``: ``state`` is "quarantined" (not served),
-    "records_missing", "unreadable" (a segment) or "journal_full"; ``remedy`` is what to do.
+    """A problem of a topic, or of one ``partition``: ``state`` is "quarantined" (not served), "records_missing",
+    "unreadable" (a segment) or "journal_full"; ``remedy`` is what to do.
     """
 
     topic: str
@@ -199,7 +199,9 @@ class TopicProblem:
 
 @dataclass(frozen=True, slots=True)
 class JournalStatus:
-    """``max_bytes`` bounds ``needed_bytes``, which hold something un-sealed; ``retained_bytes`` is all that is kept."""
+    """``max_bytes`` bounds ``needed_bytes``, from the oldest file with un-sealed records on; ``retained_bytes`` are
+    all.
+    """
 
     needed_bytes: int
     retained_bytes: int
@@ -218,7 +220,7 @@ class InFlightStatus:
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
     """A running store. ``now`` is its clock (ms), ``not_ready_reason`` why it refuses appends (None: it takes them);
-    ``open_files_max`` None is no limit. A quarantined topic is among ``problems`` alone.
+    ``open_files_max`` None is no limit. A quarantined topic is only among ``problems``.
     """
 
     version: str
@@ -237,8 +239,8 @@ class StoreStatus:
 
 
 def decode(body: bytes, kind: type[T]) -> T:
-    """``body`` as ``kind``; LogStoreError if it is something else."""
+    """``body`` decoded to ``kind``; LogStoreError if it is something else."""
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LogStoreError(f"What answered is not a log store, or of another version: {error}") from error
+        raise LogStoreError(f"The server is not a log store, or of another version: {error}") from error

@@ -1,4 +1,4 @@
-"""What a client says of an option that it has not, or that is not what it takes: InvalidConfigError naming both."""
+"""Checks of a client's options: InvalidConfigError names an unknown option, or a wrong value and what is taken."""
 
 from collections.abc import Iterable
 from dataclasses import fields
@@ -9,7 +9,9 @@ from logstore.errors import InvalidConfigError
 
 
 def refuse_unknown(client: str, options: Any, unknown: Iterable[str]) -> None:
-    """``options``: the dataclass of those that ``client`` has. With the nearest of them."""
+    """Raise InvalidConfigError for ``unknown`` options of ``client``, with the nearest one of ``options``, its
+    dataclass.
+    """
     for name in unknown:
         names = ["bootstrap", *(field.name for field in fields(options))]
         near = get_close_matches(name.replace(".", "_"), names, n=1)
@@ -24,7 +26,7 @@ def check_one_of(name: str, value: object, allowed: tuple[object, ...], further:
 
 
 def check_callable(name: str, value: Any, what: str) -> None:
-    """``what``: the function that it is to be, if it is anything."""
+    """Raise InvalidConfigError unless ``value`` is None or a function; ``what`` describes the function."""
     if value is not None and not callable(value):
         raise InvalidConfigError(f"{name} is not callable: give a function {what}")
 

@@ -1,14 +1,14 @@
-"""One place where a client talks HTTP: addresses, time limits, errors, and what may be sent again.
+"""The transport of a client: HTTP requests, with addresses, time limits, errors and retries.
 
 Invariants:
 
-- A request goes to the next address only when a connection was refused, so that nothing was sent twice.
+- A request goes to the next address only when a connection was refused, so that nothing is sent twice.
 - It is sent again only if that cannot store anything twice: it is idempotent, or the answer says that nothing was
   stored (429, 503), or there was no connection. The wait is the server's ``Retry-After``, else grows from 0.1 to 2 s.
 - Every other failure is an exception of ``logstore.errors``, found by the answer's ``error_code``. A 4xx means that
   nothing was stored; NetworkError and RequestTimedOutError that it is unknown.
 
-The retry loop is our own: what it waits for is the server's header, and a library in a notebook must not log to it.
+The retry loop is our own: it obeys the server's ``Retry-After``, and does not log into a notebook.
 """
 
 import http.client
@@ -31,7 +31,7 @@ from logstore.protocol import error_codes
 
 _BACKOFF_SECONDS = 0.1
 _BACKOFF_SECONDS_MAX = 2.0
-# A proxy's page of HTML says no more than its first words do.
+# Only the first words of a proxy's page of HTML are of use.
 _MESSAGE_CHARS_MAX = 500
 
 
@@ -95,7 +95,7 @@ class Transport:
         """A 2xx answer. ``idempotent`` defaults to whether ``method`` is; ``timeout_s`` adds to the wait for the answer
         (a long poll's own wait); ``bad_request`` is as of ``error_codes.error_of``.
 
-        Raises what ``logstore.errors`` has for the answer; StoreUnreachableError, NetworkError, RequestTimedOutError.
+        Raises the answer's error of ``logstore.errors``; StoreUnreachableError, NetworkError, RequestTimedOutError.
         """
         if json is not None:
             content = msgspec.json.encode(json)
@@ -160,7 +160,7 @@ class Transport:
             connections.interrupt()
 
     def _send(self, exchange: Callable[[Connections], Answer], what: str, timeout_s: float) -> Answer:
-        """To the current address; to the others in turn while no connection can be made."""
+        """Send to the current address; to the others in turn while no connection can be made."""
         refused: list[NotConnectedError] = []
         for turn in range(len(self.urls)):
             index = (self._current + turn) % len(self.urls)
@@ -186,12 +186,12 @@ class Transport:
 
 
 def topic_path(topic: str, rest: str = "") -> str:
-    """``/topics/<topic>`` with ``rest`` after it; InvalidTopicError for what cannot stand in a path."""
+    """``/topics/<topic>`` with ``rest`` after it; InvalidTopicError for a name that cannot stand in a path."""
     return f"/topics/{quote_name(topic)}{rest}"
 
 
 def group_path(group: str, rest: str = "") -> str:
-    """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for what cannot stand in a path."""
+    """``/groups/<group>`` with ``rest`` after it; InvalidGroupError for a name that cannot stand in a path."""
     if group in ("", ".", "..") or "/" in group:
         raise errors.InvalidGroupError(
             f"{group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, not . or .."
@@ -213,7 +213,7 @@ def error_of(response: Answer, bad_request: type[LogStoreError] = errors.Invalid
         body = msgspec.json.decode(response.content, type=_ErrorBody)
         code, message = body.error_code, body.message
     except (msgspec.DecodeError, UnicodeDecodeError):
-        # Not the store's own answer: a proxy's, or another program on that port.
+        # The answer is not the store's own: it is a proxy's, or of another program on that port.
         code, message = response.status_code, f"{response.status_code} {_text(response)}".strip()
     if error_codes.kind_of(code) != response.status_code:
         code = response.status_code

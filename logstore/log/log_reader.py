@@ -47,7 +47,7 @@ T = TypeVar("T")
 C = TypeVar("C")
 _ATTEMPTS = 5
 _FOOTERS_CACHED = 1024
-# Of a segment some 700 bytes a row group.
+# Footers take some 700 bytes for each row group of a segment.
 _ROW_GROUP_FILES_CACHED = 128
 # A page of each column, and a batch of what is in them.
 _DECODER_BYTES = 4 * MIB
@@ -200,7 +200,6 @@ class LogReader:
         max_bytes: int,
         min_bytes: int,
     ) -> FetchResult[list[C]]:
-        log.require_served()
         require_in_range(log, offset)
         taken: list[C] = []
         count = num_bytes = 0
@@ -263,7 +262,7 @@ class LogReader:
         path = topic.table.path / segment.path
 
         def read_row_group() -> _Slice[C]:
-            """Of that which holds the first offset wanted or the next record after it."""
+            """Read the row group with the first offset wanted, or with the next record after it."""
             groups = self._groups(path, segment)
             at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
             if at == len(groups):
@@ -433,7 +432,12 @@ def _readable_end(log: PartitionLog, offset: int) -> int:
 
 
 def require_in_range(log: PartitionLog, offset: int) -> None:
-    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for."""
+    """Raise OffsetOutOfRangeError unless ``offset`` is one that readers may ask for.
+
+    QuarantinedError comes first: the ends of a log in quarantine need not be known, and a consumer that is told that it
+    is out of range goes to one of them.
+    """
+    log.require_served()
     if not log.log_start_offset <= offset <= log.high_watermark:
         raise OffsetOutOfRangeError(
             f"Offset {offset} of {log.topic}-{log.partition} is out of range: "

@@ -237,7 +237,7 @@ class PartitionLog:
 
     def now_ms(self) -> int:
         """The append time that a batch would get now. It never falls. Failed appends do not count."""
-        self._complete_appends()
+        self.complete_appends()
         return max(self._clock.now_ms(), self._last_append_time_ms)
 
     def next_frame(
@@ -258,7 +258,7 @@ class PartitionLog:
         if self._closed:
             raise self._closed
         self.require_served()
-        self._complete_appends()
+        self.complete_appends()
         append_time = max(self._clock.now_ms(), self._last_append_time_ms)
         self._last_append_time_ms = append_time
         header = FrameHeader(
@@ -277,7 +277,10 @@ class PartitionLog:
         return Frame(header, payload)
 
     def track(self, frame: Frame, durable: asyncio.Future[list[FrameLocation]], position_in_append: int) -> None:
-        """Follow a frame given to the journal; ``durable`` resolves to the locations of all frames of that append."""
+        """Follow a frame given to the journal; ``durable`` resolves to the locations of all frames of that append.
+
+        ``complete_appends`` is to be called when it has: once for all frames of this partition.
+        """
         assert frame.header.base_offset == self.next_offset, (frame.header, self)
         self.next_offset += frame.header.record_count
         length = HEADER_BYTES + len(frame.payload or b"")
@@ -285,9 +288,8 @@ class PartitionLog:
         self._pending.append(_Pending(frame.header, length, durable, position_in_append))
         if (recent := self._recent_batches_of(frame.header)) is not None:
             recent.begin(_remembered(frame.header), durable)
-        durable.add_done_callback(lambda _: self._complete_appends())
 
-    def _complete_appends(self) -> None:
+    def complete_appends(self) -> None:
         # Also called before offsets are assigned: the journal fails all that is pending in one step, and callbacks run
         # a step later; an append in between must not continue from offsets that were never stored.
         while self._pending and self._pending[0].durable.done():
@@ -333,7 +335,7 @@ class PartitionLog:
 
     @property
     def closed(self) -> LogStoreError | None:
-        """What the log was closed with; None while it is open."""
+        """The error that the log was closed with; None while it is open."""
         return self._closed
 
     @property

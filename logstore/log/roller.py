@@ -250,7 +250,8 @@ class Roller:
             "roll.committed",
             topic=topic.name,
             version=commit.version,
-            sealed={p: topic.partitions[p].sealed_offset for p in sealed},
+            partitions=len(sealed),
+            records=sum(part.end_offset - part.base_offset for part in parts if part.partition not in refused),
             seconds=round(time.perf_counter() - began, 3),
         )
         for partition, error in refused.items():

@@ -69,7 +69,7 @@ class Topic:
 
     @property
     def version(self) -> int:
-        """Of the newest snapshot seen."""
+        """The version of the newest snapshot seen."""
         return self.snapshot.version
 
     @property

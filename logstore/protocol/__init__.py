@@ -1,4 +1,4 @@
-"""What clients, the store and, later, followers say to each other: error codes, record batches, answers to fetches.
+"""The protocol between clients, the store and, later, followers: error codes, record batches, fetch responses.
 
-Both ends import it, so that a layout is written down once. It knows no HTTP, no socket and no disk.
+Both ends import it, so that each layout is defined once. The package knows no HTTP, no socket and no disk.
 """

@@ -1,7 +1,7 @@
-"""The table of errors that travel: the class of ``logstore.errors`` and its error code, for both ends.
+"""Error codes: the one table, for both ends, of the classes of ``logstore.errors`` and their codes.
 
 Kafka's name and number of an error are on its class. An error code is ours, in the form of Confluent's REST Proxy:
-three digits that say what kind of error it is (HTTP's status for it), alone or with two more behind them.
+three digits for the kind of error (its HTTP status), alone or with two more behind them.
 
 The store looks up the code of an error. A client makes the error of that code: the same class, if the code has only
 one.
@@ -19,7 +19,8 @@ def kind_of(code: int) -> int:
     return code if code < 1000 else code // 100
 
 
-#: The nearest class in an error's line of ancestors counts. Of several classes with one code a client makes the first.
+#: An error has the code of its nearest ancestor in the table. Of several classes with one code a client makes the
+#: first.
 ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.InvalidProducerRequestError: 40003,
     errors.AuthorizationError: 40301,
@@ -46,7 +47,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.StorageFullError: 50302,
     errors.QuarantinedError: 50303,
     errors.RequestTimedOutError: 50401,
-    # Told apart by the request that they answer: ``bad_request`` of ``error_of``.
+    # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
     errors.InvalidTopicError: 40002,
     errors.TopicExistsError: 40002,
     errors.InvalidPartitionsError: 40002,
@@ -58,7 +59,8 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
 }
 _BAD_REQUEST: Final = ERROR_CODES[errors.InvalidTopicError]
 
-# Of a kind alone, and of a newer store's codes. Others are InvalidRequestError below 500, else LogStoreError.
+# For codes of three digits, and for codes of a newer store. Other kinds are InvalidRequestError below 500, else
+# LogStoreError.
 _CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
     404: errors.UnknownTopicError,
     413: errors.RequestTooLargeError,
@@ -67,7 +69,7 @@ _CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
     503: errors.BrokerNotReadyError,
     504: errors.RequestTimedOutError,
 }
-# The first of a code stands last here, and stays.
+# Reversed, so that the first class of a code is the one that stays.
 _CLASSES: Final[Mapping[int, type[LogStoreError]]] = {
     code: error for error, code in reversed(ERROR_CODES.items()) if kind_of(code) != code
 }
@@ -86,8 +88,8 @@ def error_of(
     high_watermark: int = -1,
     bad_request: type[LogStoreError] = errors.InvalidRequestError,
 ) -> LogStoreError:
-    """The error that an answer's code stands for. The offsets (-1: not told) are an OffsetOutOfRangeError's;
-    ``bad_request`` is the one that the request can meet of those that share a code.
+    """The error of an answer's code. The offsets (-1: unknown) are for OffsetOutOfRangeError. ``bad_request`` is the
+    class for the code that several share.
     """
     if code == _BAD_REQUEST:
         return bad_request(message)

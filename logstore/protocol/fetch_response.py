@@ -1,9 +1,9 @@
-"""The answer to a fetch of many partitions: ``application/vnd.logstore.fetch``.
+"""The fetch response, an answer for many partitions: ``application/vnd.logstore.fetch``.
 
 A body is a sequence of partition responses, one for each partition that has news, each a header of 40 bytes and its
 content, little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is record
-batches (``record_batch``), none where only a gap was passed over; otherwise it is the error's message in UTF-8. Zeros
-pad it to a multiple of 8 bytes; the length in the header does not count them.
+batches (``record_batch``), or nothing where only a gap in the offsets was passed; otherwise it is the error's message
+in UTF-8. Zeros pad it to a multiple of 8 bytes; the length in the header does not count them.
 """
 
 import struct
@@ -25,8 +25,8 @@ RESPONSE_HEADER: Final = struct.Struct("<iiqqqq")
 
 @dataclass(frozen=True, slots=True)
 class PartitionResponse:
-    """``content`` in pieces that are laid end to end; one piece, a pa.Buffer, in a response that was read. Offsets are
-    -1 where an error leaves them unknown.
+    """``content`` is in pieces, in order; a response that was read has one piece, a pa.Buffer. Offsets are -1 where an
+    error leaves them unknown.
     """
 
     index: int
@@ -38,7 +38,7 @@ class PartitionResponse:
 
     @classmethod
     def of_error(cls, index: int, error: LogStoreError) -> Self:
-        """The partition could not be read."""
+        """The response for a partition that could not be read."""
         start, end = -1, -1
         if isinstance(error, OffsetOutOfRangeError):
             start, end = error.log_start_offset, error.high_watermark
@@ -46,7 +46,7 @@ class PartitionResponse:
 
     @property
     def error(self) -> LogStoreError | None:
-        """Why the partition could not be read."""
+        """The error of a partition that could not be read, else None."""
         if not self.error_code:
             return None
         message = str(memoryview(self.content[0]), "utf-8", "replace")
@@ -60,7 +60,7 @@ class PartitionResponse:
         return not self.error_code and begins_with_parquet(self.content[0])
 
     def records(self, first_offset: int) -> Iterator[pa.RecordBatch]:
-        """As ``read_records``, of a response without an error."""
+        """As ``read_records``, for a response without an error."""
         return read_records(self.content[0], first_offset)
 
 

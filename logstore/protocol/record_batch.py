@@ -1,16 +1,17 @@
-"""Record batches on their way to a reader that decodes them itself: as the store has them.
+"""Record batches on the wire, in the form in which the store has them: the reader decodes them.
 
 A sequence of batches, each a header of 32 bytes and a payload, little-endian. Zeros pad the payload to a multiple of 8
 bytes; the length in the header does not count them. Records have rising offsets; the first of them may lie below the
 one that was asked for.
 
-From the tail of a log come batches as their producer sent them: the payload is one encapsulated Arrow IPC record batch
+The tail of a log gives batches as their producer sent them: the payload is one encapsulated Arrow IPC record batch
 message of WIRE_SCHEMA, its buffers compressed or not. Its record i has the offset ``base_offset`` + i, and a null
-timestamp stands for ``append_time_ms``. From history come row groups: the payload is a Parquet file with the columns of
+timestamp stands for ``append_time_ms``. History gives row groups: the payload is a Parquet file with the columns of
 LOG_SCHEMA, and others beside them.
 
-Large batches stay where the answer was received, small ones are put together: every later step costs by the batch. A
-reader checks the shape and nothing else: the store has checked what it took, and checks what it reads from disk.
+A reader leaves large batches where they were received, and puts small ones together: every later step costs by the
+batch. It checks the shape only: the store has checked the records when it took them, and again when it read them from
+disk.
 """
 
 import struct
@@ -36,7 +37,7 @@ LOG_APPEND_TIME: Final = 1
 PARQUET: Final = 4
 ALIGNMENT: Final = 8
 _FLAGS: Final = LOG_APPEND_TIME | PARQUET
-# Of a row group so much is decoded at a time.
+# A row group is decoded in parts of this size.
 _DECODED_BYTES = MIB
 
 
@@ -80,7 +81,7 @@ def read_batches(content: pa.Buffer) -> Iterator[RecordBatch]:
 
 
 def begins_with_parquet(content: pa.Buffer) -> bool:
-    """Whether the first batch is a row group: inflating it takes a while."""
+    """Whether the first batch is a row group, which takes a while to inflate."""
     return bool(content.size >= BATCH_HEADER.size and BATCH_HEADER.unpack_from(content)[3] & PARQUET)
 
 
@@ -99,11 +100,11 @@ def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBat
 
 def malformed(what: str) -> LogStoreError:
     """The error for bytes that are not of this protocol."""
-    return LogStoreError(f"What answered is not a log store, or of another version: {what}")
+    return LogStoreError(f"The server is not a log store, or of another version: {what}")
 
 
 def _parquet_files(batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:
-    # Many programs never read history.
+    # Imported late: many programs never read history.
     import pyarrow.parquet as pq
 
     for batch in batches:
@@ -124,7 +125,7 @@ def _wire_batch(batch: RecordBatch) -> WireBatch:
 
 
 def _from(records: pa.RecordBatch, first_offset: int) -> Iterator[pa.RecordBatch]:
-    """The rows from ``first_offset`` on, if there are any."""
+    """The rows from ``first_offset`` on; no batch without rows."""
     offsets = int64_values(records.column("offset"))
     if len(offsets) and offsets[0] < first_offset:
         records = records.slice(int(np.searchsorted(offsets, first_offset)))

@@ -92,7 +92,7 @@ def _encode_rows(
     values: Iterable[bytes],
     fields: Iterable[bytes] | None = None,
 ) -> Iterable[bytes]:
-    """``fields``: what else a record has, each with a comma before it."""
+    """``fields``: the other fields of a record, each with a comma before it."""
     name = msgspec.json.encode(topic).replace(b"%", b"%%")
     row = b'{"topic":%b,"key":%%b,"value":%%b,"partition":%d,"offset":%%d,"timestamp":%%d%%b%%b}' % (name, partition)
     offsets = batch.column("offset").to_pylist()

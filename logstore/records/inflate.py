@@ -1,7 +1,7 @@
 """Bounded inflation of compressed request bodies (``Content-Encoding``), chunk by chunk as they arrive.
 
-A few kilobytes can inflate to gigabytes, so that the bound is on what comes out: at most one step beyond ``max_bytes``
-is ever held (gzip: one byte; zstd: ZSTD_STEP_BYTES of input, at most 16 MiB of output, and a window of 8 MiB).
+A few kilobytes can inflate to gigabytes, so the bound is on the output: at most one step beyond ``max_bytes`` is ever
+held (gzip: one byte; zstd: ZSTD_STEP_BYTES of input, at most 16 MiB of output, and a window of 8 MiB).
 """
 
 import zlib

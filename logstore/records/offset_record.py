@@ -17,7 +17,7 @@ from logstore.records.schema import WIRE_SCHEMA
 
 OFFSETS_TOPIC = "__consumer_offsets"
 
-#: ``leader_epoch`` when nobody knows which leader wrote the last record before the offset.
+#: ``leader_epoch`` when the leader of the last record before the offset is not known.
 NO_LEADER_EPOCH = -1
 #: ``generation`` of a commit that comes from no member of a group (Kafka's simple consumer).
 NO_GENERATION = -1

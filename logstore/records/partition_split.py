@@ -36,7 +36,7 @@ def split_by_partition(batch: pa.RecordBatch, partitions: np.ndarray) -> Partiti
     ranges = list(zip(ordered[starts].tolist(), begins, [*begins[1:], len(order)], strict=True))
     rows = pa.array(order)
     *columns, headers = batch.columns
-    # A column without a value is the same in any order. What lies below null headers is nobody's.
+    # A column of nulls is the same in any order; elements below null headers mean nothing.
     taken = [column if column.null_count == len(column) else column.take(rows) for column in columns]
     taken.append(null_headers(len(rows)) if headers.null_count == len(rows) else headers.take(rows))
     return PartitionSplit(pa.RecordBatch.from_arrays(taken, schema=WIRE_SCHEMA), order, ranges)

@@ -1,4 +1,4 @@
-"""Which partition a record goes to: Kafka's choice, so that producers of both meet in one partition.
+"""The partitioner: Kafka's choice of a partition, so that a key has the same one here and in Kafka.
 
 The hash is Kafka's ``org.apache.kafka.common.utils.Utils.murmur2`` (32 bit, seed 0x9747b28c) of the key bytes. Over a
 column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.

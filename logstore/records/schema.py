@@ -1,4 +1,4 @@
-"""The shapes that records have on their way: as produced (wire), as read back (log), as stored (table).
+"""The schemas of records: as produced (wire), as read back (log), as stored (table).
 
 One element name, ``element``, and one order of columns everywhere: Spark, delta-rs, DuckDB and Polars agree on them.
 """

@@ -94,13 +94,13 @@ def write_row_group_file(rows: Sequence[pa.RecordBatch]) -> pa.Buffer:
 
 
 def _elements(struct: thrift.Struct, field: int) -> list[thrift.Struct]:
-    """Of a field that is a list of structs."""
+    """The structs of a field that is a list of structs."""
     elements: list[thrift.Struct] = struct[field][1][1]
     return elements
 
 
 def _decoded_bytes(row_group: thrift.Struct) -> int:
-    """What Parquet calls its size is that of encoded pages: of keys that repeat, a small part of it."""
+    """Bytes of decoded records. The footer's own size is of encoded pages: for keys that repeat, a small part."""
     sizes = [chunk[_META_DATA][1].get(_SIZE_STATISTICS, (0, {}))[1] for chunk in _elements(row_group, _COLUMNS)]
     unencoded: int = sum(size[_UNENCODED_BYTES][1] for size in sizes if _UNENCODED_BYTES in size)
     encoded: int = row_group[_TOTAL_BYTE_SIZE][1]
@@ -109,7 +109,7 @@ def _decoded_bytes(row_group: thrift.Struct) -> int:
 
 
 def _footer(of_segment: thrift.Struct, row_group: thrift.Struct, begin: int) -> bytes:
-    """Of a file in which the column chunks that began at ``begin`` follow the magic number, without page index."""
+    """The footer, without page index, of a file in which the column chunks from ``begin`` follow the magic number."""
     shift = len(MAGIC) - begin
     columns = []
     for chunk in _elements(row_group, _COLUMNS):

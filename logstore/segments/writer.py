@@ -134,7 +134,7 @@ class SegmentWriter:
         try:
             self._parquet = self._open_parquet(codec)
         except BaseException:
-            # It writes a magic number at once, and a full disk has no room for it.
+            # The writer writes a magic number at once, which fails on a full disk.
             self._sink.discarding = True
             self._remove(self._fd)
             self._fd = None

@@ -1,4 +1,4 @@
-"""PySpark: a session with Delta configured, and topics as DataFrames: by offset range, or what a group has not read.
+"""PySpark: a session with Delta configured, and topics as DataFrames: by offset range, or as a group's unread records.
 
 Importing this package starts no JVM and does not import pyspark; its functions do when they are called.
 """

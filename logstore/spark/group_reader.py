@@ -1,8 +1,8 @@
-"""A consumer group reads topics batch by batch: from what it has committed to the end, and then commits that end.
+"""A consumer group reads topics batch by batch: from its committed offsets to the ends, and then commits these ends.
 
 Invariants: nothing is committed before the block that works on a batch has ended well, so that after a failure the
-batch is read again (at least once). What is committed is the end of the batch, to the offset, however far the logs have
-grown. A committed offset belongs to one topic, not to its name.
+batch is read again (at least once). The commit is of the exact ends of the batch, however far the logs have grown. A
+committed offset belongs to one topic, not to its name.
 """
 
 import logging
@@ -57,7 +57,7 @@ class _Committed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GroupRange:
-    """Offsets ``start <= offset < end`` of a partition; ``committed`` is what the group had committed when it began."""
+    """Offsets ``start <= offset < end`` of a partition; ``committed`` is the committed offset when the batch began."""
 
     topic: str
     partition: int
@@ -67,7 +67,9 @@ class GroupRange:
 
 
 class GroupBatch:
-    """What a group reads next: ``df``, made of ``ranges``; a context manager that commits when its block ends well."""
+    """A group's next batch: ``df``, made of ``ranges``; a context manager that commits when its block ends without an
+    error.
+    """
 
     def __init__(
         self, group: str, df: "DataFrame", ranges: Sequence[GroupRange], topic_ids: Mapping[str, str], bootstrap: str
@@ -128,7 +130,8 @@ def group_read(
     auto_offset_reset: AutoOffsetReset = "earliest",
     max_offsets_per_trigger: int | None = None,
 ) -> GroupBatch:
-    """What a consumer group has not read yet of one topic or several, for a ``with`` block that works on it.
+    """The records of one topic or several that a consumer group has not read yet, for a ``with`` block that works on
+    them.
 
     ``batch.df`` has the columns of ``read_offsets`` and goes from the committed offsets to the ends of the logs at the
     time of this call. The ends are committed when the block ends without an exception, or by ``batch.commit()``; after
@@ -154,7 +157,8 @@ def group_read(
         committed = _committed_in_storage(spark, storage, group, views)
     else:
         with connect(bootstrap, client_id(spark)) as store:
-            # The topics first: offsets of one that replaces another meanwhile are not taken for the other's.
+            # Topics first, then offsets: offsets in a topic that is made again between the two do not pass for those in
+            # the old one.
             views = [view_through_store(store, topic) for topic in names]
             committed = _committed_in_store(store, group)
             urls = ",".join(store.urls)
@@ -219,7 +223,7 @@ def _committed_in_storage(
         .collect()
     )
     topic_ids = {view.topic: view.topic_id for view in views}
-    # What was committed was in the log then; history may not have it yet.
+    # Committed offsets were in the log at the commit; history may not have them yet.
     return {
         (row.topic, row.topic_partition): _Committed(row.committed_offset, log_end=row.committed_offset)
         for row in rows
@@ -230,7 +234,7 @@ def _committed_in_storage(
 def _to_read(
     topic: str, bounds: LogBounds, committed: _Committed | None, auto_offset_reset: AutoOffsetReset
 ) -> GroupRange:
-    """From the committed offset, or from where ``auto_offset_reset`` says, to the end."""
+    """The range from the committed offset, or by ``auto_offset_reset``, to the end."""
     where = f"topic {topic}, partition {bounds.partition}"
     first, end = bounds.log_start_offset, bounds.end_offset
     start = first if auto_offset_reset == "earliest" else end

@@ -1,7 +1,8 @@
-"""Is a topic's table still the one that a DataFrame was made from? Asked in a task, each time that it is evaluated.
+"""Checks, in a task of each evaluation, that a topic's table is still the one that the DataFrame was made from.
 
-It is sent to the executors by value, so it imports nothing but the standard library and pyarrow. Delta itself does not
-ask: a table that was deleted and created anew at the same path is, to a DataFrame of the first one, a later version.
+This module is sent to the executors by value, so it imports nothing but the standard library and pyarrow. Delta itself
+does not ask: a table that was deleted and created anew at the same path is, to a DataFrame of the first one, a later
+version.
 """
 
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The Delta jars of a Spark session: which they are, where they lie, and how they get there.
+"""The Delta jars of a Spark session: their names, their directory, and how they are fetched.
 
 They are fetched once by Spark's own means (Ivy, so that ``spark.jars.ivySettings``, ``spark.jars.repositories`` and
 ``spark.jars.ivy`` of the user hold) into Spark's ordinary Ivy directory. Afterwards a session names the files and looks
@@ -37,7 +37,7 @@ EXCLUDED_PACKAGES = (
     "javax.*:*",
     "org.*:*",
 )
-#: As Ivy names what it retrieves: organisation_artifact-revision.jar.
+#: Ivy's names of the files: organisation_artifact-revision.jar.
 JAR_NAMES = tuple(
     f"io.delta_{artifact}-{DELTA_VERSION}.jar"
     for artifact in (
@@ -67,7 +67,9 @@ def find(ivy_home: str | None = None) -> tuple[Path, ...] | None:
 
 
 def _ivy_home(given: str | None) -> Path:
-    """Always told to Spark: Java takes the home directory from the user database, whatever HOME says."""
+    """Spark's Ivy directory, always named to Spark: Java takes the home directory from the user database, not from
+    HOME.
+    """
     return Path(given).expanduser() if given else Path.home() / _IVY_DIRECTORY
 
 
@@ -79,7 +81,7 @@ def fetch(ivy_home: str | None = None, *, log: Path | None = None) -> tuple[Path
     if found := find(ivy_home):
         return found
     log = log or Path(tempfile.gettempdir()) / f"logstore-spark-jars-{os.getuid()}.log"
-    # Ivy's cache does not stand two processes that fill it at once.
+    # Two processes that fill Ivy's cache at once would damage it.
     with FileLock(f"{log}.lock"):
         if found := find(ivy_home):
             return found

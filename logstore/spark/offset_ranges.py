@@ -1,6 +1,6 @@
-"""Which offsets a read covers. Pure functions; no Spark, no store.
+"""Offset ranges of a read. Pure functions; no Spark, no store.
 
-Times are UTC unless they say their offset. What offset a time has is asked of the caller.
+Times are UTC unless they have a zone. The caller finds the offset of a time.
 
 Invariants: ranges are half open, ``[start, end)``; for every partition ``log_start_offset <= start <= end <= end of
 the log``.
@@ -181,8 +181,8 @@ def _listed(partitions: Sequence[int]) -> str:
 def limited(sizes: Sequence[int], limit: int) -> list[int]:
     """``sizes``, made smaller in proportion if they are more than ``limit`` together.
 
-    As ``maxOffsetsPerTrigger`` of Spark's Kafka source: what is not empty keeps 1 at least, so that no partition is
-    left behind for ever; ``limit`` may be passed by that.
+    As ``maxOffsetsPerTrigger`` of Spark's Kafka source: a partition that is not empty keeps at least 1, so that no
+    partition is left behind for ever; ``limit`` may be passed by that.
     """
     total = sum(sizes)
     return [min(size, max(1, limit * size // total)) for size in sizes] if total > limit else list(sizes)

@@ -1,5 +1,4 @@
-"""Where the offsets of a read come from: scans of a topic's table, and fetches of the tail. Pure functions; no Spark,
-no store.
+"""The plan of a read: scans of a topic's table, and fetches of the tail. Pure functions; no Spark, no store.
 
 Invariant (rule R8): the history part and the tail part of a range meet at the sealed offset and do not overlap.
 """
@@ -77,8 +76,8 @@ def plan_history(
     """Divide ``ranges`` (one per partition) into at most ``scans_max`` scans that open few files outside their ranges.
 
     One scan is enough as long as the hull of its ranges touches no file besides theirs: in particular from the
-    beginning up to what is sealed, however far each partition is. Else the scan that opens most files in vain is cut
-    where neighbouring ranges are farthest apart, again and again.
+    beginning up to the sealed offsets, however far each partition is. Otherwise the scan that opens most files in vain
+    is cut where neighbouring ranges are farthest apart, again and again.
     """
     firsts: dict[int, list[int]] = {}
     lasts: dict[int, list[int]] = {}
@@ -104,7 +103,7 @@ def plan_history(
 
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
-    """What Spark reads for some ranges: scans of the table, and ranges of the tail, at most one per partition."""
+    """The plan of a read: scans of the table, and ranges of the tail, at most one per partition."""
 
     history: tuple[HistoryScan, ...]
     tail: tuple[OffsetRange, ...]

@@ -1,4 +1,4 @@
-"""A topic as a DataFrame by offset range: what ``read_offsets`` checks before ``topic_frame`` reads."""
+"""A topic as a DataFrame by offset range: ``read_offsets`` checks its arguments, ``topic_frame`` reads."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-#: Of several topics: a word or a time for all, or an ``OffsetSpec`` for each by its name.
+#: Offsets of several topics: a word or a time for all, or an ``OffsetSpec`` for each by its name.
 TopicOffsets = OffsetSpec | Mapping[str, OffsetSpec]
 
 
@@ -61,7 +61,7 @@ def read_offsets(
 
 
 def _by_topic(argument: str, topic: str | Sequence[str], offsets: TopicOffsets) -> dict[str, OffsetSpec]:
-    """What ``offsets`` says of each topic. InvalidRequestError for what it does not say, or says of others."""
+    """Each topic's ``OffsetSpec``. InvalidRequestError for a topic that ``offsets`` leaves out, or names in vain."""
     if not isinstance(topic, (str, list, tuple)) or not topic or not all(isinstance(name, str) for name in topic):
         raise InvalidRequestError(f"topic={topic!r}: give the name of a topic, or a list of names")
     names = [topic] if isinstance(topic, str) else list(topic)

@@ -149,7 +149,7 @@ def _logging_settings(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _quieten_pyspark() -> None:
-    """PySpark logs the error of a query as one line of JSON with the JVM's stack, and raises it besides."""
+    """Keep PySpark from logging each error of a query with the JVM's stack: it raises the error, too."""
     from pyspark.logger import PySparkLogger
 
     for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):

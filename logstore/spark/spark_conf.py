@@ -1,4 +1,4 @@
-"""Which Spark settings hold, and who said so.
+"""Spark settings, and which source wins.
 
 From weak to strong: what Delta needs and this package prefers, the project's ``conf/spark-defaults.conf``, the user's
 own Spark (``$SPARK_CONF_DIR/spark-defaults.conf`` or ``$SPARK_HOME/conf``), ``PYSPARK_SUBMIT_ARGS``, and the
@@ -14,7 +14,7 @@ from pathlib import Path
 
 DELTA_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 EXTENSIONS_KEY = "spark.sql.extensions"
-#: What makes a Spark with Delta's jars one that knows Delta.
+#: The configuration with which a Spark that has Delta's jars knows Delta.
 DELTA_SETTINGS: Mapping[str, str] = {
     EXTENSIONS_KEY: DELTA_EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -67,7 +67,7 @@ def project_conf_directory() -> Path | None:
 
 
 def user_conf_directory() -> Path | None:
-    """Where the user's own Spark keeps its settings, by Spark's rule; None if nobody said."""
+    """The directory of the settings of the user's own Spark, by Spark's rule; None if none is set."""
     if directory := os.environ.get("SPARK_CONF_DIR"):
         return Path(directory)
     if home := os.environ.get("SPARK_HOME"):

@@ -22,7 +22,7 @@ REQUEST_SECONDS = 60
 #: How long a store that restarts, or is busy, is asked again.
 RETRY_SECONDS = 60.0
 
-#: What a task hands to Spark: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
+#: The schema of a task's rows: the columns of a topic's table, in Spark's order of ``TAIL_COLUMNS``.
 TAIL_COLUMNS = (
     "partition int, offset bigint, timestamp timestamp, key binary, value binary, "
     "headers array<struct<key: string, value: binary>>"
@@ -111,7 +111,7 @@ class _Store:
                 )
 
     def _fetch(self, partition: int, offset: int) -> "PartitionResponse | None":
-        """None without news. Raises what the store says of the partition, too."""
+        """One response, None without news. Raises the error of the partition, too."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 
         asked = [FetchPartition(self._topic, partition, offset, self._topic_id)]

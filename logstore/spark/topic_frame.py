@@ -1,4 +1,4 @@
-"""Records of a topic as a DataFrame: what ``TopicView.plan`` says, in Spark's words."""
+"""Records of a topic as a DataFrame: ``TopicView.plan`` as Spark's scans and tasks."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -37,7 +37,7 @@ def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
 
 
 def client_id(spark: "SparkSession") -> str:
-    """What the store calls this application in its logs and metrics."""
+    """The client id: the store's logs and metrics name this application by it."""
     return f"spark {spark.conf.get('spark.app.name', '')}".strip()
 
 

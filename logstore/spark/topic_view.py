@@ -1,4 +1,4 @@
-"""One topic at one moment: which offsets there are, and where each is read. No Spark is needed here.
+"""A view of one topic at one moment: its offsets, and where each is read. No Spark is needed here.
 
 Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serves any offset of the tail for as long as
 it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
@@ -33,7 +33,7 @@ RETRY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TopicView:
-    """``bounds`` are the offsets that there are; ``urls`` where the tail is fetched, none for sealed history alone."""
+    """``bounds`` are the offsets of each partition; ``urls`` the stores of the tail, none for sealed history alone."""
 
     topic: str
     path: Path
@@ -46,7 +46,7 @@ class TopicView:
         return str(self.snapshot.topic_id)
 
     def plan(self, ranges: Sequence[OffsetRange]) -> ReadPlan:
-        """Where ``ranges`` (one per partition, inside ``bounds``) are read."""
+        """The plan to read ``ranges`` (one per partition, inside ``bounds``)."""
         sealed = {partition: state.sealed for partition, state in self.snapshot.partitions.items()}
         files = (
             FileRange(r.partition, segment.min_offset, segment.max_offset)

@@ -113,9 +113,10 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
 
     jobs.run("dags", "test", "logstore_retention", DAY)
     retained = {0: [row for row in only(orders_before, tail=False)[0] if row[0] >= segments[2].min_offset]}
-    # The store was asked to roll, so that it looks at the new log start.
+    # The store was asked to read the table, so that its readers see the new log start; it rolls nothing for that.
     left = together(retained, only(orders_before, tail=True))
-    assert in_table(orders) == in_store(store.url, "orders") == left
+    assert in_table(orders) == retained
+    assert in_store(store.url, "orders") == left
     assert in_table(prices) == only(prices_before, tail=False)
 
     globs = json.dumps({"topics": ["*s", "prices"]})
@@ -124,7 +125,7 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
     compacted = latest(only(prices_before, tail=False))
     assert sorted(row[1] for rows in compacted.values() for row in rows) == sorted(key.encode() for key in KEYS)
     assert in_table(prices) == compacted
-    assert in_table(orders) == left
+    assert in_table(orders) == retained
 
     for table in (orders, prices):
         active, on_disk = files(table)
@@ -133,7 +134,7 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
     for table in (orders, prices):
         active, on_disk = files(table)
         assert active == on_disk
-    assert in_table(orders) == left
+    assert in_table(orders) == retained
     assert in_table(prices) == compacted
     assert in_store(store.url, "orders") == left
     assert in_store(store.url, "prices") == together(compacted, only(prices_before, tail=True))

@@ -12,9 +12,10 @@ from fastapi import FastAPI
 
 from ingest_api.app import create_app
 from ingest_api.state import ApiState
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.quotas import Quotas
 from logstore.node import running_store
 from logstore.settings import Settings
 
@@ -91,11 +92,11 @@ def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Eve
 @contextlib.asynccontextmanager
 async def running_api(data: Path, **settings: Any) -> AsyncIterator[ApiClient]:
     wanted = Settings(data=data, **settings)
-    access = Access()
-    app = create_app(wanted, access)
+    authorizer, quotas = Authorizer(), Quotas()
+    app = create_app(wanted, authorizer, quotas)
     transport = httpx.ASGITransport(app=app)
     async with (
-        running_store(wanted, access) as store,
+        running_store(wanted, authorizer, quotas) as store,
         httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http,
     ):
         app.open(ApiState(wanted, store.broker, store.groups))

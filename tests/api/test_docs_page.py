@@ -5,7 +5,8 @@ from html.parser import HTMLParser
 import pytest
 
 from ingest_api.app import create_app
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.quotas import Quotas
 from logstore.settings import Settings
 from tests.api.api_client import assert_error
 
@@ -73,7 +74,7 @@ async def test_a_page_of_elsewhere_does_not_get_it_by_another_name(shared_api):
 async def test_it_is_there_while_the_store_starts(tmp_path):
     import httpx
 
-    app = create_app(Settings(data=tmp_path / "data"), Access())
+    app = create_app(Settings(data=tmp_path / "data"), Authorizer(), Quotas())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
         for path in ("/docs", "/docs/start.js", "/openapi.json"):
             assert (await http.get(path)).status_code == 200

@@ -234,7 +234,7 @@ async def test_over_a_quota_of_requests_the_answer_is_429_with_the_time(store, m
         charged.append((kind, amount))
         return 2.5 if len(charged) > 2 else 0.0
 
-    monkeypatch.setattr(store.app.guard.access, "charge", charge)
+    monkeypatch.setattr(store.app.guard.quotas, "charge", charge)
     sent = Sent("POST", "/topics/t", json.dumps(ONE).encode())
     async with listening(store.app) as (port, _):
         answers = await exchange(port, [sent.whole()] * 2, 2, heads_only=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from logstore import listening_sockets
 from logstore.errors import InvalidConfigError
 from logstore.listening_sockets import listening_socket, url_of
 
@@ -70,6 +71,16 @@ def test_variables_for_another_process_are_not_ours_and_are_not_handed_on():
     with listening_socket("127.0.0.1", 0, environment) as listener:
         assert listener.getsockname()[1] > 0
     assert environment == {"HOME": "/"}
+
+
+def test_a_socket_that_is_not_there_is_told_as_the_service_managers(monkeypatch):
+    """Else the message would blame the port of the settings, which nobody tried."""
+    closed = os.open(os.devnull, os.O_RDONLY)
+    os.close(closed)
+    monkeypatch.setattr(listening_sockets, "_FIRST_INHERITED", closed)
+    environment = {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+    with pytest.raises(InvalidConfigError, match=f"file descriptor {closed} is no socket: Bad file descriptor"):
+        listening_socket("127.0.0.1", 0, environment)
 
 
 def test_more_than_one_socket_is_refused():

@@ -13,7 +13,8 @@ from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.routers import ROUTERS
 from ingest_api.routes import open_to_all
 from ingest_api.schemas.base import Answer, Request
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
+from logstore.broker.quotas import Quotas
 from logstore.settings import Settings
 from tests.api.api_client import ApiClient, assert_error, running_api
 
@@ -136,7 +137,7 @@ async def test_an_answer_without_a_body_has_no_type_and_asks_for_none(api):
 
 
 async def test_while_the_store_starts_a_body_is_not_read(tmp_path):
-    app = create_app(Settings(data=tmp_path / "data"), Access())
+    app = create_app(Settings(data=tmp_path / "data"), Authorizer(), Quotas())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
         assert_error(await http.post("/groups/g/offsets", content=b"{"), 503, 50301)
         assert_error(await http.get("/topics"), 503, 50301)

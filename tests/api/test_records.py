@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from ingest_api.schemas.records import ConsumedRecord, DeletedRecords, PartitionOffsets
+from logstore.broker.context import INTERNAL
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
 from tests.support.eventually import eventually_async, loop_turns
 
@@ -206,6 +207,17 @@ async def test_offsets_and_the_offset_of_a_time(api):
         assert (answer.json()["offset"], answer.json()["timestamp"]) == expected
     negative = await api.get("/topics/t/partitions/0/offsets", params={"timestamp": -5})
     assert negative.json()["offset"] == 0
+
+
+async def test_the_ends_of_a_partition_in_quarantine_are_not_told(api):
+    """They need not be known; ``logstore group reset --to-latest`` would commit them."""
+    await api.create_topic("t")
+    await api.produce("t", [0, 1, 2])
+    api.broker.topic(INTERNAL, "t").partition(0).quarantine("a test", "end it")
+    for query in ({}, {"timestamp": 0}):
+        assert_error(await api.get("/topics/t/partitions/0/offsets", params=query), 503, 50303)
+    for offset in (0, 3, 4):
+        assert_error(await api.fetch("t", offset=offset), 503, 50303)
 
 
 async def test_the_time_of_an_offset_as_people_write_it(api, monkeypatch):

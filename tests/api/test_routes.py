@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from ingest_api.routers import ROUTERS
 from ingest_api.routes import RouteTable, declared_router, open_to_all, requires
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from tests.api.api_client import assert_error
 
 pytestmark = pytest.mark.anyio
@@ -83,7 +83,7 @@ async def deny(api):
     def set_denied(*pairs: tuple[Operation, str]) -> None:
         nonlocal version
         version += 1
-        api.app.guard.access.replace(Deny(frozenset(pairs), version))
+        api.app.guard.authorizer.replace(Deny(frozenset(pairs), version))
 
     return set_denied
 
@@ -156,6 +156,8 @@ async def test_a_topic_that_produce_would_create_needs_the_permission_to_create(
     from tests.api.api_client import running_api
 
     async with running_api(tmp_path / "data", auto_create_topics_enable=True) as api:
-        api.app.guard.access.replace(Deny(frozenset({(Operation.CREATE, "new"), (Operation.CREATE, "kafka-cluster")})))
+        api.app.guard.authorizer.replace(
+            Deny(frozenset({(Operation.CREATE, "new"), (Operation.CREATE, "kafka-cluster")}))
+        )
         assert_error(await api.post("/topics/new", json={"records": [{"value": 1}]}), 403, 40301)
         assert (await api.get("/topics")).json() == []

@@ -14,7 +14,7 @@ from logstore.errors import StorageError, ThrottledError
 from logstore.observability import configure_logging, render_metrics
 from tests.api.api_client import JSON_V2, held_appends, running_api
 from tests.api.listening import connected, listening
-from tests.support.eventually import loop_turns
+from tests.support.eventually import eventually_async, loop_turns
 
 pytestmark = pytest.mark.anyio
 
@@ -359,6 +359,36 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
             held.release()
             writer.write(request())
             assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["short way", "long way"])
+async def test_records_that_wait_count_with_what_they_hold_and_not_with_their_bodies_alone(
+    tmp_path, monkeypatch, at_once
+):
+    """A thousand empty records are 3 KB of JSON, and a thousand objects until they are columns."""
+    tiny = json.dumps({"records": [{}] * 1000}, separators=(",", ":")).encode()
+    limit = 300_000
+    async with running_api(tmp_path / "data", queued_max_request_bytes=limit, max_request_size=limit) as api:
+        await api.create_topic("t")
+        durable = held_appends(api, monkeypatch)
+
+        async def post(port: int) -> str:
+            async with connected(port) as (reader, writer):
+                sent = request(tiny)
+                writer.write(sent if at_once else sent[:-1])
+                if not at_once:
+                    await loop_turns()
+                    writer.write(sent[-1:])
+                return (await asyncio.wait_for(read_answer(reader), 10))[0]
+
+        async with listening(api.app) as (port, _):
+            first = asyncio.create_task(post(port))
+            await eventually_async(lambda: api.app.state.api.requests.reserved > 100 * 1000)
+            assert await post(port) == "HTTP/1.1 429 Too Many Requests"
+            durable.set()
+            assert await first == "HTTP/1.1 200 OK"
+            assert await post(port) == "HTTP/1.1 200 OK"
+        assert api.app.state.api.requests.reserved == 0
 
 
 @pytest.mark.usefixtures("transport")

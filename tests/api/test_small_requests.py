@@ -246,3 +246,24 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     assert (await keyed).status_code == 200
     assert "Record 0 has no key" in assert_error(await keyless, 422)
     assert await api.values("t") == [0, 1]
+
+
+async def test_those_that_go_alone_because_of_another_still_share_an_fsync(api, monkeypatch):
+    await api.create_topic("t")
+    going_on = held_appends(api, monkeypatch)
+    commit, groups = api.broker.journal._commit, []
+
+    async def counted(group):
+        groups.append(len(group))
+        await commit(group)
+
+    monkeypatch.setattr(api.broker.journal, "_commit", counted)
+    waiting = [asyncio.create_task(post(api, body((key, n)))) for n, key in enumerate([None, *["k"] * 20])]
+    await loop_turns()
+    await api.broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+    going_on.set()
+    answers = await asyncio.gather(*waiting)
+    assert [answer.status_code for answer in answers] == [422] + [200] * 20
+    assert await api.values("t") == list(range(1, 21))
+    assert sum(groups) == 20
+    assert len(groups) <= 3

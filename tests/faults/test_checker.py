@@ -90,6 +90,13 @@ def test_a_right_history_has_none() -> None:
     assert check(story()) == []
 
 
+def test_a_record_of_which_an_answer_knows_nothing_may_be_stored() -> None:
+    events = story(lambda store: store.do(store.produce(PLAIN, 2, process="partly")))
+    told = the(events, "produce", process="partly")
+    told["places"][1], told["unknown"] = None, [1]
+    assert check(events) == []
+
+
 # Of A, what is stored.
 
 

@@ -7,11 +7,13 @@ import os
 import resource
 import signal
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -61,6 +63,22 @@ def refusal(data: Path, **environment: str) -> str:
     said = [line for line in failed.value.lines if line.startswith("cannot ")]
     assert said == failed.value.lines[-1:]
     return said[0]
+
+
+def test_a_second_store_that_is_refused_leaves_no_socket_behind(store: FaultyServerProcess, monkeypatch) -> None:
+    made: list[Path] = []
+    make = tempfile.TemporaryDirectory
+
+    def noted(**options: Any) -> tempfile.TemporaryDirectory[str]:
+        directory = make(**options)
+        made.append(Path(directory.name))
+        return directory
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", noted)
+    with pytest.raises(NotStartedError):
+        store.beside()
+    (sockets,) = made
+    assert not sockets.exists()
 
 
 # ---- stopped and blocked --------------------------------------------------------------------------------------------

@@ -107,6 +107,7 @@ class ProducerModel(RuleBasedStateMachine):
         )
         future = self.loop.create_future()
         self.log.track(Frame(header, b""), future, 0)
+        future.add_done_callback(lambda _: self.log.complete_appends())
         self.futures.append((future, header))
         appended = Appended(epoch, sequence, count, header.base_offset, future)
         self.model.setdefault(producer_id, []).append(appended)

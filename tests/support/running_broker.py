@@ -9,10 +9,11 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pytest
 
-from logstore.broker.access import Access
+from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
 from logstore.broker.coordinator import EmbeddedCoordinator
+from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
 from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -35,7 +36,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 async def start_broker(
     settings: Settings,
     *,
-    access: Access | None = None,
+    authorizer: Authorizer | None = None,
     clock: Clock | None = None,
     filesystem: FileSystem | None = None,
 ) -> Broker:
@@ -43,7 +44,9 @@ async def start_broker(
     coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())
     await coordinator.start()
     try:
-        return await Broker.start(settings, coordinator, access or Access(), clock=clock, filesystem=filesystem)
+        return await Broker.start(
+            settings, coordinator, authorizer or Authorizer(), Quotas(), clock=clock, filesystem=filesystem
+        )
     except BaseException:
         await coordinator.stop()
         raise

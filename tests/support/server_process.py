@@ -126,7 +126,11 @@ class FaultyServerProcess(ServerProcess):
         if mutant:
             self._own["LOGSTORE_MUTANT"] = mutant
         self._faults = faults
-        super().__init__(data, port=port)
+        try:
+            super().__init__(data, port=port)
+        except BaseException:
+            self._sockets.cleanup()
+            raise
 
     def start(self, faults: str | None = None) -> None:
         faults, self._faults = self._faults if faults is None else faults, ""
@@ -138,8 +142,10 @@ class FaultyServerProcess(ServerProcess):
         return FaultyServerProcess(self.data, environment=self._own)
 
     def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._sockets.cleanup()
+        try:
+            super().__exit__()
+        finally:
+            self._sockets.cleanup()
 
     def control(self, command: str, *, seconds: float = 30) -> Any:
         """What the command answers. RuntimeError if it cannot be carried out, OSError if nobody is there."""

@@ -1,11 +1,10 @@
-"""Read topics: what a program calls to say what it reads, to take records, and to commit.
+"""The consumer's API: subscribe or assign, take records, commit.
 
 The parts behind it: ``subscription_state`` (partitions and positions), ``offset_fetcher`` (where to begin),
 ``fetcher`` (one thread that fetches ahead), ``fetch_collector`` (records out of that) and ``offset_committer`` (one
 thread that commits). So ``poll`` keeps to its time also while the store is away.
 
-The consumer itself is not for several threads. What is committed without saying what is the position; automatically,
-that of earlier calls.
+A consumer is for one thread. ``commit`` without offsets commits the positions; auto commit those of earlier calls.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -46,14 +45,15 @@ class Consumer:
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Options have the names and,
     where none is said, the defaults of Kafka's consumer:
 
-    - ``group_id``: whose committed offsets are gone on from, and where ``commit`` puts them. Partitions are not divided
-      among the consumers of a group: each reads what it was told to.
+    - ``group_id``: the group whose committed offsets the consumer begins at, and to which it commits. Partitions are
+      not divided among the consumers of a group: each reads all that it subscribes to, or is assigned.
     - ``auto_offset_reset``: where to begin without a committed offset, when a position is no longer in the log, or when
       the topic was deleted and made again: ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and
       OffsetOutOfRangeError.
     - ``enable_auto_commit`` (with a group: on): commit positions every ``auto_commit_interval_ms``, and in ``close``.
-    - ``key_deserializer``, ``value_deserializer``: from bytes to anything; null is not given to them.
-    - ``fetch_min_bytes``, ``fetch_max_wait_ms``: what an answer at the end of the log waits for, and how long.
+    - ``key_deserializer``, ``value_deserializer``: from bytes to anything; not called for null.
+    - ``fetch_min_bytes``, ``fetch_max_wait_ms``: how many bytes an answer waits for, and how long, at the
+      end of the log.
     - ``fetch_max_bytes`` (16 MiB): of one answer; twice as much is held at most, beside a batch that is larger.
       ``max_partition_fetch_bytes`` (4 MiB): of one partition in an answer.
     - ``max_poll_records``: the default of ``poll`` and the stride of iteration.
@@ -126,11 +126,11 @@ class Consumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
-        # What was handed out last may not be done when the block failed.
+        # If the block failed, the records handed out last may not be processed: do not commit them.
         self._close(commit=kind is None)
 
     def close(self) -> None:
-        """With auto commit, commit the positions; then end. Raises why that could not be committed."""
+        """With auto commit, commit the positions; then end. Raises the error of that commit."""
         self._close(commit=True)
 
     def _close(self, *, commit: bool) -> None:
@@ -230,8 +230,8 @@ class Consumer:
         return self._state.position(assigned)
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` in the topic that is read. One outside the log is found out when it is read, as is a
-        topic that was made again: see ``auto_offset_reset``.
+        """Go on from ``offset`` in the topic that is read. An offset outside the log, or a topic that was made again,
+        is noticed when it is read: see ``auto_offset_reset``.
         """
         if offset < 0:
             raise InvalidRequestError(f"Offset {offset} is negative: offsets begin at 0.")
@@ -243,7 +243,7 @@ class Consumer:
         self._offset_fetcher.place(self._state.require_assigned(partitions), lambda at: at.log_start_offset)
 
     def seek_to_end(self, partitions: Iterable[TopicPartition] | None = None) -> None:
-        """Go on with what comes from now on in these partitions, or in all that are assigned."""
+        """Go on with records that come from now on in these partitions, or in all that are assigned."""
         self._offset_fetcher.place(self._state.require_assigned(partitions), lambda at: at.high_watermark)
 
     def beginning_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
@@ -280,7 +280,7 @@ class Consumer:
     # ---- the group's offsets ----------------------------------------------------------------------------------------
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int | None]:
-        """What the group has committed for each: the next offset to read, None for nothing."""
+        """The group's committed offset of each partition: the next one to read; None without one."""
         asked = listed(partitions)
         committed = self._offset_fetcher.committed()
         return {partition: committed.get(partition) for partition in asked}

@@ -1,4 +1,4 @@
-"""Takes records out of what the fetcher has brought, and moves positions on behind them.
+"""Takes records out of completed fetches, and moves the positions behind them.
 
 Invariants:
 
@@ -23,7 +23,7 @@ _WAIT_SECONDS_MAX = 60.0
 
 
 class FetchCollector:
-    """Of one consumer, for its thread only."""
+    """The collector of one consumer, for its thread only."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class FetchCollector:
         self._offset_fetcher = offset_fetcher
         self._committer = committer
         self._options = options
-        # However long a wait is, what is done has to be committed meanwhile.
+        # Waits are short, so that auto commit keeps to its interval.
         self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, options.auto_commit_interval_ms / 1000))
 
     def records(self, max_records: int, timeout_s: float) -> list[Record]:
@@ -79,7 +79,7 @@ class FetchCollector:
                 fetch.row += 1
                 yield record
                 if self._fetcher.begun() is not fetch:
-                    break  # the program went elsewhere
+                    break  # the program has called ``seek`` or the like
             else:
                 self._state.advance(fetch, 0)
                 if error is not None:
@@ -116,5 +116,5 @@ class FetchCollector:
         if self._committer is not None:
             replaced |= self._committer.replaced()
         if replaced and self._state.begin_anew(replaced):
-            # A topic that is subscribed to may have other partitions now.
+            # A subscribed topic may have other partitions now.
             self._offset_fetcher.refresh()

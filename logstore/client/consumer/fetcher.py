@@ -7,11 +7,11 @@ Invariants:
   was just served is asked for last.
 - A fetch begins only while less than ``fetch_max_bytes`` wait to be taken, and brings at most as much, and one batch:
   about twice ``fetch_max_bytes`` are held.
-- What is taken of a partition is without gap or repetition from where ``read`` put it; what was fetched before ``read``
-  or ``stop_reading`` is dropped, also if it arrives later.
-- A failure is told in its turn, after the records before it. A partition that failed is not read on before ``read``.
-- A topic that was made again is no failure in its turn: ``replaced`` names it at once, and what was fetched of the one
-  before is the consumer's to drop. Nothing of the new one is fetched before ``read`` with its id.
+- Records of a partition come without gap or repetition from the offset given to ``read``; records that were fetched
+  before ``read`` or ``stop_reading`` are dropped, also if they arrive later.
+- A failure is raised in its turn, after the records before it. A partition that failed is not read on before ``read``.
+- A topic that was made again is no failure in its turn: ``replaced`` names it at once, and the consumer drops the
+  records fetched from the old one. Nothing of the new one is fetched before ``read`` with its id.
 """
 
 import os
@@ -40,7 +40,7 @@ _DECODERS_MAX = 4
 
 @dataclass(slots=True, eq=False)
 class CompletedFetch:
-    """Of ``batch`` the rows from ``row`` on are still to be handed out; then reading goes on at ``next_offset``.
+    """The rows of ``batch`` from ``row`` on are still to be handed out; then reading goes on at ``next_offset``.
 
     No batch: a gap, a reset, or the ``error`` that was met at ``next_offset``.
     """
@@ -55,7 +55,7 @@ class CompletedFetch:
 
 @dataclass(slots=True, eq=False)
 class _Reading:
-    """How far a partition of the topic with ``topic_id`` was fetched; another one once it was told to go elsewhere."""
+    """The fetch position of a partition of the topic with ``topic_id``. A seek makes a new one."""
 
     next_offset: int
     topic_id: str
@@ -65,7 +65,7 @@ _Turn = list[tuple[TopicPartition, _Reading]]
 
 
 class Fetcher:
-    """Its methods are for one thread, the consumer's; ``transport`` is for nothing else, and closed at the end."""
+    """The methods are for one thread, the consumer's. ``transport`` is the fetcher's own, and closed at its end."""
 
     def __init__(self, transport: Transport, options: ConsumerOptions) -> None:
         self._transport = transport
@@ -73,14 +73,14 @@ class Fetcher:
         self._give_up: float | None = None
         self._decoders = ThreadPoolExecutor(min(_DECODERS_MAX, os.cpu_count() or 1), "logstore-consumer-decoder")
         self._thread: threading.Thread | None = None
-        # All below is guarded by this condition.
+        # Guards all attributes below.
         self._changed = threading.Condition()
         self._readings: dict[TopicPartition, _Reading] = {}
         self._completed: deque[CompletedFetch] = deque()
         self._completed_bytes = 0
         self._failure: LogStoreError | None = None
         self._replaced: set[TopicIdentity] = set()
-        # The fetch under way is not the one that is wanted any more.
+        # Whether the fetch under way is no longer wanted.
         self._outdated = False
         self.closed = False
 
@@ -93,7 +93,7 @@ class Fetcher:
             self._readings.update(
                 (partition, _Reading(offset, topic_ids[partition.topic])) for partition, offset in positions.items()
             )
-            # The fetch under way may wait for long without them.
+            # The fetch under way does not ask for the new partitions, and may wait for long.
             self._outdated = True
             self._transport.interrupt()
             self._changed.notify_all()
@@ -107,10 +107,10 @@ class Fetcher:
             self._changed.notify_all()
 
     def first(self, timeout_s: float) -> CompletedFetch | None:
-        """What is to be handed out next, waiting up to ``timeout_s`` for it; it stays until ``pop``.
+        """The next fetch to hand out; waits up to ``timeout_s`` for it. It stays until ``pop``.
 
-        Waits no longer once a topic is ``replaced``. Raises why there is nothing: the store is away for long, or
-        answers as no store does.
+        Waits no longer once a topic is ``replaced``. Raises the error of the fetcher: the store is away for long, or
+        the answer is not a store's.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
@@ -126,7 +126,7 @@ class Fetcher:
         return None
 
     def replaced(self) -> set[TopicIdentity]:
-        """Those of the topics read that were found, since the last call, to have been deleted and made again."""
+        """The topics that were found, since the last call, to have been deleted and made again."""
         if not self._replaced:
             return set()
         with self._changed:
@@ -134,7 +134,7 @@ class Fetcher:
         return replaced
 
     def begun(self) -> CompletedFetch | None:
-        """As ``first``, without waiting."""
+        """The next fetch to hand out, as ``first``, without waiting."""
         return self._completed[0] if self._completed else None
 
     def pop(self) -> None:
@@ -143,7 +143,7 @@ class Fetcher:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         with self._changed:
             self.closed = self._outdated = True
             self._transport.interrupt()
@@ -174,7 +174,7 @@ class Fetcher:
                 self._fail(LogStoreError(f"Fetching failed: {error!r}"), next(waits))
 
     def _next_turn(self) -> _Turn | None:
-        """Whom to ask for next; None when closed."""
+        """The partitions to ask for next; None when closed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.closed or (self._readings and self._completed_bytes < self._options.fetch_max_bytes)
@@ -185,7 +185,7 @@ class Fetcher:
             return list(islice(self._readings.items(), _PARTITIONS_PER_FETCH))
 
     def _fetch(self, turn: _Turn) -> list[tuple[int, list[CompletedFetch]]]:
-        """What came of each partition of the turn that has news."""
+        """The results of each partition of the turn that has news."""
         options = self._options
         wait_ms = options.fetch_max_wait_ms
         if len(turn) == _PARTITIONS_PER_FETCH:
@@ -242,7 +242,7 @@ class Fetcher:
                     continue
                 if completed[-1].error is None:
                     reading.next_offset = completed[-1].next_offset
-                    # At the end: the others come first next time.
+                    # Put it at the end: the others come first next time.
                     self._readings[partition] = reading
                 self._completed.extend(completed)
                 self._completed_bytes += sum(one.size for one in completed)
@@ -253,7 +253,7 @@ class Fetcher:
             self._changed.notify_all()
 
     def _fail(self, error: LogStoreError, wait_s: float) -> None:
-        """Wait before the next try. A store that is away for a while, or too busy, is no failure yet."""
+        """Wait before the next try. A store that is away, or too busy, for a while is no failure yet."""
         now = time.monotonic()
         self._give_up = self._give_up or now + self._options.default_api_timeout_ms / 1000
         with self._changed:

@@ -1,8 +1,8 @@
 """Commits the offsets of one group.
 
-Invariants: commits reach the store one at a time in the order in which they were asked for, so that an earlier one that
-was slow never goes over a later one. Each names the topics that its offsets are of: none is committed to a topic that
-took another's name.
+Invariants: commits reach the store one at a time in the order in which they were asked for, so that a slow earlier
+commit never overwrites a later one. Each names the ids of its topics: no offset is committed to a topic that took
+another's name.
 """
 
 import time
@@ -25,7 +25,7 @@ class OffsetCommitter:
         self._group_id = group_id
         self._interval_s = interval_s
         self._due = time.monotonic() + (interval_s or 0)
-        # The offset, and the id of the topic that it is of.
+        # By partition: the offset that was committed last, and its topic's id.
         self._committed: dict[TopicPartition, tuple[int, str | None]] = {}
         self._automatic: Future[None] | None = None
         self._replaced: set[TopicIdentity] = set()
@@ -42,19 +42,21 @@ class OffsetCommitter:
         metadata: str = "",
         callback: CommitCallback | None = None,
     ) -> Future[None]:
-        """Begin to commit; the future has the outcome, which ``callback`` is given too, in another thread.
+        """Begin to commit; the future has the outcome. ``callback`` gets it too, in another thread.
 
-        ``topic_ids``, by name: of topics that are not there the offset counts for whichever has the name.
+        ``topic_ids`` are by name; without an id the offset is for whichever topic has the name.
         """
         return self._worker.submit(self._commit, dict(offsets), dict(topic_ids), metadata, callback)
 
     def commit_automatically(self, positions: Offsets, topic_ids: Mapping[str, str]) -> Future[None]:
-        """Begin to commit those that are not what was committed last, but for topics that were made again."""
+        """Begin to commit the positions that have changed since the last commit, without those in topics that were made
+        again.
+        """
         return self._worker.submit(self._commit_current, self._uncommitted(positions, topic_ids), dict(topic_ids))
 
     def commit_when_due(self, positions: Callable[[], tuple[Offsets, Mapping[str, str]]]) -> None:
-        """Begin to commit ``positions()``, with the topics' ids, if it is time. Raises why the commit before failed,
-        unless it was a failure that passes: then the next one makes up for it.
+        """Begin to commit ``positions()``, with the topics' ids, if it is time. Raises the error of the commit before,
+        unless a later commit may succeed.
         """
         now = time.monotonic()
         if self._interval_s is None or now < self._due or (self._automatic and not self._automatic.done()):
@@ -75,7 +77,7 @@ class OffsetCommitter:
         return found
 
     def close(self, *, cancel: bool) -> None:
-        """Wait for the commits that were asked for; with ``cancel`` only for the one under way."""
+        """Wait for all queued commits; with ``cancel`` only for the one under way."""
         self._worker.shutdown(cancel_futures=cancel)
 
     def _uncommitted(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> Offsets:
@@ -106,7 +108,7 @@ class OffsetCommitter:
         try:
             self._send(offsets, topic_ids)
         except UnknownTopicIdError:
-            # All or none were to be committed.
+            # A commit is all or nothing: send it again without the topics that were made again.
             self._send(self._without_replaced(offsets, topic_ids), topic_ids)
 
     def _send(self, offsets: Offsets, topic_ids: Mapping[str, str], metadata: str = "") -> None:
@@ -115,7 +117,7 @@ class OffsetCommitter:
             self._committed.update({p: (offset, topic_ids.get(p.topic)) for p, offset in offsets.items()})
 
     def _without_replaced(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> Offsets:
-        """Without topics that were made again: they are ``replaced``."""
+        """The offsets without those of topics that were made again, which become ``replaced``."""
         names = {partition.topic for partition in offsets} & topic_ids.keys()
         replaced = {found for name in names if self._is_replaced(found := TopicIdentity(name, topic_ids[name]))}
         self._replaced |= replaced
@@ -126,4 +128,4 @@ class OffsetCommitter:
         try:
             return self._admin.describe_topic(topic.name).topic_id != topic.topic_id
         except UnknownTopicError:
-            return False  # it may be once there is one again
+            return False  # no topic of the name; one may be made again

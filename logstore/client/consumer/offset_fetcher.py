@@ -1,7 +1,7 @@
-"""Asks the store what a consumer has to know before it reads: partitions of topics, and where to begin in them.
+"""Finds out what a consumer needs before it reads: the partitions of topics, and the offsets to begin at.
 
 Lookups run in a thread of their own, one at a time, so that ``poll`` keeps to its time also while the store is away.
-What they find is applied in the consumer's thread.
+Their results are applied in the consumer's thread.
 """
 
 import math
@@ -22,7 +22,7 @@ from logstore.errors import (
 
 
 class OffsetFetcher:
-    """Of the consumer with ``state``; its methods are for the consumer's thread."""
+    """Looks up for the consumer with ``state``. Its methods are for the consumer's thread."""
 
     def __init__(self, admin: Admin, state: SubscriptionState, options: ConsumerOptions) -> None:
         self._admin = admin
@@ -30,7 +30,7 @@ class OffsetFetcher:
         self._options = options
         #: When the partitions of a subscription are asked for again (monotonic).
         self.refresh_at = math.inf
-        # What was asked of the store and is to be applied here, when it has come.
+        # The lookup under way; its result is a function to be called in the consumer's thread.
         self._lookup: Future[Callable[[], None]] | None = None
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="logstore-lookup")
 
@@ -38,7 +38,7 @@ class OffsetFetcher:
         self._lookups.shutdown(cancel_futures=True)
 
     def begin_anew(self) -> None:
-        """The partitions to read are others: what was asked before counts no more."""
+        """Other partitions are to be read: drop the lookup under way."""
         self.refresh_at = math.inf if self._state.topics is None else 0.0
         self._lookup = None
 
@@ -48,9 +48,9 @@ class OffsetFetcher:
             self.refresh_at = 0.0
 
     def look_up(self, timeout_s: float) -> bool:
-        """Whether all is known that reading needs: the partitions subscribed to, and where to begin.
+        """Whether the partitions subscribed to, and the offsets to begin at, are known.
 
-        Waits up to ``timeout_s`` for that; raises why the store did not tell.
+        Waits up to ``timeout_s`` for that; raises the error of the lookup.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() >= self.refresh_at or self._state.unplaced:
@@ -67,7 +67,7 @@ class OffsetFetcher:
         return True
 
     def place_unplaced(self) -> None:
-        """Find out at once where to begin."""
+        """Look up the offsets to begin at, and wait."""
         self._find_positions(dict(self._state.unplaced))()
 
     def place(self, partitions: Iterable[TopicPartition], offset_of: Callable[[PartitionDescription], int]) -> None:
@@ -77,12 +77,12 @@ class OffsetFetcher:
         self._place({partition: offset_of(at) for partition, at in found.items()}, described)
 
     def describe(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, PartitionDescription]:
-        """Each of ``partitions``; UnknownTopicError, UnknownPartitionError."""
+        """Descriptions of ``partitions``; UnknownTopicError, UnknownPartitionError."""
         asked = listed(partitions)
         return _partitions_of(self._describe_topics(asked), asked)
 
     def committed(self) -> dict[TopicPartition, int]:
-        """What the group has committed; InvalidRequestError without one."""
+        """The group's committed offsets; InvalidRequestError without a group."""
         if self._options.group_id is None:
             raise InvalidRequestError("Committed offsets are a group's: give group_id.")
         try:
@@ -105,9 +105,9 @@ class OffsetFetcher:
         return apply
 
     def _find_positions(self, unplaced: Mapping[TopicPartition, int | AutoOffsetReset]) -> Callable[[], None]:
-        """Find where to begin, and in which topics."""
-        # The topics first: what the group has in one that is made again after that is not taken for its offsets in the
-        # one before.
+        """Find the offsets to begin at, and the topics' ids."""
+        # Topics first, then offsets: if a topic is made again between the two, offsets in the new one do not pass for
+        # offsets in the old one.
         described = self._describe_topics(unplaced)
         positions = {partition: at for partition, at in unplaced.items() if isinstance(at, int)}
         asks = self._options.group_id is not None and len(positions) < len(unplaced)
@@ -127,14 +127,14 @@ class OffsetFetcher:
             positions[partition] = committed[partition]
 
         def apply() -> None:
-            # The program may have placed some meanwhile.
+            # The program may have set some positions meanwhile.
             wanted = {p: at for p, at in positions.items() if self._state.unplaced.get(p) == unplaced[p]}
             self._place(wanted, described)
 
         return apply
 
     def _place(self, positions: Mapping[TopicPartition, int], described: Mapping[str, TopicDescription]) -> None:
-        # What was asked for before may tell of topics that were there before.
+        # An earlier lookup may tell of topics that were deleted since.
         self._lookup = None
         self._state.place(positions, described)
 
@@ -147,7 +147,7 @@ class OffsetFetcher:
 def _partitions_of(
     topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, PartitionDescription]:
-    """Each of ``partitions``; UnknownPartitionError."""
+    """The descriptions of ``partitions``; UnknownPartitionError."""
     found = {TopicPartition(name, p.partition): p for name, topic in topics.items() for p in topic.partitions}
     for partition in (asked := list(partitions)):
         if partition not in found:

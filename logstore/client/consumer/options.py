@@ -1,4 +1,4 @@
-"""The options of a consumer: Kafka's names, what each may be, and which do not go together."""
+"""The options of a consumer, by Kafka's names: the values of each, and which do not go together."""
 
 import math
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class ConsumerOptions:
 
     @property
     def auto_commit_interval_s(self) -> float | None:
-        """None: positions are committed when the program says so."""
+        """Seconds between automatic commits; None: only the program commits."""
         if self.group_id is None or self.enable_auto_commit is False:
             return None
         return self.auto_commit_interval_ms / 1000

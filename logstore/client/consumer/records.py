@@ -1,7 +1,7 @@
-"""What a consumer hands out: records as columns, and the same as objects.
+"""The records that a consumer hands out, as columns and as objects.
 
 Objects are made column by column, without a line of Python per record: about 0.1 µs each, most of it copying bytes.
-What imports pandas is left alone here, too (``logstore.records.log_batches``).
+Functions that import pandas are avoided (``logstore.records.log_batches``).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Deserializer = Callable[[bytes], Any]
 class Record(msgspec.Struct, frozen=True, gc=False):
     """One record. ``timestamp_ms`` counts from 1970 UTC; ``value`` None is a tombstone.
 
-    ``key`` and ``value`` are bytes, or what the consumer's deserializers made of them.
+    ``key`` and ``value`` are bytes, or the results of the consumer's deserializers.
     """
 
     topic: str
@@ -72,8 +72,8 @@ class FetchedBatch:
     def deserialized(
         self, key_deserializer: Deserializer | None, value_deserializer: Deserializer | None
     ) -> tuple[list[Record], LogStoreError | None]:
-        """Records with keys and values deserialized (None stays None), up to the first on which that fails, and how it
-        failed: a RecordDeserializationError.
+        """Records with keys and values deserialized (None stays None), up to the first failure, and the
+        RecordDeserializationError of it.
         """
         offsets, timestamps, keys, values, headers = self.batch.columns
         found_keys, key_failure = _deserialized(keys.to_pylist(), key_deserializer)
@@ -111,7 +111,7 @@ class FetchedBatch:
 def _deserialized(
     contents: list[bytes | None], deserializer: Deserializer | None
 ) -> tuple[list[Any], Exception | None]:
-    """Up to the first failure."""
+    """Deserialized values up to the first failure."""
     if deserializer is None:
         return contents, None
     done: list[Any] = []

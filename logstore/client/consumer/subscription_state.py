@@ -1,11 +1,11 @@
-"""The partitions that a consumer reads, and its position in each.
+"""The subscription state of a consumer: the partitions that it reads, and its position in each.
 
 Invariants:
 
-- A partition's position is the offset after the last record that was handed out, or where it was put.
+- A partition's position is the offset after the last record that was handed out, or the offset that was set.
 - The fetcher reads the partitions that have a position and are not paused, and no others.
-- A position is one in a certain topic, not in whichever has the name. Once a topic is found to have been made again,
-  its partitions are without a position until one in the new topic is found. Paused ones stay paused.
+- A position belongs to a topic, not to its name. Once a topic is found to have been made again, its partitions are
+  without a position until one in the new topic is found. Paused ones stay paused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -18,8 +18,8 @@ from logstore.errors import InvalidRequestError
 
 
 class SubscriptionState:
-    """Of one consumer, for its thread only. ``auto_offset_reset``: where a partition begins without a committed
-    offset.
+    """The state of one consumer, for its thread only. ``auto_offset_reset``: where a partition begins without a
+    committed offset.
     """
 
     def __init__(self, fetcher: Fetcher, auto_offset_reset: AutoOffsetReset) -> None:
@@ -29,13 +29,15 @@ class SubscriptionState:
         self.topics: frozenset[str] | None = None
         self.assignment: set[TopicPartition] = set()
         self.paused: set[TopicPartition] = set()
-        #: Assigned, without a position. They begin at an offset; or where the group is, and without that as this says.
+        #: Assigned partitions without a position. They begin at the offset given here, or else at the committed offset,
+        #: or else as the policy given here says.
         self.unplaced: dict[TopicPartition, int | AutoOffsetReset] = {}
-        # Of the others. While rows of a batch are handed out it is the position before that batch.
+        # Positions of the other partitions. While rows of a batch are handed out this is the position before that
+        # batch.
         self._positions: dict[TopicPartition, int] = {}
-        # By name, the topics that these positions are in.
+        # By topic name: the id of the topic that the positions are in.
         self._topic_ids: dict[str, str] = {}
-        # Of partitions that began anew, with nothing handed out since: the topic that was read before.
+        # The id of the topic that was read before, for partitions that began anew and have handed out nothing since.
         self._read_before: dict[TopicPartition, str] = {}
 
     # ---- what to read -----------------------------------------------------------------------------------------------
@@ -56,7 +58,7 @@ class SubscriptionState:
         """Read all partitions of a topic that is subscribed to."""
         found = {TopicPartition(topic.name, partition.partition) for partition in topic.partitions}
         known = {partition for partition in self.assignment if partition.topic == topic.name}
-        # Nobody has seen the beginning of a partition that is added: from its end on, records would be missed.
+        # A partition that is added is read from its first record: from its end on, records would be missed.
         grown = bool(known) and self._topic_ids.get(topic.name) == topic.topic_id
         self._keep(self.assignment - (known - found))
         self._enter(topic)
@@ -74,7 +76,7 @@ class SubscriptionState:
         return asked
 
     def pause(self, partitions: set[TopicPartition]) -> None:
-        """Hand out nothing more of these. Their positions are after what was handed out."""
+        """Hand out nothing more of these. Their positions are after the last record that was handed out."""
         for partition in partitions & self._positions.keys():
             self._positions[partition] = self.position(partition)
         self.paused |= partitions
@@ -102,7 +104,7 @@ class SubscriptionState:
         return at
 
     def positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
-        """Positions, and the ids of the topics that they are in, where these are known."""
+        """All positions, and the ids of their topics, where these are known."""
         sought = {partition: at for partition, at in self.unplaced.items() if isinstance(at, int)}
         return sought | {partition: self.position(partition) for partition in self._positions}, self._topic_ids
 
@@ -115,7 +117,7 @@ class SubscriptionState:
         return self._topic_ids | before
 
     def seek(self, partition: TopicPartition, offset: int) -> None:
-        """Go on from ``offset`` in the topic that is read, or in whichever is found first."""
+        """Go on from ``offset`` in the topic that is read, or in the first that is found."""
         self._read_before.pop(partition, None)
         if partition.topic in self._topic_ids:
             self._begin({partition: offset})
@@ -146,7 +148,7 @@ class SubscriptionState:
         self._fetcher.read({partition: self._positions[partition] for partition in partitions}, self._topic_ids)
 
     def begin_anew(self, replaced: Iterable[TopicIdentity]) -> bool:
-        """Forget positions in topics that were made again; whether there were any."""
+        """Forget positions in topics that were made again. True if there were any."""
         found = [topic for topic in replaced if self._topic_ids.get(topic.name) == topic.topic_id]
         for topic in found:
             self._forget_topic(topic.name)
@@ -155,7 +157,7 @@ class SubscriptionState:
     # ---- inside -----------------------------------------------------------------------------------------------------
 
     def _keep(self, kept: set[TopicPartition]) -> None:
-        """Forget all others."""
+        """Forget all partitions but ``kept``."""
         dropped = self.assignment - kept
         self._fetcher.stop_reading(dropped)
         self.assignment -= dropped
@@ -168,13 +170,13 @@ class SubscriptionState:
             del self._topic_ids[topic]
 
     def _enter(self, topic: TopicDescription) -> None:
-        """Positions in the topic of this name are in this one from now on."""
+        """From now on positions under this name are in this topic."""
         if self._topic_ids.get(topic.name, topic.topic_id) != topic.topic_id:
             self._forget_topic(topic.name)
         self._topic_ids[topic.name] = topic.topic_id
 
     def _forget_topic(self, topic: str) -> None:
-        """Its partitions are to begin anew: another topic has its name."""
+        """Let the partitions of a topic begin anew: another topic has its name."""
         before = self._topic_ids.pop(topic)
         begun = {partition for partition in self._positions if partition.topic == topic}
         self._fetcher.stop_reading(begun)
@@ -191,7 +193,9 @@ class SubscriptionState:
 
 
 def listed(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-    """InvalidRequestError for one partition, which is a sequence itself, and for what are none."""
+    """The partitions as a list. InvalidRequestError for a single one (a tuple, so iterable itself), and for other
+    things.
+    """
     found: list[TopicPartition] = []
     given: Any
     for given in partitions:

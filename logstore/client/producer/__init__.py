@@ -2,7 +2,7 @@
 
 A record's way out: ``producer`` → ``record_accumulator`` (a ``topic_queue`` for each topic) → ``sender``, which splits
 batches by partition (``partition_choice``, ``producer_batch``) → ``produce_requests`` → ``logstore.client.transport``;
-what became of it comes back as a ``delivery``.
+the outcome comes back as a ``delivery``.
 """
 
 from logstore.client.producer.producer import Producer

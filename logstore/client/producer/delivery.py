@@ -1,4 +1,4 @@
-"""What became of records that a producer was given: one outcome per batch, looked at record by record or as columns.
+"""Deliveries of a producer's records: one outcome per batch, given record by record or as columns.
 
 An outcome is completed part by part, as the partitions of its batch are answered. A record is done with its part,
 whatever other partitions wait for; the batch is done when no record is left. No offset is worked out before somebody
@@ -20,8 +20,8 @@ from logstore.errors import LogStoreError, RequestTimedOutError
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record is. ``offset`` is -1 where the store does not say: with ``acks=0``, and for a record that it found
-    to be stored already, so long ago that it does not remember where.
+    """The place of a record. ``offset`` is -1 where the store does not tell it: with ``acks=0``, and for a repeated
+    record that was stored so long ago that the store does not remember its offset.
     """
 
     topic: str
@@ -31,7 +31,7 @@ class RecordMetadata(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BatchMetadata:
-    """Where the records of a batch are, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
+    """The places of a batch's records, in the order sent: ``partitions`` int32, ``offsets`` int64 (-1: not known)."""
 
     topic: str
     partitions: np.ndarray
@@ -65,10 +65,10 @@ class Outcome:
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
-        #: Bytes of the buffer that it takes.
+        #: Bytes of the buffer that the batch takes.
         self.size = size
         self.count = 0
-        #: Why its records are sent once more: what is told when somebody's patience ends first.
+        #: The error for which the records are sent again; given as the reason if a wait ends first.
         self.last_error: LogStoreError | None = None
         self._changed = threading.Condition(threading.Lock())
         self._left = 0
@@ -154,11 +154,11 @@ class Outcome:
         offset = -1 if part.base_offset < 0 else part.base_offset + int(np.searchsorted(part.rows, row))
         return RecordMetadata(self.topic, part.partition, offset)
 
-    # Below: of a complete outcome, computed once, when somebody asks.
+    # The following are for a complete outcome, and computed once, when they are asked for.
 
     @cached_property
     def failures(self) -> list[tuple[np.ndarray, LogStoreError]]:
-        """(rows, error) of what failed, by first row."""
+        """(rows, error) of the records that failed, by first row."""
         failed = [(part.rows, part.error) for part in self._parts if part.error is not None]
         return sorted(failed, key=lambda failure: int(failure[0][0]))
 
@@ -180,7 +180,7 @@ class Outcome:
 
 
 def last_failure(outcomes: Iterable[Outcome]) -> str:
-    """What a message about ``outcomes`` that are not complete ends with."""
+    """The end of a message about ``outcomes`` that are not complete."""
     error = next((outcome.last_error for outcome in outcomes if outcome.last_error), None)
     return f". The last try failed: {error.message}" if error else ""
 
@@ -204,14 +204,14 @@ class Delivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.error_at(self.row)
 
     def result(self, timeout: float | None = None) -> RecordMetadata:
-        """Where the record is stored; waits. Raises what ``exception`` gives."""
+        """The place of the record; waits. Raises the error that ``exception`` gives."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata_at(self.row)
 
     def add_done_callback(self, callback: Callable[["Delivery"], object]) -> None:
-        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises what it
-        raises.
+        """Call ``callback(self)`` from a thread of the producer when done; at once if it is. ``flush`` raises an
+        exception of the callback.
         """
         self.outcome.add_callback(lambda: callback(self), self.row)
 
@@ -232,14 +232,14 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return self.outcome.done()
 
     def failures(self, timeout: float | None = None) -> list[tuple[np.ndarray, LogStoreError]]:
-        """(rows, error) of what failed, rows rising; empty if all is stored. Waits."""
+        """(rows, error) of the records that failed, rows rising; empty if all are stored. Waits."""
         self.outcome.wait(timeout)
         for _, error in self.outcome.failures:
             error.told = True
         return list(self.outcome.failures)
 
     def places(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the records are, also when some failed: offset -1 for those. Waits."""
+        """The places of the records, also when some failed: their offsets are -1. Waits."""
         self.outcome.wait(timeout)
         return self.outcome.metadata
 
@@ -249,7 +249,7 @@ class BatchDelivery(msgspec.Struct, eq=False, gc=False):
         return failures[0][1] if failures else None
 
     def result(self, timeout: float | None = None) -> BatchMetadata:
-        """Where the records are stored; waits. Raises what ``exception`` gives."""
+        """The places of the records; waits. Raises the error that ``exception`` gives."""
         if error := self.exception(timeout):
             raise error
         return self.outcome.metadata

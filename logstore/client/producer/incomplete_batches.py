@@ -1,4 +1,4 @@
-"""Batches whose outcome is open, in the order that they were queued: what a flush waits for, and what it raises.
+"""Incomplete batches, in the order in which they were queued. A flush waits for them, and raises their first failure.
 
 Used under the lock of ``RecordAccumulator``.
 """
@@ -8,7 +8,7 @@ import threading
 from logstore.client.producer.delivery import Outcome, last_failure
 from logstore.errors import LogStoreError, RequestTimedOutError
 
-# Of a program that never flushes.
+# Bounds the memory of a program that never flushes.
 _FAILURES_MAX = 1_000
 
 
@@ -31,14 +31,14 @@ class IncompleteBatches:
         self._changed.notify_all()
 
     def failed(self, error: Exception | None) -> None:
-        """For the next flush to raise, if it is the first that nobody was told of, or the first of all."""
+        """Keep ``error`` for the next flush, if it is the first, or the first that the program has not had."""
         if error is not None and (len(self._failures) < _FAILURES_MAX or is_told(self._failures[-1])):
             del self._failures[_FAILURES_MAX - 1 :]
             self._failures.append(error)
 
     def wait(self, number: int, timeout: float | None) -> None:
-        """Until none up to ``number`` is left; raises the first failure since the last time, of those that the program
-        has not had if there are any.
+        """Wait until no batch up to ``number`` is left. Raises the first failure since the last call, preferably one
+        that the program has not had.
 
         RequestTimedOutError after ``timeout`` seconds.
         """
@@ -55,5 +55,5 @@ class IncompleteBatches:
 
 
 def is_told(error: Exception) -> bool:
-    """Whether the program has had it already; what a callback of its own raised, nobody has."""
+    """Whether the program has had the error already; False for an exception of a callback."""
     return isinstance(error, LogStoreError) and error.told

@@ -1,4 +1,4 @@
-"""The options of a producer: Kafka's names, what each may be, and which do not go together."""
+"""The options of a producer, by Kafka's names: the values of each, and which do not go together."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ class ProducerOptions:
 
     @property
     def idempotent(self) -> bool:
-        """As of Kafka's producer: by default, but not where other options say that a record may be lost."""
+        """Whether the producer is idempotent. As in Kafka it is, unless other options allow that records are lost."""
         if self.enable_idempotence is None:
             return self.acks == "all" and self.retries > 0
         return self.enable_idempotence

@@ -1,4 +1,4 @@
-"""Which partition each record of a batch goes to, by a producer's ``partitioner``; one that it names always wins.
+"""The producer's ``partitioner`` chooses a partition for each record of a batch; a partition that a record names wins.
 
 - ``murmur2``: Kafka's default, its hash of the key bytes; records without a key stick together, a batch to a partition.
 - ``sticky``: all records stick together, whatever their keys (Kafka's ``partitioner.ignore.keys``).
@@ -24,7 +24,7 @@ class PartitionChoice:
 
     def __init__(self, partitioner: Partitioner) -> None:
         self._partitioner = partitioner
-        # By topic. Not from 0: many producers of few records shall not all begin with one partition.
+        # By topic. The first is random, so that many producers of few records do not all begin with one partition.
         self._next: defaultdict[str, int] = defaultdict(lambda: random.randrange(2**31))  # noqa: S311 (not a secret)
 
     def choose(self, topic: str, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:

@@ -98,8 +98,8 @@ class ProduceRequests:
     def send_first(
         self, outcome: Outcome, record: pa.RecordBatch, partition: int | None, give_up: float
     ) -> tuple[int, int]:
-        """Send one record to a topic that there may not be: the store may make it with its first record, and only then
-        has it partitions to choose from. Where the record is.
+        """Send one record to a topic that may not exist. The store may create the topic with its first record; only
+        then are there partitions to choose from. Returns the place of the record.
         """
         path = topic_path(outcome.topic, "" if partition is None else f"/partitions/{partition}")
         headers = {"Content-Type": ARROW_STREAM, "Idempotency-Key": uuid.uuid4().hex}
@@ -133,7 +133,7 @@ class ProduceRequests:
 
         def once(timeout_s: float) -> Answer:
             nonlocal content, count
-            if len(request.batches) < count:  # the others are answered for
+            if len(request.batches) < count:  # the other partitions have been answered
                 content, count = body(request.batches), len(request.batches)
             try:
                 answer = self._transport.request_once(

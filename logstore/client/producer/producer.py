@@ -1,4 +1,4 @@
-"""The producer's API: what a program calls to send records, and to wait for them.
+"""The producer's API: send records, and wait for them.
 
 ``send`` and ``send_batch`` check records and put them into the ``RecordAccumulator``. The ``Sender`` takes them out, in
 threads of its own, and completes the futures that the program was given (``delivery``). There is no other state.
@@ -48,8 +48,8 @@ class Producer:
 
     The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
     by several threads, not across a fork. A context manager, which flushes; at its end it raises what the program has
-    not had yet from a delivery or in a callback. Raises InvalidConfigError naming the option that is wrong or that
-    there is not, InvalidRequestError for ``bootstrap``.
+    not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong or unknown,
+    InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Producer:
         timestamp_ms: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Queue one record: a future of where it is stored.
+        """Queue one record. Returns a future of its place.
 
         ``value`` and ``key`` go through their serializers, if there are any, then are bytes or text (stored as UTF-8);
         ``value`` None is a tombstone. ``headers`` are pairs or a mapping of text to bytes. Without ``partition`` the
@@ -154,7 +154,7 @@ class Producer:
         return delivery
 
     def send_batch(self, topic: str, columns: Columns) -> BatchDelivery:
-        """Queue many records at once, after those already queued for ``topic``; a future of where they are stored.
+        """Queue many records at once, after those already queued for ``topic``; returns a future of their places.
 
         ``columns`` is a pyarrow RecordBatch or Table, or a mapping of names to values: ``value`` and optionally
         ``key``, ``timestamp``, ``headers``, ``partition`` (null or -1: not named). No serializer is applied. Raises
@@ -178,8 +178,8 @@ class Producer:
         return set(range(self._sender.find_partitions(topic, give_up).count))
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until everything queued so far is stored, or has failed, and all callbacks are called: raises the first
-        failure since the last flush, or what a callback raised.
+        """Wait until everything queued so far is stored, or has failed, and all callbacks are called. Raises the first
+        failure since the last flush, or the exception of a callback.
 
         RequestTimedOutError when ``timeout`` seconds run out first.
         """
@@ -190,8 +190,8 @@ class Producer:
         self._accumulator.await_flush(number, timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then stop. What is not delivered within ``timeout`` seconds fails. Raises as ``flush``; twice does
-        nothing.
+        """Flush, then stop. Records that are not delivered within ``timeout`` seconds fail. Raises as ``flush``; a
+        second call does nothing.
         """
         if self._accumulator.closed:
             return
@@ -208,18 +208,18 @@ class Producer:
         self, kind: type[BaseException] | None, own: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            # After an error of the program's own there is no time to wait for a store that does not answer.
+            # After an error of the program do not wait long for a store that does not answer.
             self.close(None if kind is None else 1.0)
         except Exception as error:
-            # The program's own error is the one to see, and one that it has had already is no news.
+            # The program's own error comes first, and an error that it has had is not raised again.
             if kind is None and not is_told(error):
                 raise
-            # Where it may be the one that close raised once more.
+            # The program's error may be the one that ``close`` raises again.
             if own is not None:
                 own.with_traceback(traceback)
 
     def _open_batch(self, topic: str, size: int) -> None:
-        """See to it that there is an open batch with room for ``size`` bytes, now at least."""
+        """Open a batch with room for ``size`` bytes, if there is none. Another thread may fill it."""
         topic_path(topic)
         if size > self._options.max_request_size:
             raise RecordTooLargeError(
@@ -235,7 +235,7 @@ class Producer:
             raise InvalidRequestError("flush() and close() wait for callbacks, so that none of them may call it")
 
     def _forked(self) -> None:
-        """In a new process there are none of the threads, and nobody gives a lock back."""
+        """After a fork: the new process has none of the threads, and nobody releases a lock."""
         made_before = "This producer was made before a fork: make one in each process"
         self._begin(closed=made_before if self._sender.threads else self._accumulator.closed)
 

@@ -1,4 +1,4 @@
-"""Columns to what goes over the wire: one Arrow record batch message per partition, kept by the store as it is sent.
+"""Producer batches: one Arrow record batch message for each partition, which the store keeps as it is sent.
 
 A request's body is the schema's message, messages of one batch or of several, and an end mark. Messages are written
 once: a request that is sent again, or that goes out with others than at first, sends the same bytes. Only where many
@@ -63,8 +63,8 @@ class ProducerBatch:
 def join_many(batches: list[ProducerBatch], codec: str | None) -> list[ProducerBatch]:
     """The same records in no more batches of a partition than the store can tell from others when they are sent again.
 
-    Those of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy: it
-    is for small batches.
+    Batches of one partition stand next to each other and are chosen among the same partitions. Joining costs a copy, so
+    it is for small ones.
     """
     if len(batches) <= BATCHES_PER_PARTITION_MAX:
         return batches
@@ -111,7 +111,7 @@ def split(
     by_partition = split_by_partition(batch, partitions)
     grouped, ranges = by_partition.batch, by_partition.ranges
     places = rows if by_partition.order is None else rows[by_partition.order]
-    # A look at each costs more than one at all.
+    # Look at the sizes of parts only if the whole is too large: each look costs.
     if grouped.nbytes > max_bytes or len(rows) > REQUEST_RECORDS_MAX:
         ranges = [(p, *part) for p, start, end in ranges for part in _within(grouped, start, end, max_bytes)]
     messages = write_messages(((partition, grouped.slice(a, b - a)) for partition, a, b in ranges), codec)

@@ -1,13 +1,14 @@
-"""Who an idempotent producer is to the store, and how far it has counted in each partition (KIP-98, KIP-360).
+"""The producer id and epoch of an idempotent producer, and its next sequence number in each partition (KIP-98,
+KIP-360).
 
 Invariants:
 
-- Sequence numbers are counted in a partition of a topic, not of whichever has the name: in one that was made again they
-  begin at 0.
+- Sequence numbers belong to a topic, not to its name: in a topic that was made again they begin at 0.
 - A partition's next sequence number rises by the records of a request that was answered, and by nothing else. It is
   read and written by the one request of that partition that is on its way.
 - Once it cannot be known whether the store counted a request, its identity is retired: later requests have a higher
-  epoch, with which every partition begins at 0 again, and one of the old that is still under way is fenced.
+  epoch, with which every partition begins at 0 again, and requests of the old epoch that are still under way are
+  fenced.
 """
 
 import threading
@@ -21,7 +22,7 @@ from logstore.errors import InvalidProducerEpochError, InvalidRequestError
 
 _SEQUENCES = 2**31
 
-#: Sends a request, again and again where that may help.
+#: Sends a request, with retries.
 Ask = Callable[[Callable[[float], Answer]], Answer]
 
 
@@ -39,18 +40,18 @@ class Identities:
         self._lock = threading.Lock()
         self._current: Identity | None = None
         self._retired: Identity | None = None
-        # By topic's name and partition: who counts, in the topic with which id, and what comes next.
+        # By topic name and partition: the identity, the topic's id, and the next sequence number.
         self._next: dict[tuple[str, int], tuple[Identity, str, int]] = {}
 
     def current(self, ask: Ask) -> Identity:
-        """The identity that requests have now; from the store if there is none. Raises what ``ask`` raises."""
+        """The identity for new requests; from the store if there is none. Raises the errors of ``ask``."""
         with self._lock:
             if self._current is None:
                 self._current = self._new(ask)
             return self._current
 
     def retire(self, identity: Identity) -> None:
-        """The next request has a higher epoch than ``identity``."""
+        """Let the next request have a higher epoch than ``identity``."""
         with self._lock:
             if self._current == identity:
                 self._current, self._retired = None, identity
@@ -85,6 +86,6 @@ class Identities:
             try:
                 return request(b'{"producer_id":%d,"producer_epoch":%d}' % (old.producer_id, old.producer_epoch))
             except (InvalidRequestError, InvalidProducerEpochError):
-                # The store does not know it any more, or somebody else counts with it.
+                # The store does not know the producer id any more, or another producer has it.
                 self._retired = None
         return request(None)

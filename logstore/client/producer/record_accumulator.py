@@ -1,16 +1,16 @@
 """Records from ``Producer.send`` until they are complete: batches open and closed, and the memory that they take.
 
 ``append`` puts a record into the open batch of its topic. A batch is closed when it is full, when its ``linger_ms`` are
-over (``wait_for_due``) or for a flush; whoever closes it has the ``Sender`` split it by partition. ``add_parts`` takes
-the parts back, ``drain`` gives out requests of them, ``answered`` and ``complete`` say what became of those.
+over (``wait_for_due``) or for a flush; the thread that closes it has the ``Sender`` split it by partition.
+``add_parts`` takes the parts back, ``drain`` makes requests of them, ``answered`` and ``complete`` record the outcomes.
 
 The lock is this class's own. Every public method takes it for itself, methods with an underscore, ``TopicQueue`` and
-``IncompleteBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; who waits for
-memory, for a linger or for a flush waits on its condition.
+``IncompleteBatches`` are called under it. Nothing slow is done under it and no foreign code runs there; waits for
+memory, for a linger or for a flush are on its condition.
 
 Invariants:
 
-- What is queued never takes more than ``buffer_memory``: past it, who wants more waits. A batch takes it when opened.
+- Queued records never take more than ``buffer_memory``: past it, callers wait. A batch takes its memory when opened.
 - A batch is incomplete from when it is opened until all of its callbacks have been called.
 """
 
@@ -29,8 +29,8 @@ from logstore.client.producer.record_columns import Extras
 from logstore.client.producer.topic_queue import ClosedBatch, ColumnsAndPartitions, OpenBatch, TopicQueue
 from logstore.errors import InvalidRequestError, LogStoreError, RequestTooLargeError, ThrottledError
 
-# A batch of more records is closed by the thread that fills it, if that comes back within the time below. numpy gives
-# the interpreter away in operations on more than 500 numbers, and who computes gives it back 5 ms later.
+# A larger batch is closed by the thread that fills it, if that comes back within the time below. numpy releases the GIL
+# in operations on more than 500 numbers, and a thread that computes gives it back 5 ms later.
 _SMALL_BATCH_RECORDS = 500
 _GRACE_SECONDS = 0.002
 # While parts wait behind a busy partition, a batch lingers so long at least: each adds a part to those that wait.
@@ -38,7 +38,7 @@ _BEHIND_OTHERS_SECONDS = 0.005
 
 
 class RecordAccumulator:
-    """Of one producer. ``closed`` says why nothing can be queued any more; empty while it can."""
+    """The records of one producer. ``closed`` says why nothing can be queued any more; empty while it can."""
 
     def __init__(self, options: ProducerOptions, *, closed: str = "") -> None:
         self._options = options
@@ -46,7 +46,7 @@ class RecordAccumulator:
         self._changed = threading.Condition(self._lock)
         self.closed = closed
         self._topics: dict[str, TopicQueue] = {}
-        # Those of the topics' queues, where `append` finds them at once.
+        # The open batches of the queues by topic, for a quick ``append``.
         self._open: dict[str, OpenBatch] = {}
         self._reserved_bytes = 0
         self._in_flight = 0
@@ -55,7 +55,7 @@ class RecordAccumulator:
 
     @property
     def in_flight(self) -> int:
-        """Requests that were given out and are not answered."""
+        """Number of requests that are not answered."""
         return self._in_flight
 
     def check_open(self) -> None:
@@ -90,7 +90,7 @@ class RecordAccumulator:
             return self._close(queue) if queue.open is not None and queue.open.room < size else None
 
     def open(self, topic: str, size: int) -> None:
-        """Open a batch with room for ``size`` bytes at least, unless there is one by now. Waits for memory.
+        """Open a batch with room for at least ``size`` bytes, unless there is one by now. Waits for memory.
 
         ThrottledError after ``max_block_ms``, RequestTooLargeError, InvalidRequestError (closed).
         """
@@ -137,21 +137,21 @@ class RecordAccumulator:
     # ---- batches to requests -----------------------------------------------------------------------------------------
 
     def add_parts(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> bool:
-        """``batch`` is split. False: too late, nobody will take them out."""
+        """Take the parts of a split ``batch``. False if closed: nobody will send them."""
         with self._lock:
             if not self.closed:
                 self._topic(batch.outcome.topic).split(batch, parts)
             return not self.closed
 
     def put_back(self, batch: ClosedBatch) -> bool:
-        """``batch`` names partitions that were not known: it waits until they are asked for. False: too late."""
+        """Put back a ``batch`` that names partitions that were not known, until they are asked for. False if closed."""
         with self._lock:
             batch.claimed = False
             return not self.closed
 
     def begin_asking(self, topic: str) -> bool:
-        """Whether the caller is to ask for the partitions of ``topic``: someone should, and nobody does. It counts as a
-        request until ``next_unsplit`` has no more.
+        """Whether the caller is to ask for the partitions of ``topic``: they are needed, and no other thread asks.
+        Asking counts as a request until ``next_unsplit`` gives None.
         """
         with self._lock:
             queue = self._topic(topic)
@@ -179,14 +179,14 @@ class RecordAccumulator:
             return batch
 
     def set_partitions(self, topic: str, partitions: TopicPartitions | None) -> None:
-        """``topic`` has these; None: who wants to know must ask."""
+        """Set the partitions of ``topic``; None: they must be asked for again."""
         with self._lock:
             queue = self._topic(topic)
             queue.partitions = partitions
             queue.ask_again = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
     def drain(self) -> list[tuple[str, list[ProducerBatch]]]:
-        """Topics and batches of requests that may leave now; each is given back by ``answered``."""
+        """Requests that may be sent now, as topic and batches; each is given back by ``answered``."""
         requests = []
         with self._lock:
             for queue in list(self._topics.values()):
@@ -196,7 +196,7 @@ class RecordAccumulator:
                         break
                     self._in_flight += 1
                     requests.append((queue.name, batches))
-                    # The others first, next time.
+                    # Put it at the end: the others come first next time.
                     self._topics[queue.name] = self._topics.pop(queue.name)
                 if queue.open is not None and not self._backed_up(queue):
                     self._wake_for(queue.open)
@@ -250,8 +250,8 @@ class RecordAccumulator:
             self._incomplete.wait(number, timeout)
 
     def close(self, why: str) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
-        """Queue nothing any more and wake all who wait. What has not left is the caller's to complete, but for batches
-        that another thread is splitting.
+        """Queue nothing any more and wake all who wait. The caller completes the batches that were not sent, but for
+        those that another thread is splitting.
         """
         with self._lock:
             self.closed = why
@@ -275,14 +275,14 @@ class RecordAccumulator:
         return queue
 
     def _close(self, queue: TopicQueue) -> ClosedBatch | None:
-        """No record joins the open batch any more, if there is one. Who gets it has it split."""
+        """Close the open batch, if there is one. The caller has it split."""
         batch = queue.open
         if batch is None:
             return None
         queue.open = None
         del self._open[queue.name]
         if not batch.flat:
-            # It was opened for a record that has yet to join.
+            # The batch is still empty: its first record has yet to join.
             self._incomplete.remove(batch.outcome)
             self._free_memory(batch.reserved)
             return None
@@ -321,12 +321,12 @@ class RecordAccumulator:
         return queue.is_unsplit or (queue.has_waiting and not (may_leave and queue.has_free_partition))
 
     def _wake_for(self, batch: OpenBatch) -> None:
-        """See to it that ``batch`` is closed in time."""
+        """Wake the thread that lingers in time to close ``batch``."""
         if batch.since + self._options.linger_ms / 1000 < self._wake_at:
             self._changed.notify_all()
 
     def _take_memory(self, size: int) -> None:
-        """Wait for ``size`` bytes of the buffer."""
+        """Take ``size`` bytes of the buffer; wait for them."""
         limit = self._options.buffer_memory
         if size > limit:
             raise RequestTooLargeError(f"{size} bytes do not fit into buffer_memory = {limit}: raise it, or send less")

@@ -1,4 +1,4 @@
-"""What a program hands to a producer, brought to the wire schema: records one by one, or columns.
+"""Records of a program, one by one or as columns, brought to the wire schema.
 
 Partition -1 in a partition column means "not named", as in the protocol.
 """
@@ -26,7 +26,7 @@ _PARTITION_MAX = np.iinfo(np.int32).max
 
 
 class Extras(NamedTuple):
-    """What a record may have beside key and value, checked."""
+    """The fields of a record beside key and value, checked."""
 
     headers: Pairs | None
     header_bytes: int
@@ -86,7 +86,7 @@ def _pairs(headers: Pairs | None) -> list[dict[str, Any]] | None:
 
 
 def to_bytes(value: object, what: str) -> bytes | None:
-    """Text as UTF-8; SerializationError for what is neither bytes nor text nor None."""
+    """Text as UTF-8; SerializationError for a value that is neither bytes nor text nor None."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -104,7 +104,7 @@ def to_bytes(value: object, what: str) -> bytes | None:
 def check_extras(
     headers: Headers | None, partition: int | None, timestamp_ms: int | None, on_delivery: OnDelivery | None
 ) -> Extras:
-    """InvalidRecordError for what no store takes, so that it fails at ``send``."""
+    """Raise InvalidRecordError for fields that no store takes, so that ``send`` fails."""
     pairs, header_bytes = (None, 0) if headers is None else _check_headers(headers)
     return Extras(
         pairs,
@@ -177,7 +177,7 @@ def _table(columns: pa.RecordBatch | Mapping[str, Any]) -> pa.Table:
     if isinstance(columns, pa.RecordBatch):
         return pa.Table.from_batches([columns])
     try:
-        # pandas has both, and as a mapping it leaves its index out.
+        # A pandas frame has both; as a mapping it leaves its index out.
         if hasattr(columns, "__arrow_c_stream__") and not hasattr(columns, "keys"):
             return pa.table(columns)
         given = dict(columns)
@@ -195,7 +195,7 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.Array:
             column = column.cast(pa.int64())
         elif field.name == "timestamp" and not pa.types.is_timestamp(source):
             raise pa.ArrowTypeError("it takes int64 milliseconds or a timestamp")
-        # Finer timestamps lose what is below a millisecond.
+        # Timestamps are cut to milliseconds.
         cast = column.cast(target, safe=not pa.types.is_timestamp(source))
     except pa.ArrowException as error:
         wanted = _WANTED.get(field.name, str(target))

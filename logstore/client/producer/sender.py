@@ -1,13 +1,13 @@
 """The threads of a producer: they split closed batches by partition, ask for partitions, send requests, and complete
 outcomes.
 
-The thread that closes a batch also splits it, often the program's own: another would have to take the interpreter from
-it for every step. The producer's threads close what has lingered (``logstore-producer``), send requests and wait for
+The thread that closes a batch also splits it, often the program's own: another would have to take the GIL from it for
+every step. The producer's threads close batches that have lingered (``logstore-producer``), send requests and wait for
 answers (``logstore-producer-1`` and on, as many as have something to do at once).
 
-What is queued, and the lock on it, belong to the ``RecordAccumulator``; nothing here runs under that lock. The one here
-is held, before that one, from when work is taken out of the accumulator until a thread is sure to do it: a stop comes
-before or after.
+The queued records and their lock belong to the ``RecordAccumulator``; nothing here runs under that lock. The sender's
+own lock is taken before that one, and held from when work is taken out of the accumulator until a thread has it: a stop
+comes before or after.
 
 Invariant: every record that is taken out of the accumulator is completed, whatever happens to it.
 """
@@ -39,7 +39,7 @@ _END_SECONDS = 10.0
 
 
 class Sender:
-    """Sends what is in ``accumulator``, over ``transport``."""
+    """Sends the records in ``accumulator`` over ``transport``."""
 
     def __init__(self, accumulator: RecordAccumulator, transport: Transport, options: ProducerOptions) -> None:
         self._accumulator = accumulator
@@ -55,11 +55,11 @@ class Sender:
 
     @property
     def threads(self) -> list[threading.Thread]:
-        """Those that were started."""
+        """The threads that were started."""
         return self._request_threads + ([self._linger_thread] if self._linger_thread else [])
 
     def start(self) -> None:
-        """From now on close batches that have lingered. May be called again; InvalidRequestError after ``stop``."""
+        """Begin to close batches that have lingered. May be called again; InvalidRequestError after ``stop``."""
         self._accumulator.check_open()
         if self._linger_thread is None:
             with self._lock:
@@ -67,7 +67,7 @@ class Sender:
                     self._linger_thread = _start(self._close_in_time, "logstore-producer")
 
     def split(self, batch: ClosedBatch) -> None:
-        """Split ``batch`` by partition, and send what may leave; have partitions asked for if they are not known."""
+        """Split ``batch`` by partition, and send the requests that may be sent; have unknown partitions asked for."""
         if batch.partitions:
             parts = self._parts(batch, batch.partitions)
             if parts is not None:
@@ -91,7 +91,7 @@ class Sender:
         return found
 
     def stop(self, why: str) -> None:
-        """Close the accumulator and end the threads, and what they wait for. What has not left fails."""
+        """Close the accumulator, and end the threads and their waits. Records that were not sent fail."""
         batches, parts = self._accumulator.close(why)
         self._retries.stop()
         for part in parts:
@@ -111,8 +111,8 @@ class Sender:
     def _parts(
         self, batch: ClosedBatch, among: TopicPartitions, *, sent: int = 0, certain: bool = False
     ) -> list[ProducerBatch] | None:
-        """``batch`` by partition, without the first ``sent`` records; None when a record names a partition that there
-        was not, unless ``certain``.
+        """``batch`` by partition, without the first ``sent`` records; None if a record names a partition that is not
+        known, unless ``certain``.
         """
         outcome, count = batch.outcome, among.count
         rows = np.arange(sent, outcome.count)
@@ -160,7 +160,7 @@ class Sender:
                 self.split(batch)
 
     def _send_requests(self) -> None:
-        """Have what may leave delivered."""
+        """Send requests as long as there are some."""
         with self._lock:
             for topic, batches in self._accumulator.drain():
                 self._run(partial(self._deliver, topic, batches))
@@ -182,7 +182,7 @@ class Sender:
     def _ask_for_partitions(self, topic: str) -> None:
         """Ask, and split the batches that wait for the answer."""
         if not self._accumulator.has_unsplit(topic):
-            # What is known is old, and may well be true still: requests will tell.
+            # Partitions that are known may still be right: requests will tell.
             with contextlib.suppress(LogStoreError):
                 self.find_partitions(topic, time.monotonic() + self._options.request_timeout_ms / 1000)
         while (batch := self._accumulator.next_unsplit(topic)) is not None:
@@ -198,10 +198,10 @@ class Sender:
                 found = self.find_partitions(outcome.topic, batch.deadline, [outcome])
             except UnknownTopicError:
                 if callable(self._options.partitioner):
-                    # What is not known it cannot be asked.
+                    # Without any known partitions the batches cannot be split.
                     raise
                 found = None
-            # Outside of the except: what fails here is told for itself.
+            # Outside of the except clause: an error here is raised by itself.
             if found is None:
                 columns, named = batch.columns()
                 partition = None if named is None or named[0] < 0 else int(named[0])
@@ -216,7 +216,7 @@ class Sender:
         return self._parts(batch, found, sent=sent, certain=True) or []
 
     def _run(self, job: Callable[[], None]) -> None:
-        """In a thread that has nothing to do; there is one, or may be one more. Under the lock."""
+        """Run ``job`` in an idle thread, or in a new one. Under the lock."""
         started = len(self._request_threads)
         if started < min(self._accumulator.in_flight, self._options.max_in_flight_requests_per_connection):
             self._request_threads.append(_start(self._work, f"logstore-producer-{started + 1}"))
@@ -239,7 +239,7 @@ class Sender:
 
     def _fail(self, outcome: Outcome, rows: np.ndarray, error: LogStoreError, partition: int = -1) -> None:
         if isinstance(error, (UnknownPartitionError, UnknownTopicError)):
-            # Deleted, or made again: the next batch asks.
+            # The topic was deleted, or made again: the next batch asks for its partitions.
             self._accumulator.set_partitions(outcome.topic, None)
         self._accumulator.complete(outcome, rows, partition, error=error)
 

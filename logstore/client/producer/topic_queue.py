@@ -27,7 +27,7 @@ from logstore.limits import REQUEST_RECORDS_MAX
 _JOINED_BYTES_MAX = 64 * 1024
 # The names of a request's partitions stand in a header.
 _PARTITIONS_PER_REQUEST_MAX = 1_000
-# Batches of one request stand or fall together, so they began at about the same time.
+# Batches of one request share its outcome, so their deadlines are close together.
 _DEADLINE_SPREAD_SECONDS = 1.0
 
 
@@ -35,7 +35,7 @@ ColumnsAndPartitions: TypeAlias = tuple[pa.RecordBatch, np.ndarray | None]
 
 
 class OpenBatch(RecordList):
-    """Records that more may join: ``room`` bytes are left of the ``reserved`` ones."""
+    """A batch that more records may join: ``room`` bytes are left of the ``reserved`` ones."""
 
     __slots__ = ("outcome", "reserved", "room", "since")
 
@@ -46,7 +46,7 @@ class OpenBatch(RecordList):
         self.since = since
 
     def give_back_room(self) -> int:
-        """The bytes that are left. The next record finds no room: its thread closes the batch."""
+        """Give back the bytes that are left. The next record finds no room: its thread closes the batch."""
         room, self.room = self.room, 0
         self.reserved -= room
         return room
@@ -56,8 +56,8 @@ class OpenBatch(RecordList):
 class ClosedBatch:
     """``columns`` gives a WIRE_SCHEMA batch and the partitions that records name; ``deadline`` is monotonic.
 
-    ``partitions``: what was known then. If they were, the thread that closed the batch splits it; else one that asks
-    for them does. ``claimed``: a thread splits it. ``parts``: None until it has.
+    ``partitions``: those known when it was closed. With them, the thread that closed the batch splits it; without, the
+    thread that asks for them. ``claimed``: a thread splits it. ``parts``: None until it is split.
     """
 
     outcome: Outcome
@@ -72,8 +72,8 @@ class ClosedBatch:
 
 
 class TopicQueue:
-    """Of the topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic) on;
-    ``asking``: a thread asks for them.
+    """The queue of topic ``name``. ``partitions`` are None until they are known, and old from ``ask_again`` (monotonic)
+    on; ``asking``: a thread asks for them.
     """
 
     def __init__(self, name: str, delivery_timeout_s: float) -> None:
@@ -108,13 +108,13 @@ class TopicQueue:
         return next((batch for batch in self.closed if not batch.claimed), None)
 
     def enqueue(self, outcome: Outcome, columns: Callable[[], ColumnsAndPartitions], since: float) -> ClosedBatch:
-        """A batch that is closed, and was begun at ``since`` (monotonic)."""
+        """Add a closed batch, which was opened at ``since`` (monotonic)."""
         batch = ClosedBatch(outcome, columns, since + self._delivery_timeout_s, self.partitions)
         self.closed.append(batch)
         return batch
 
     def split(self, batch: ClosedBatch, parts: list[ProducerBatch]) -> None:
-        """``batch`` has become ``parts``: they may leave once all batches before it are split."""
+        """Take the ``parts`` of ``batch``: they may be sent once all batches before it are split."""
         batch.parts = parts
         while self.closed and self.closed[0].parts is not None:
             for part in self.closed.popleft().parts or ():
@@ -150,7 +150,7 @@ class TopicQueue:
                 self._on_their_way.add(partition)
                 del self._waiting[partition]
                 if parts:
-                    # To the end: next time the others come first.
+                    # Put it at the end: the others come first next time.
                     self._waiting[partition] = parts
             if size >= max_bytes or partitions >= _PARTITIONS_PER_REQUEST_MAX:
                 break
@@ -161,7 +161,7 @@ class TopicQueue:
         self._on_their_way.difference_update(partitions)
 
     def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:
-        """Take out all that has not left; not what a thread is splitting."""
+        """Take out all batches that were not sent, but for those that a thread is splitting."""
         unsplit = [batch for batch in self.closed if not batch.claimed]
         parts = [part for waiting in self._waiting.values() for part in waiting]
         for batch in self.closed:

@@ -34,7 +34,13 @@ def _check_failed_journal(evidence: Evidence) -> Iterator[Anomaly]:
         until = steps[following] if following < len(steps) else FOREVER
         for produce in evidence.calls(Produce):
             told = produce.told
-            if told is not None and produce.ok and told.places and fault.t < produce.begin and told.t < until:
+            if (
+                told is not None
+                and produce.ok
+                and any(told.places or ())
+                and fault.t < produce.begin
+                and told.t < until
+            ):
                 where = f"{produce.asked.topic}: {told.places[:3]}"
                 yield Anomaly("A1", "acknowledged after a failed fsync", where, (fault, *produce.events))
 

@@ -404,7 +404,8 @@ class Evidence:
 
     def _add_request(self, call: Call[Produce]) -> None:
         asked, told = call.asked, call.told
-        request = Request(call, self.effect_end(call), told is not None and told.phase == "fail")
+        end = FOREVER if told is not None and told.unknown else self.effect_end(call)
+        request = Request(call, end, told is not None and told.phase == "fail")
         self.requests.append(request)
         places = told.places if told and told.phase == "ok" else None
         if places is not None and len(places) != len(asked.records):
@@ -417,8 +418,8 @@ class Evidence:
                 self.report("history", "record sent twice", record_id, asked)
             self.sent[record_id] = sent
             place = places[at] if places is not None else None
-            if places is not None and place is None:
-                sent.refused = True
+            if places is not None and told is not None and place is None:
+                sent.refused = at not in told.unknown
             if place is None:
                 continue
             log = self.log(asked.topic, place[0])

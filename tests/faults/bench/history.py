@@ -52,7 +52,9 @@ class Produce(Event, tag="produce", frozen=True, kw_only=True):
     acks: int | str = 1
     format: str = ""
     records: list[SentRecord] = []
+    #: None for a record that was refused, or of which nobody knows: then its position is among ``unknown``.
     places: list[Place | None] | None = None
+    unknown: list[int] = []
 
 
 class Fetch(Event, tag="fetch", frozen=True, kw_only=True):

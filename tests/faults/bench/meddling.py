@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from logstore.broker.problems import ProblemState
+from logstore.delta.snapshot import PartitionState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError
 from tests.faults.bench import foreign_commits
@@ -192,7 +193,7 @@ class Meddler(Nemesis):
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
         if in_row:
-            foreign_commits.append(table, partition, self._sealed(topic, partition) + what)
+            self._append_to_the_log(topic, partition, what)
         else:
             foreign_commits.set_property(table, "logstore.partitions", what)
         if restart:
@@ -209,8 +210,20 @@ class Meddler(Nemesis):
             self._restart(restart)
         self._require_served(topic, refused)
 
+    def _append_to_the_log(self, topic: TopicSpec, partition: int, beyond: int) -> None:
+        """A row ``beyond`` sealed. One that retention has come before lies below the log start, where it harms nobody;
+        one that lies over ours keeps retention from going on.
+        """
+        offset = -1
+        while offset < self._state(topic, partition).log_start:
+            offset = self._sealed(topic, partition) + beyond
+            foreign_commits.append(self._table(topic), partition, offset)
+
     def _sealed(self, topic: TopicSpec, partition: int) -> int:
-        return TopicTable.open(self._table(topic)).snapshot().partitions[partition].sealed
+        return self._state(topic, partition).sealed
+
+    def _state(self, topic: TopicSpec, partition: int) -> PartitionState:
+        return TopicTable.open(self._table(topic)).snapshot().partitions[partition]
 
     def _foreign(self, topic: TopicSpec, since: int | None = None) -> int:
         """From now on, or up to now ``since`` a version, the table is not the store's alone; the first version."""

@@ -55,7 +55,8 @@ def _shown(evidence: Evidence) -> dict[LogName, list[_Shown]]:
     for name, log in evidence.logs.items():
         for batch in log.batches:
             call, end = batch.request.call, batch.base + batch.count
-            if call.told and call.told.places:
+            taken = (sent.acknowledged for sent in batch.request.records if sent.acknowledged)
+            if call.told and any(partition == log.partition for partition, _ in taken):
                 shown[name].append(_Shown(call.told.t, Floor(acknowledged=end, end=end)))
         shown[name] += [_Shown(t, Floor(), forgets_start=True) for t in log.topic.overwrites]
     for fetch in evidence.calls(Fetch):

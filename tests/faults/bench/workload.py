@@ -152,8 +152,7 @@ class Client:
             return Answer("info", None, repr(error))
         if http.is_success:
             return Answer("ok", http, "")
-        known = http.status_code in _REFUSED or (http.status_code < 500 and http.status_code != 408)
-        return Answer("fail" if known else "info", http, f"{http.status_code} {http.text[:300]}")
+        return Answer("fail" if _is_known(http.status_code) else "info", http, f"{http.status_code} {http.text[:300]}")
 
     def _send_again(self, answer: Answer, times: int, method: str, path: str, **request: Any) -> Answer:
         """Until it is done. A refusal says nothing about the try before."""
@@ -195,8 +194,13 @@ class Client:
                 return {}
             found = http.json()
             if form == "json":
-                return {"places": [[row["partition"], row["offset"]] for row in found["offsets"]]}
-            return {"places": _places(found["ranges"], topic, partition, records)}
+                told = [(row, [row["partition"], row["offset"]]) for row in found["offsets"]]
+            else:
+                told = _places(found["ranges"], topic, partition, records)
+            return {
+                "places": [None if part.get("error_code") is not None else place for part, place in told],
+                "unknown": [at for at, (part, _) in enumerate(told) if not _is_known(part.get("error_code"))],
+            }
 
         path = f"/topics/{topic.name}" if partition is None else f"/topics/{topic.name}/partitions/{partition}"
         body = json_body(records) if form == "json" else arrow_body(records)
@@ -305,11 +309,20 @@ def _error_of(http: httpx.Response | None) -> dict[str, int]:
     return {"status": http.status_code}
 
 
+def _is_known(code: int | None) -> bool:
+    """Whether a status, or the error_code of a part of an answer, says what has become of the records."""
+    status = 200 if code is None else code // 100 if code > 999 else code
+    return status in _REFUSED or (status < 500 and status != 408)
+
+
 def _places(
-    ranges: Sequence[Mapping[str, int]], topic: TopicSpec, partition: int | None, records: Sequence[Record]
-) -> list[list[int]]:
-    """The place of each record of a request whose answer tells ranges: in each partition in the request's order."""
-    offsets = {r["partition"]: iter(range(r["base_offset"], r["base_offset"] + r["count"])) for r in ranges}
+    ranges: Sequence[Mapping[str, Any]], topic: TopicSpec, partition: int | None, records: Sequence[Record]
+) -> list[tuple[Mapping[str, Any], list[int]]]:
+    """The range of each record of a request whose answer tells ranges, and its place: in each partition in the
+    request's order. The place of a range with an error is none.
+    """
+    told = {r["partition"]: r for r in ranges}
+    offsets = {r["partition"]: iter(range(r["base_offset"] or 0, (r["base_offset"] or 0) + r["count"])) for r in ranges}
     places = []
     for record in records:
         chosen = partition
@@ -319,7 +332,7 @@ def _places(
             # Without keys the whole request went to one partition.
             (chosen,) = offsets
         offset = next(offsets.get(chosen, iter(())), -1)
-        places.append([chosen, offset])
+        places.append((told.get(chosen, {}), [chosen, offset]))
     return places
 
 
@@ -400,7 +413,7 @@ class Workload(BackgroundLoad):
                 )
                 if answer.ok:
                     with self._counting:
-                        self.acknowledged.update((topic.name, place[0]) for place in told.get("places", ()))
+                        self.acknowledged.update((topic.name, place[0]) for place in told.get("places", ()) if place)
                 else:
                     # A topic whose making was answered is there.
                     assert answer.http is None or answer.http.status_code != 404, answer.reason

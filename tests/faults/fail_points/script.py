@@ -188,7 +188,7 @@ class Script:
     @functools.cached_property
     def _app(self) -> FastAPI:
         """Of the store that runs when it is first needed."""
-        app = create_app(self._settings, self.broker.access)
+        app = create_app(self._settings, self.broker.authorizer, self.broker.quotas)
         app.open(ApiState(self._settings, self.broker, self.groups))
         return app
 

@@ -108,6 +108,18 @@ def test_records_without_a_key_stay_together_and_requests_take_turns(tmp_path: P
     run(scenario())
 
 
+def test_topics_that_are_sent_to_in_turns_use_all_of_their_partitions(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topics = [await broker.create_topic(INTERNAL, name, partitions=2) for name in ("a", "b")]
+            for _ in range(4):
+                for topic in topics:
+                    await broker.produce(INTERNAL, topic, records([b"x"]))
+            assert [[log.high_watermark for log in topic.partitions] for topic in topics] == [[2, 2], [2, 2]]
+
+    run(scenario())
+
+
 def test_a_compacted_topic_refuses_null_keys_and_stores_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

@@ -21,7 +21,7 @@ from logstore.errors import (
     UnknownTopicIdError,
 )
 from logstore.log.topic import Topic
-from tests.support.access_views import Denied
+from tests.support.authorizer_views import Denied
 from tests.support.eventually import loop_turns
 from tests.support.running_broker import CLIENT, produce, run, running_broker
 
@@ -279,10 +279,10 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: P
             of_one = broker.fetch(CLIENT, topic, 0, 1, max_bytes=MIB, min_bytes=MIB, max_wait_ms=600_000)
             poll_of_one = asyncio.create_task(of_one)
             await until_waiting(broker)
-            broker.access.replace(Denied({"another"}, 1))
+            broker.authorizer.replace(Denied({"another"}, 1))
             await loop_turns()
             assert not any(poll.done() for poll in (*polls, poll_of_one)), "this change is none for them"
-            broker.access.replace(Denied({"t"}, 2))
+            broker.authorizer.replace(Denied({"t"}, 2))
             for poll in polls:
                 answers = counts(await asyncio.wait_for(poll, 10))
                 assert answers == {0: TopicAuthorizationError, 1: TopicAuthorizationError}
@@ -300,7 +300,7 @@ def test_a_topic_that_may_not_be_read_keeps_no_other_from_being_read(tmp_path: P
             await produce(broker, topic, [b"x"])
             other = await broker.create_topic(INTERNAL, "other", partitions=1)
             await produce(broker, other, [b"y"])
-            broker.access.replace(Denied({"t", "none"}, 1))
+            broker.authorizer.replace(Denied({"t", "none"}, 1))
             wanted = [FetchPartition(name, 0, 0) for name in ("t", "other", "none")]
             # Whether there is such a topic is not told to whom it is not shown.
             assert counts(await broker.fetch_stored(CLIENT, wanted, limits())) == {
@@ -320,7 +320,7 @@ def test_room_that_comes_after_the_permission_went_is_no_way_to_read(tmp_path: P
             held = answers.reserve(answers.limit)
             poll = asyncio.create_task(broker.fetch_stored(CLIENT, places(0), limits()))
             await loop_turns()
-            broker.access.replace(Denied({"t"}, 1))
+            broker.authorizer.replace(Denied({"t"}, 1))
             held.release()
             assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError}
 

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
+from logstore.broker.produce_result import NO_OFFSET
 from logstore.errors import (
     DuplicateSequenceError,
     IdempotencyKeyReusedError,
@@ -18,6 +19,7 @@ from logstore.errors import (
     InvalidProducerRequestError,
     InvalidRecordError,
     OutOfOrderSequenceError,
+    QuarantinedError,
     RecordTooLargeError,
     StorageFullError,
     ThrottledError,
@@ -89,6 +91,29 @@ def segments_of(data: Path) -> list[Path]:
 
 def lose_journal(data: Path) -> None:
     shutil.rmtree(data / "brokers" / "0" / "journal")
+
+
+def test_a_partition_that_takes_nothing_says_so_whatever_the_sequence_number_is(tmp_path: Path) -> None:
+    """Its table may be older than what the producer has counted since: that is no missing batch of the producer."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, partitions=2)
+            producer_id, _ = await broker.init_producer(INTERNAL)
+            stored = await broker.produce(
+                INTERNAL, topic, in_partitions(0, 1), identity=ProducerIdentity(producer_id, 0, {0: 0, 1: 0})
+            )
+            stored.require_stored()
+            topic.partitions[1].quarantine("older than the journal", "")
+            for sequence, base_offset in ((1, NO_OFFSET), (7, NO_OFFSET), (0, 0)):
+                result = await broker.produce(
+                    INTERNAL, topic, in_partitions(1), identity=ProducerIdentity(producer_id, 0, {1: sequence})
+                )
+                (found,) = result.partitions
+                assert found.base_offset == base_offset
+                assert isinstance(found.error, QuarantinedError) is (base_offset == NO_OFFSET), found.error
+
+    run(scenario())
 
 
 # ---- producer ids ---------------------------------------------------------------------------------------------------

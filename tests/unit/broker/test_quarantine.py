@@ -244,6 +244,30 @@ def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served
     run(scenario())
 
 
+@pytest.mark.parametrize("while_it_runs", [True, False])
+def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_path: Path, while_it_runs: bool) -> None:
+    """A consumer would reset its position, and skip or repeat records once the partition is served again."""
+
+    async def scenario() -> None:
+        data = tmp_path / "data"
+        async with running_broker(data) as broker:
+            topic = await two_rolls(broker)
+            await broker.delete_records(INTERNAL, topic, 0, 2)
+        if not while_it_runs:
+            foreign_append(data / "topics" / "orders", [3])
+        async with running_broker(data) as broker:
+            topic = broker.topic(INTERNAL, "orders")
+            if while_it_runs:
+                foreign_append(topic.table.path, [3])
+                await broker._roller.refresh(topic)
+            for offset in (0, 2, 5, 1_000):
+                assert isinstance(await fetch_stored(broker, offset), QuarantinedError)
+                with pytest.raises(QuarantinedError):
+                    await broker.fetch(INTERNAL, topic, 0, offset, max_bytes=1, min_bytes=1, max_wait_ms=0)
+
+    run(scenario())
+
+
 def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
     async def scenario() -> None:
         data = await killed(tmp_path / "data")

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from logstore.broker.access import QuotaKind
 from logstore.broker.batcher import RecordPlaces
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition
-from logstore.errors import ThrottledError
+from logstore.broker.quotas import QuotaKind
+from logstore.errors import RequestTimedOutError, ThrottledError
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import CLIENT, records, run, running_broker
 
@@ -27,7 +27,7 @@ def quota_of(broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: QuotaKind) -
         charged.append(amount)
         return amount / 1000
 
-    monkeypatch.setattr(broker.access, "charge", charge)
+    monkeypatch.setattr(broker.quotas, "charge", charge)
     return charged
 
 
@@ -60,6 +60,21 @@ def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pyt
             places = await broker.produce_small(CLIENT, topic, [b"z"], records, num_bytes=700, timeout_ms=60_000)
             assert places == RecordPlaces([0], [3], {})
             assert charged[1:] == [700]
+            with pytest.raises(ThrottledError):
+                await broker.produce(CLIENT, topic, records([b"x"]))
+
+    run(scenario())
+
+
+def test_who_does_not_wait_for_the_answer_is_charged_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path, clock=ManualClock()) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", partitions=1)
+            assert topic
+            charged = quota_of(broker, monkeypatch, QuotaKind.PRODUCED_BYTES)
+            with pytest.raises(RequestTimedOutError):
+                await broker.produce(CLIENT, topic, records([bytes(1500)]), timeout_ms=0)
+            assert len(charged) == 1
             with pytest.raises(ThrottledError):
                 await broker.produce(CLIENT, topic, records([b"x"]))
 

@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
-from logstore.broker.access import CLUSTER_NAME, Operation, ResourceType
+from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
-from tests.support.access_views import Denied, Nothing
+from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 #: Of a store's life; nobody outside calls them.
@@ -104,7 +104,7 @@ def test_whoever_may_do_nothing_is_refused_by_every_method(tmp_path: Path) -> No
                 assert sorted(methods) == sorted(table), "say here how a new method is called, and what it asks for"
                 for turn, (name, (arguments, wanted)) in enumerate(table.items(), start=1):
                     assert next(iter(inspect.signature(methods[name]).parameters)) == "context", name
-                    broker.access.replace(Watched(broker.access.view.version + turn))
+                    broker.authorizer.replace(Watched(broker.authorizer.view.version + turn))
                     ASKED.clear()
                     try:
                         told = await call(methods[name], CLIENT, *arguments(topic), **OPTIONS.get(name, {}))
@@ -130,11 +130,11 @@ def test_whoever_may_do_nothing_is_refused_by_every_method(tmp_path: Path) -> No
 def test_a_topic_is_created_by_whom_the_cluster_or_the_name_is_given_to(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, auto_create_topics_enable=True) as broker:
-            broker.access.replace(Denied({CLUSTER_NAME}, 1))
+            broker.authorizer.replace(Denied({CLUSTER_NAME}, 1))
             await broker.create_topic(CLIENT, "by-name")
-            broker.access.replace(Denied({"by-cluster"}, 2))
+            broker.authorizer.replace(Denied({"by-cluster"}, 2))
             await broker.create_topic(CLIENT, "by-cluster")
-            broker.access.replace(Denied({"neither", CLUSTER_NAME}, 3))
+            broker.authorizer.replace(Denied({"neither", CLUSTER_NAME}, 3))
             for refused in (
                 broker.create_topic(CLIENT, "neither"),
                 broker.create_topic(CLIENT, "neither", validate_only=True),
@@ -153,7 +153,7 @@ def test_a_group_commits_and_shows_only_topics_that_it_may(tmp_path: Path) -> No
             await broker.create_topic(INTERNAL, "u", partitions=1)
             both = [OffsetToCommit("u", 0, 0), OffsetToCommit("t", 1, 0)]
             await groups.commit(CLIENT, "g", both)
-            broker.access.replace(Denied({"t"}, 1))
+            broker.authorizer.replace(Denied({"t"}, 1))
             with pytest.raises(TopicAuthorizationError):
                 await groups.commit(CLIENT, "g", both)
             with pytest.raises(TopicAuthorizationError):

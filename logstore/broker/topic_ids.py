@@ -1,4 +1,4 @@
-"""Is a topic the one that a request means (KIP-516)? Its name may have been given to another one meanwhile."""
+"""Topic ids (KIP-516): whether a topic is the one that a request means. Another one may have got its name meanwhile."""
 
 import functools
 import uuid
@@ -11,7 +11,7 @@ _SHOWN_CHARS = 36
 
 @functools.lru_cache(4096)
 def topic_id_text(topic_id: uuid.UUID) -> str:
-    """As answers give it; a fetch compares one per partition."""
+    """A topic id as answers give it. Cached, because a fetch compares one per partition."""
     return str(topic_id)
 
 

@@ -1,8 +1,8 @@
-"""Who may do what, and how much of it: two plain calls, ``authorize`` and ``charge``.
+"""The authorizer: may this principal do this operation with this resource (Kafka's ``Authorizer``)?
 
 The broker's rooms and the groups ask, so that no listener can forget to. Names of topics stand in bodies too, so each
-name is asked for by itself. Today everybody may do everything, without quotas. Invariants: a decision is remembered for
-as long as the view that made it is the current one, and no longer; whoever waits hears of a new view at once.
+name is asked for by itself. Today everybody may do everything. Invariants: a decision is remembered for as long as the
+view that made it is the current one, and no longer; a long poll that waits hears of a new view at once.
 """
 
 import asyncio
@@ -49,19 +49,11 @@ class ResourceType(StrEnum):
     TRANSACTIONAL_ID = "TRANSACTIONAL_ID"
 
 
-class QuotaKind(StrEnum):
-    """What is counted."""
-
-    REQUESTS = "REQUESTS"
-    PRODUCED_BYTES = "PRODUCED_BYTES"
-    FETCHED_BYTES = "FETCHED_BYTES"
-
-
 #: Kafka's name of the one resource of type CLUSTER.
 CLUSTER_NAME: Final = "kafka-cluster"
 
 _DECISIONS_MAX = 100_000
-# A longer name is nobody's: it is not worth to be remembered.
+# No topic or group has a longer name: its decision is not remembered.
 _NAME_LENGTH_MAX = GROUP_NAME_LENGTH_MAX
 _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
     ResourceType.TOPIC: TopicAuthorizationError,
@@ -70,10 +62,10 @@ _ERRORS: dict[ResourceType, type[AuthorizationError]] = {
 }
 
 
-class AccessView(Protocol):
-    """All rules as of one ``version``; a change of a rule is another view. Its answers never change.
+class AuthorizerView(Protocol):
+    """All rules (Kafka's ACLs) as of one ``version``. Its answers never change: a changed rule makes another view.
 
-    As Kafka's Authorizer it decides which operation implies another one (READ, WRITE, DELETE, ALTER: DESCRIBE).
+    The view decides which operation implies another one, as in Kafka (READ, WRITE, DELETE, ALTER imply DESCRIBE).
     """
 
     @property
@@ -94,10 +86,10 @@ class AllowAll:
         return True
 
 
-class Access:
-    """On the broker's event loop, as all who ask."""
+class Authorizer:
+    """Decides by its current view. On the broker's event loop, as all who ask."""
 
-    def __init__(self, view: AccessView | None = None) -> None:
+    def __init__(self, view: AuthorizerView | None = None) -> None:
         self._view = view or AllowAll()
         # By principal and its groups, host, operation and type; then by name.
         self._decisions: dict[tuple[Principal, str, Operation, ResourceType], dict[str, bool]] = {}
@@ -105,10 +97,10 @@ class Access:
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
-    def view(self) -> AccessView:
+    def view(self) -> AuthorizerView:
         return self._view
 
-    def replace(self, view: AccessView) -> None:
+    def replace(self, view: AuthorizerView) -> None:
         """Decide by ``view`` from now on, unless a later one is there already."""
         if view.version > self._view.version:
             self._view = view
@@ -118,7 +110,7 @@ class Access:
                     waiting.set_result(None)
 
     def changed(self) -> "asyncio.Future[None]":
-        """Done when the view is replaced; whoever stops to wait for it cancels it."""
+        """A future, done when the view is replaced; cancel it to stop waiting."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)
@@ -127,7 +119,7 @@ class Access:
     def authorize(
         self, context: RequestContext, operation: Operation, resource_type: ResourceType, names: Sequence[str]
     ) -> list[str]:
-        """Those of ``names`` with which the operation is allowed, in their order; all of them to INTERNAL."""
+        """The ``names`` with which the operation is allowed, in their order; all of them for INTERNAL."""
         if context is INTERNAL:
             return list(names)
         key = (context.principal, context.peer, operation, resource_type)
@@ -168,12 +160,8 @@ class Access:
         self.require(context, operation, ResourceType.CLUSTER, CLUSTER_NAME)
 
     def described(self, context: RequestContext, names: Sequence[str]) -> frozenset[str]:
-        """The topics of these names that whoever asks may see."""
+        """The ``names`` of topics that the principal may describe."""
         return frozenset(self.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names))
-
-    def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:  # noqa: ARG002 - no quotas yet
-        """Count ``amount`` (requests, bytes) for who asks; how many seconds to wait before more, 0 within the quota."""
-        return 0.0
 
     def _forget(self) -> None:
         self._decisions = {}
@@ -183,7 +171,7 @@ class Access:
 def refusal(
     context: RequestContext, operation: Operation, resource_type: ResourceType, name: str
 ) -> AuthorizationError:
-    """What to raise, or to tell, for a name that ``authorize`` did not give back."""
+    """The error for a name that ``authorize`` did not allow."""
     return _ERRORS.get(resource_type, AuthorizationError)(
         f"{context.principal} may not {operation} the {resource_type.lower()} {name!r}: ask for the permission."
     )

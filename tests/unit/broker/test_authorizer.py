@@ -2,7 +2,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from logstore.broker.access import Access, Operation, ResourceType
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import ANONYMOUS, INTERNAL, Principal, RequestContext
 from logstore.errors import ClusterAuthorizationError, GroupAuthorizationError, TopicAuthorizationError
 
@@ -22,26 +22,26 @@ class View:
         return name in self.names
 
 
-def read(access: Access, *names: str, context: RequestContext = ALICE) -> list[str]:
-    return access.authorize(context, Operation.READ, ResourceType.TOPIC, names)
+def read(authorizer: Authorizer, *names: str, context: RequestContext = ALICE) -> list[str]:
+    return authorizer.authorize(context, Operation.READ, ResourceType.TOPIC, names)
 
 
 def test_everybody_may_do_everything_without_quotas():
-    access = Access()
+    authorizer = Authorizer()
     for context in (ALICE, INTERNAL):
-        assert read(access, "b", "a", context=context) == ["b", "a"]
-        access.require(context, Operation.DELETE, ResourceType.GROUP, "g")
+        assert read(authorizer, "b", "a", context=context) == ["b", "a"]
+        authorizer.require(context, Operation.DELETE, ResourceType.GROUP, "g")
 
 
 def test_names_that_are_allowed_come_back_in_their_order():
-    assert read(Access(View(1, {"a", "c"})), "c", "b", "a", "c") == ["c", "a", "c"]
+    assert read(Authorizer(View(1, {"a", "c"})), "c", "b", "a", "c") == ["c", "a", "c"]
 
 
 def test_a_decision_is_asked_for_once_by_principal_host_operation_type_and_name():
     view = View(1, {"a"})
-    access = Access(view)
+    authorizer = Authorizer(view)
     for _ in range(3):
-        read(access, "a", "b")
+        read(authorizer, "a", "b")
     assert len(view.asked) == 2
     others = [
         RequestContext("2", "", "HTTP", "127.0.0.1", None, ANONYMOUS),
@@ -49,31 +49,31 @@ def test_a_decision_is_asked_for_once_by_principal_host_operation_type_and_name(
         RequestContext("4", "", "HTTP", "127.0.0.1", None, Principal("User", "alice", frozenset({"admins"}))),
     ]
     for context in others:
-        read(access, "a", context=context)
-    access.authorize(ALICE, Operation.WRITE, ResourceType.TOPIC, ["a"])
-    access.authorize(ALICE, Operation.READ, ResourceType.GROUP, ["a"])
+        read(authorizer, "a", context=context)
+    authorizer.authorize(ALICE, Operation.WRITE, ResourceType.TOPIC, ["a"])
+    authorizer.authorize(ALICE, Operation.READ, ResourceType.GROUP, ["a"])
     assert len(view.asked) == 2 + 5
     # Another request of the same client is no other question.
-    read(access, "a", context=RequestContext("5", "me", "HTTP", "127.0.0.1", None, ALICE.principal))
+    read(authorizer, "a", context=RequestContext("5", "me", "HTTP", "127.0.0.1", None, ALICE.principal))
     assert len(view.asked) == 2 + 5
 
 
 def test_decisions_die_with_their_view_and_an_older_view_is_not_taken():
-    access = Access(View(1, {"a"}))
-    assert read(access, "a", "b") == ["a"]
-    access.replace(View(2, {"b"}))
-    assert read(access, "a", "b") == ["b"]
-    access.replace(View(1, {"a"}))
-    assert read(access, "a", "b") == ["b"]
+    authorizer = Authorizer(View(1, {"a"}))
+    assert read(authorizer, "a", "b") == ["a"]
+    authorizer.replace(View(2, {"b"}))
+    assert read(authorizer, "a", "b") == ["b"]
+    authorizer.replace(View(1, {"a"}))
+    assert read(authorizer, "a", "b") == ["b"]
 
 
 def test_memory_is_bounded_whatever_is_asked_for(monkeypatch):
-    monkeypatch.setattr("logstore.broker.access._DECISIONS_MAX", 50)
+    monkeypatch.setattr("logstore.broker.authorizer._DECISIONS_MAX", 50)
     view = View(1, set())
-    access = Access(view)
+    authorizer = Authorizer(view)
     for n in range(500):
-        read(access, f"t{n}", "x" * 10_000)
-        kept = [name for known in access._decisions.values() for name in known]
+        read(authorizer, f"t{n}", "x" * 10_000)
+        kept = [name for known in authorizer._decisions.values() for name in known]
         assert len(kept) <= 50
         assert max(map(len, kept), default=0) < 300
 
@@ -88,4 +88,4 @@ def test_memory_is_bounded_whatever_is_asked_for(monkeypatch):
 )
 def test_a_refusal_names_who_what_and_which(resource_type, error):
     with pytest.raises(error, match=f"User:alice may not ALTER the {resource_type.lower()} 'x'"):
-        Access(View(1, set())).require(ALICE, Operation.ALTER, resource_type, "x")
+        Authorizer(View(1, set())).require(ALICE, Operation.ALTER, resource_type, "x")

@@ -1,9 +1,9 @@
-"""Views of access for tests."""
+"""Views of an authorizer for tests."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from logstore.broker.access import Operation, ResourceType
+from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import Principal
 
 

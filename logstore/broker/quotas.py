@@ -1,0 +1,24 @@
+"""Quotas of clients: how much of a kind each principal may use in a time. Today nobody has a quota.
+
+The guard charges requests, admission charges bytes (``admission.require_quota`` refuses who is over a quota).
+"""
+
+from enum import StrEnum
+
+from logstore.broker.context import RequestContext
+
+
+class QuotaKind(StrEnum):
+    """The kinds of quota (Kafka's ``ClientQuotaType``)."""
+
+    REQUESTS = "REQUESTS"
+    PRODUCED_BYTES = "PRODUCED_BYTES"
+    FETCHED_BYTES = "FETCHED_BYTES"
+
+
+class Quotas:
+    """On the broker's event loop, as all who charge."""
+
+    def charge(self, context: RequestContext, kind: QuotaKind, amount: int) -> float:  # noqa: ARG002 - no quotas yet
+        """Count ``amount`` (requests, bytes) for the principal; seconds to wait before more, 0 within the quota."""
+        return 0.0
