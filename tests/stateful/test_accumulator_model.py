@@ -92,7 +92,13 @@ class AccumulatorModel(RuleBasedStateMachine):
     @precondition(lambda self: self.could_leave)
     @rule()
     def linger(self) -> None:
-        for batch in self.threads.submit(self.accumulator.wait_for_due).result(10) or ():
+        waiting = self.threads.submit(self.accumulator.wait_for_due)
+        try:
+            due = waiting.result(5) or ()
+        except TimeoutError:
+            self.accumulator.close("The thread is to end")
+            raise
+        for batch in due:
             self.close(batch)
 
     @rule(choice=_choices)
