@@ -21,8 +21,8 @@ from ingest_api.content_types import (
     METADATA_TYPES,
     NDJSON,
 )
-from ingest_api.idempotence import HEADER_PARAMETERS as IDENTITY_HEADERS
-from ingest_api.idempotence import REPLAYED
+from ingest_api.identity_headers import HEADER_PARAMETERS as IDENTITY_HEADERS
+from ingest_api.identity_headers import REPLAYED
 from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.schemas.records import (

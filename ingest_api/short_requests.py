@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, common_error, offsets_of
 from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
-from ingest_api.idempotence import IDENTITY_HEADERS
+from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
 from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
 from ingest_api.routes import FoundRoute

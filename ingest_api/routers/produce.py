@@ -28,7 +28,7 @@ from ingest_api.content_types import (
 )
 from ingest_api.errors import ParameterError
 from ingest_api.guard import context_of
-from ingest_api.idempotence import REPLAYED, Identity, identity_of
+from ingest_api.identity_headers import REPLAYED, Identity, identity_of
 from ingest_api.parameters import ACKS, KEY_FORMAT, TIMEOUT_MS, parse_query, partition_in_path, required
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import WORKER_THREAD_BYTES_MIN, ApiState, api_state

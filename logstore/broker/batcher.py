@@ -19,7 +19,6 @@ from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.produce_result import NO_OFFSET, ProduceResult
 from logstore.broker.producing import not_acknowledged
 from logstore.broker.quotas import QuotaKind
-from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidRecordError, LogStoreError
 from logstore.limits import MIB
 from logstore.log.topic import Topic
@@ -142,7 +141,7 @@ class Batcher:
         quota).
         """
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
-        require_users_topic(topic)
+        topic.require_not_internal()
         self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         queue = self._queues.get((topic, to_columns))
         if queue is None:

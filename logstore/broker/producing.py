@@ -23,7 +23,6 @@ from logstore.broker.idempotence import Claim, claim, require_partitions_named
 from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
-from logstore.broker.topics import require_users_topic
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame, FrameLocation
@@ -99,7 +98,7 @@ class Producing:
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         if context is not INTERNAL:
-            require_users_topic(topic)
+            topic.require_not_internal()
             self._admission.require_quota(context, QuotaKind.PRODUCED_BYTES)
         if identity is None:
             check_keys(topic, records)

@@ -5,7 +5,6 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.topics import require_users_topic
 from logstore.errors import OffsetOutOfRangeError
 from logstore.log.roller import Roller, RollResult
 from logstore.log.topic import Topic
@@ -44,7 +43,7 @@ class TopicTables:
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
-        require_users_topic(topic)
+        topic.require_not_internal()
         partition_log = topic.partition(partition)
         partition_log.require_served()
         target = partition_log.high_watermark if before_offset == -1 else before_offset
@@ -72,7 +71,7 @@ class TopicTables:
         """
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
-        require_users_topic(topic)
+        topic.require_not_internal()
         dropped = await self._roller.commit(topic, topic.table.drop_foreign_files)
         log.info("topic.foreign_files_dropped", topic=topic.name, files=dropped)
         return dropped

@@ -29,7 +29,6 @@ from logstore.errors import (
     CorruptionError,
     InvalidPartitionsError,
     InvalidReplicationFactorError,
-    InvalidTopicError,
     LogStoreError,
     QuarantinedError,
     TopicExistsError,
@@ -301,7 +300,7 @@ class Topics:
 
     async def _delete(self, name: str) -> None:
         topic = self.get(name)
-        require_users_topic(topic)
+        topic.require_not_internal()
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
@@ -319,7 +318,7 @@ class Topics:
         """
         self._authorizer.require(context, Operation.ALTER_CONFIGS, ResourceType.TOPIC, name)
         topic = self.get(name)
-        require_users_topic(topic)
+        topic.require_not_internal()
         checked: dict[str, str | None] = dict(
             validate_overrides({key: value for key, value in changes.items() if value is not None})
         )
@@ -348,7 +347,7 @@ class Topics:
 
     async def _add_partitions(self, name: str, total: int) -> Topic:
         topic = self.get(name)
-        require_users_topic(topic)
+        topic.require_not_internal()
         _check_partitions(total)
         if total < len(topic.partitions):
             raise InvalidPartitionsError(
@@ -372,14 +371,6 @@ class Topics:
                 return await change
 
         return await asyncio.shield(asyncio.create_task(locked()))
-
-
-def require_users_topic(topic: Topic) -> None:
-    """Raise InvalidTopicError for one of the store's own."""
-    if topic.is_internal:
-        raise InvalidTopicError(
-            f"Topic {topic.name!r} is the store's own: it can be read and rolled, but not written, changed or deleted."
-        )
 
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:

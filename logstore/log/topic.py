@@ -13,7 +13,13 @@ import structlog
 from logstore.clock import Clock
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
-from logstore.errors import CorruptionError, InvalidConfigError, UnknownPartitionError, UnknownTopicError
+from logstore.errors import (
+    CorruptionError,
+    InvalidConfigError,
+    InvalidTopicError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
 from logstore.log.partition_log import JournalBytes, PartitionLog
 from logstore.topic_config import TopicConfig
 
@@ -54,6 +60,14 @@ class Topic:
     @property
     def is_internal(self) -> bool:
         return self.name.startswith("__")
+
+    def require_not_internal(self) -> None:
+        """Raise InvalidTopicError for one of the store's own topics."""
+        if self.is_internal:
+            raise InvalidTopicError(
+                f"Topic {self.name!r} is the store's own: it can be read and rolled, but not written, changed or "
+                "deleted."
+            )
 
     def partition(self, partition: int) -> PartitionLog:
         if 0 <= partition < len(self.partitions):
