@@ -84,14 +84,14 @@ class RealServer:
         return code
 
     def create_topic(self, name: str, partitions: int = 1) -> None:
-        cluster = httpx.get(f"{self.url}/v3/clusters").json()["data"][0]["cluster_id"]
+        cluster = httpx.get(f"{self.url}/v3/clusters", timeout=30).json()["data"][0]["cluster_id"]
         body = {"topic_name": name, "partitions_count": partitions}
-        answer = httpx.post(f"{self.url}/v3/clusters/{cluster}/topics", json=body)
+        answer = httpx.post(f"{self.url}/v3/clusters/{cluster}/topics", json=body, timeout=30)
         assert answer.status_code == 201, answer.text
 
     def end_offset(self, topic: str = "t", partition: int = 0) -> int:
         """The log end offset: it rises with anything that was stored."""
-        found = httpx.get(f"{self.url}/topics/{topic}/partitions/{partition}").json()
+        found = httpx.get(f"{self.url}/topics/{topic}/partitions/{partition}", timeout=30).json()
         return found["log_end_offset"]
 
     @contextlib.contextmanager

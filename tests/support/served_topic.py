@@ -25,7 +25,7 @@ def create_topic(url: str, partitions: int = PARTITIONS, **configs: str) -> None
         "partitions_count": partitions,
         "configs": [{"name": name.replace("_", "."), "value": value} for name, value in configs.items()],
     }
-    assert httpx.post(f"{url}/v3/clusters/{_cluster(url)}/topics", json=body).status_code == 201
+    assert httpx.post(f"{url}/v3/clusters/{_cluster(url)}/topics", json=body, timeout=30).status_code == 201
 
 
 def alter_topic(url: str, **configs: str) -> None:

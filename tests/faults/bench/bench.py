@@ -237,7 +237,7 @@ _REMEMBER = {"idempotency.window.ms": str(24 * HOUR_MS)}
 
 
 def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
-    cluster = httpx.get(f"{url}/v3/clusters").json()["data"][0]["cluster_id"]
+    cluster = httpx.get(f"{url}/v3/clusters", timeout=60).json()["data"][0]["cluster_id"]
     body = {
         "topic_name": topic.name,
         "partitions_count": topic.partitions,
