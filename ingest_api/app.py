@@ -78,12 +78,12 @@ class Application(FastAPI):
         for router in ROUTERS:
             self.include_router(router)
         self.declared_routes = RouteTable(ROUTERS)
-        self.short_requests = ShortRequests(lambda: self.state.api, self.declared_routes.find, guard)
+        self.short_requests = ShortRequests(self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
 
     def open(self, state: ApiState) -> None:
         """Answer everything from now on."""
-        self.state.api = state
+        self.state.api = self.short_requests.state = state
 
     def stop_waiting(self) -> None:
         """Long polls answer at once, and readiness is denied."""

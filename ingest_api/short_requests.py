@@ -61,15 +61,15 @@ class ShortHead:
 
 
 class ShortRequests:
-    """``state`` is None while the store starts; ``find_route(method, path)`` as the application's own."""
+    """``find_route(method, path)`` as the application's own."""
 
     def __init__(
         self,
-        state: Callable[[], ApiState | None],
         find_route: Callable[[str, str], FoundRoute | None],
         guard: Guard,
     ) -> None:
-        self._state = state
+        #: None while the store starts.
+        self.state: ApiState | None = None
         self._find_route = find_route
         self._guard = guard
         self._read_again = functools.lru_cache(_HEADS_CACHED)(self._read)
@@ -115,7 +115,7 @@ class ShortRequests:
 
         ``peer`` is the address that the request came from.
         """
-        state = self._state()
+        state = self.state
         if state is None:
             return False
         try:
@@ -146,7 +146,7 @@ class ShortRequests:
         return True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _ShortRequest:
     head: ShortHead
     request_id: str

@@ -33,6 +33,9 @@ SMALL_REQUEST_RECORDS_MAX = 1024
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
 _BYTES_MAX = 1 * MIB
+# A timer for each request costs more than all else that is done for its time-out.
+_TIME_OUT_LATE = 0.1
+_TIME_OUTS_MAX = 100
 
 #: Makes columns of the records of many requests at once. Only the listener knows the kind of these records.
 ToColumns = Callable[[Sequence[Any]], DecodedRecords]
@@ -62,18 +65,24 @@ class Produce(Protocol):
 class _Waiting:
     """A request that waits for its answer; it leaves its batch when its time is up."""
 
-    __slots__ = ("_batch", "_timer", "_told", "num_bytes", "records")
+    __slots__ = ("_batch", "_time_out", "_told", "num_bytes", "records")
 
     def __init__(
-        self, records: Sequence[Any], num_bytes: int, told: Told, timeout_ms: int, batch: "dict[_Waiting, None]"
+        self,
+        records: Sequence[Any],
+        num_bytes: int,
+        told: Told,
+        time_out: "_TimeOut",
+        batch: "dict[_Waiting, None]",
     ) -> None:
         self.records = records
         self.num_bytes = num_bytes
         self._told: Told | None = told
         self._batch = batch
-        self._timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, self._time_out, timeout_ms)
+        self._time_out = time_out
+        time_out.requests.add(self)
 
-    def _time_out(self, timeout_ms: int) -> None:
+    def time_out(self, timeout_ms: int) -> None:
         self._batch.pop(self, None)
         self.tell(None, not_acknowledged(timeout_ms))
 
@@ -82,11 +91,30 @@ class _Waiting:
         told, self._told = self._told, None
         if told is None:
             return
-        self._timer.cancel()
+        self._time_out.requests.discard(self)
         try:
             told(places, error)
         except Exception:
             log.exception("batcher.telling_failed")
+
+
+class _TimeOut:
+    """The requests of one ``timeout_ms`` that began in the same interval: they have one timer."""
+
+    __slots__ = ("_timeout_ms", "ends_s", "requests")
+
+    def __init__(self, timeout_ms: int, interval_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._timeout_ms = timeout_ms
+        #: Until then (the loop's time) requests may join.
+        self.ends_s = loop.time() + interval_s
+        self.requests: set[_Waiting] = set()
+        # The last one that joins has its full time.
+        loop.call_at(self.ends_s + timeout_ms / 1000, self._tell)
+
+    def _tell(self) -> None:
+        for waiting in list(self.requests):
+            waiting.time_out(self._timeout_ms)
 
 
 class _Queue:
@@ -121,6 +149,8 @@ class Batcher:
         # By topic and by function that makes columns: one append has one such function.
         self._queues: dict[tuple[Topic, ToColumns], _Queue] = {}
         self._appends: set[asyncio.Task[None]] = set()
+        # By time-out in ms: the one that requests may join.
+        self._time_outs: dict[int, _TimeOut] = {}
 
     def begin(
         self,
@@ -146,9 +176,19 @@ class Batcher:
         queue = self._queues.get((topic, to_columns))
         if queue is None:
             queue = self._queues[topic, to_columns] = _Queue(topic, to_columns)
-        queue.waiting[_Waiting(records, num_bytes, told, timeout_ms, queue.waiting)] = None
+        queue.waiting[_Waiting(records, num_bytes, told, self._time_out(timeout_ms), queue.waiting)] = None
         self._admission.charge(context, QuotaKind.PRODUCED_BYTES, num_bytes)
         self._begin_if_due(queue)
+
+    def _time_out(self, timeout_ms: int) -> _TimeOut:
+        """One that begins now. A time-out comes late by ``_TIME_OUT_LATE`` of itself at most, and by 100 ms at most."""
+        found = self._time_outs.get(timeout_ms)
+        if found is None or found.ends_s < asyncio.get_running_loop().time():
+            if len(self._time_outs) == _TIME_OUTS_MAX:
+                self._time_outs.clear()  # they go on, without joining
+            interval_s = min(0.1, timeout_ms / 1000 * _TIME_OUT_LATE)
+            found = self._time_outs[timeout_ms] = _TimeOut(timeout_ms, interval_s)
+        return found
 
     async def produce(
         self,

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:
@@ -35,8 +37,7 @@ class TlsFacts:
     subject: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
+class RequestContext(msgspec.Struct, frozen=True):
     """One request. ``peer`` is the address that it came from, without a port; "" where a listener has none.
 
     ``client_id`` is what the client calls itself, "" for nothing: a name for logs, no identity.
