@@ -33,7 +33,8 @@ SMALL_REQUEST_RECORDS_MAX = 1024
 _REQUESTS_MAX = 256
 _RECORDS_MAX = 2048
 _BYTES_MAX = 1 * MIB
-# A timer for each request costs more than all else that is done for its time-out.
+# Requests share timers, because a timer of its own for each request would be set and cancelled in vain. A time-out
+# comes late by this part of itself at most.
 _TIME_OUT_LATE = 0.1
 _TIME_OUTS_MAX = 100
 
@@ -106,7 +107,7 @@ class _TimeOut:
     def __init__(self, timeout_ms: int, interval_s: float) -> None:
         loop = asyncio.get_running_loop()
         self._timeout_ms = timeout_ms
-        #: Until then (the loop's time) requests may join.
+        #: The end of the interval, in the loop's time: later requests need another timer.
         self.ends_s = loop.time() + interval_s
         self.requests: set[_Waiting] = set()
         # The last one that joins has its full time.
@@ -181,11 +182,11 @@ class Batcher:
         self._begin_if_due(queue)
 
     def _time_out(self, timeout_ms: int) -> _TimeOut:
-        """One that begins now. A time-out comes late by ``_TIME_OUT_LATE`` of itself at most, and by 100 ms at most."""
+        """The timer for a request that begins now: late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at most by 100 ms."""
         found = self._time_outs.get(timeout_ms)
         if found is None or found.ends_s < asyncio.get_running_loop().time():
             if len(self._time_outs) == _TIME_OUTS_MAX:
-                self._time_outs.clear()  # they go on, without joining
+                self._time_outs.clear()  # these timers still ring, but no further request joins them
             interval_s = min(0.1, timeout_ms / 1000 * _TIME_OUT_LATE)
             found = self._time_outs[timeout_ms] = _TimeOut(timeout_ms, interval_s)
         return found
