@@ -96,6 +96,7 @@ class Topics:
         by_id = {topic.topic_id: topic for topic in self._topics.values()}
         self._deleted = frozenset(self._catalog.deleted())
         self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
+        self._schedule.unserved = self._unserved.partitions
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
@@ -149,7 +150,7 @@ class Topics:
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
         served = {(p.topic_id, p.partition) for p in logs if p.recovered}
-        kept = [frame for key, frame in self._unserved.snapshots.items() if key not in served]
+        kept = [k.snapshot for key, k in self._unserved.partitions.items() if k.snapshot and key not in served]
         return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
     # ---- what there is ----------------------------------------------------------------------------------------------

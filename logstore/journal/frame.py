@@ -40,6 +40,10 @@ class FrameType(IntEnum):
     """The state of one partition at the beginning of a file (``PartitionSnapshot``)."""
     MARK = 3
     """A frame without payload at the durable end: all bytes before it are durable. The next frame overwrites it."""
+    TRUNCATE = 4
+    """The partition's log ends at ``base_offset`` again: frames before this one hold nothing from there on. No payload;
+    ``leader_epoch`` is that of the leader who ordered it.
+    """
 
 
 class FrameFlags(IntFlag):

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -34,13 +34,11 @@ from logstore.journal.frame import (
     PAYLOAD_BYTES_MAX,
     Frame,
     FrameFlags,
-    FrameHeader,
     FrameLocation,
-    FrameType,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey
-from logstore.journal.scan import JournalScan, RecoveredFrame, good_frames
+from logstore.journal.scan import JournalScan, RecoveredFrame
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
@@ -74,6 +72,14 @@ class _Append:
         self.frames = frames
         self.length = length
         self.future = future
+
+
+class NeededFile(NamedTuple):
+    """A journal file's positions [start, end), and the partitions that need it."""
+
+    start: int
+    end: int
+    needed_by: tuple[PartitionKey, ...]
 
 
 class Journal:
@@ -319,7 +325,7 @@ class Journal:
     # ---- reads --------------------------------------------------------------------------------------------------
 
     def read(self, location: FrameLocation) -> Frame:
-        """The frame at a location that ``append``, ``recover`` or ``relocate_oldest`` gave; blocking, any thread.
+        """The frame at a location that ``append``, ``recover`` or ``relocate`` gave; blocking, any thread.
 
         Raises JournalRangeFreedError, CorruptionError, StorageError.
         """
@@ -380,60 +386,38 @@ class Journal:
             del self._sealed[key]
         self._free_files()
 
-    async def relocate_oldest(
-        self, max_bytes: int = JOURNAL_GROUP_BYTES_MAX
-    ) -> list[tuple[FrameHeader, FrameLocation]]:
-        """Copy the frames of the oldest file that are still needed forward, so that the file can be freed. Returns
-        their new locations.
+    def truncate(self, topic_id: UUID, partition: int, log_end_offset: int) -> None:
+        """A durable TRUNCATE frame has dropped the frames of a partition from ``log_end_offset`` on."""
+        key = (topic_id, partition)
+        for file in self._files:
+            if file.needed_by.get(key, 0) > log_end_offset:
+                file.needed_by[key] = log_end_offset
+                if log_end_offset <= self._sealed.get(key, 0):
+                    del file.needed_by[key]
+        self._free_files()
 
-        Does nothing, and returns an empty list, if there is no older file or it still holds more than ``max_bytes``.
-        The copies keep their original header, with the flag ``RELOCATED``. The caller must take the new locations into
-        its index before it awaits anything: the file is freed in the loop's next step. Raises as ``append`` and
-        ``read`` do.
-        """
+    @property
+    def oldest_needed(self) -> NeededFile | None:
+        """The oldest file, and who needs it; None if it is the one being written to."""
         if not self._files or self._files[0] is self._current:
-            return []
+            return None
         oldest = self._files[0]
-        try:
-            frames = await asyncio.to_thread(
-                self._needed_frames, oldest, dict(oldest.needed_by), dict(self._sealed), max_bytes
-            )
-        except JournalRangeFreedError:
-            return []
-        if frames is None:
-            return []
-        moved: list[tuple[FrameHeader, FrameLocation]] = []
-        if frames:
-            locations = await self.append(frames)
-            moved = [(frame.header, location) for frame, location in zip(frames, locations, strict=True)]
-            self._filesystem.reached("journal.relocated")
-        oldest.needed_by.clear()
-        asyncio.get_running_loop().call_soon(self._free_files)
-        return moved
+        return NeededFile(oldest.start, oldest.end, tuple(oldest.needed_by))
 
-    def _needed_frames(
-        self, file: JournalFile, needed_by: dict[PartitionKey, int], sealed: dict[PartitionKey, int], max_bytes: int
-    ) -> list[Frame] | None:
-        """The un-sealed frames of a file, marked as relocated; None if they have more than ``max_bytes``."""
-        locations = []
-        left = max_bytes
-        end = file.start + HEADER_BYTES
-        for stored, position in good_frames(file, file.end):
-            header = stored.header
-            length = HEADER_BYTES + stored.payload_length
-            end = position + length
-            key = (header.topic_id, header.partition)
-            if header.type is FrameType.DATA and key in needed_by and header.end_offset > sealed.get(key, 0):
-                locations.append(FrameLocation(position, length))
-                left -= length
-                if left < 0:
-                    return None
-        if end != file.end:
-            raise JournalCorruptionError(file.path, end, "a bad frame, and it was durable")
-        return [
-            Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload)
-            for header, payload in self.read_many(locations)
+    async def relocate(self, frames: Sequence[Frame]) -> list[FrameLocation]:
+        """Append copies of frames of an older file, marked as such; where they are. Raises as ``append`` does."""
+        copies = [
+            Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload) for header, payload in frames
         ]
+        locations = await self.append(copies)
+        self._filesystem.reached("journal.relocated")
+        return locations
+
+    def relocated(self, file: NeededFile) -> None:
+        """Nothing in the oldest file is needed there any more: it is freed, unless it is the current one."""
+        if self._files and self._files[0].start == file.start and self._files[0] is not self._current:
+            self._files[0].needed_by.clear()
+            self._free_files()
 
     def _free_files(self) -> None:
         if self._current is None or self._failed is not None:

@@ -23,6 +23,11 @@ class LeaderEpochs:
             self._entries.pop()
         self._entries.append((epoch, start_offset))
 
+    def truncate(self, end_offset: int) -> None:
+        """The records from ``end_offset`` on are dropped, and with them the epochs that began there."""
+        while self._entries and self._entries[-1][1] >= end_offset:
+            self._entries.pop()
+
     def up_to(self, end_offset: int) -> tuple[tuple[int, int], ...]:
         """The history of the offsets below ``end_offset``."""
         return tuple(entry for entry in self._entries if entry[1] < end_offset)

@@ -18,7 +18,7 @@ import asyncio
 import itertools
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -37,9 +37,10 @@ from logstore.journal.frame import (
     FrameType,
     PartitionSnapshot,
 )
-from logstore.log.frame_index import FrameIndex
+from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
+from logstore.log.journal_tail import JournalTail
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
@@ -48,7 +49,6 @@ from logstore.records.batch_identity import (
     BatchIdentity,
     RememberedBatch,
     first_producer_id,
-    unpack_batches,
 )
 
 
@@ -108,8 +108,8 @@ class PartitionLog:
         self._last_append_time_ms = 0
         self._advanced: asyncio.Future[None] | None = None
         self._closed: LogStoreError | None = None
-        #: While recovering: batches below this offset are in ``producers`` and ``idempotency_keys`` already.
-        self.remembered_end = 0
+        #: The log end offset that a truncation on its way to the disk orders; None without one.
+        self._truncating_to: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -281,8 +281,11 @@ class PartitionLog:
 
         ``complete_appends`` is to be called when it has: once for all frames of this partition.
         """
-        assert frame.header.base_offset == self.next_offset, (frame.header, self)
-        self.next_offset += frame.header.record_count
+        if frame.header.type is FrameType.TRUNCATE:
+            self._truncating_to = frame.header.base_offset
+        else:
+            assert frame.header.base_offset == self.next_offset, (frame.header, self)
+        self.next_offset = frame.header.end_offset
         length = HEADER_BYTES + len(frame.payload or b"")
         self._journal_bytes.num_bytes += length
         self._pending.append(_Pending(frame.header, length, durable, position_in_append))
@@ -300,6 +303,11 @@ class PartitionLog:
             if not stored:
                 self._journal_bytes.num_bytes -= pending.length
                 self.next_offset = self.log_end_offset
+                self._truncating_to = None
+                continue
+            if pending.header.type is FrameType.TRUNCATE:
+                self._journal_bytes.num_bytes -= pending.length
+                self._drop_from(pending.header.base_offset)
                 continue
             assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
             if self._unsealed_since is None:
@@ -319,6 +327,67 @@ class PartitionLog:
         if offset > self.high_watermark:
             self.high_watermark = offset
             self._wake()
+
+    # ---- truncating -------------------------------------------------------------------------------------------------
+
+    def truncation(self, offset: int, leader_epoch: int) -> Frame:
+        """The journal frame that drops the records from ``offset`` on, and those that share a frame with it. Hand it to
+        the journal and ``track`` it at once; the records are dropped when it is durable.
+
+        ``leader_epoch`` is that of the leader who orders it. What is in Delta stays: an offset below the sealed one
+        drops all that is not (C8).
+        """
+        self.require_open()
+        self.complete_appends()
+        assert not self._pending, "a leader has appends under way"
+        end = max(min(offset, self.log_end_offset), self.sealed_offset)
+        if (boundary := self.index.boundary(end)) is not None:
+            end = max(boundary, self.sealed_offset)
+        return Frame(
+            FrameHeader(
+                type=FrameType.TRUNCATE,
+                flags=FrameFlags(0),
+                topic_id=self.topic_id,
+                partition=self.partition,
+                base_offset=end,
+                record_count=0,
+                leader_epoch=leader_epoch,
+                append_time_ms=self._last_append_time_ms,
+                max_timestamp_ms=self._last_append_time_ms,
+                inflated_bytes=0,
+            ),
+            b"",
+        )
+
+    def _drop_from(self, offset: int) -> None:
+        """A truncation is durable."""
+        self._truncating_to = None
+        offset = max(offset, self.sealed_offset)
+        self._change_index(lambda: self.index.truncate(offset))
+        self.log_end_offset = offset
+        self.high_watermark = min(self.high_watermark, offset)
+        self.leader_epochs.truncate(offset)
+        self.producers.forget_from(offset)
+        self.idempotency_keys.forget_from(offset)
+        if not len(self.index):
+            self._unsealed_since = None
+        self._wake()
+
+    def _change_index(self, change: Callable[[], None]) -> None:
+        self._journal_bytes.num_bytes -= self.index.num_bytes
+        change()
+        self._journal_bytes.num_bytes += self.index.num_bytes
+
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
+        """The frames at the journal positions [start, end) that count: those that a truncation on its way to the disk
+        drops do not, because a copy behind it would bring them back.
+        """
+        return [frame for frame in self.index.located_in(start, end) if self.keeps(frame)]
+
+    def keeps(self, frame: IndexedFrame) -> bool:
+        """Whether the frame counts still."""
+        dropped = self._truncating_to is not None and frame.end_offset > self._truncating_to
+        return not dropped and self.index.holds(frame)
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
@@ -358,9 +427,7 @@ class PartitionLog:
         """Everything below ``offset`` is in Delta, durably."""
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
-        self._journal_bytes.num_bytes -= self.index.num_bytes
-        self.index.drop_below(offset)
-        self._journal_bytes.num_bytes += self.index.num_bytes
+        self._change_index(lambda: self.index.drop_below(offset))
         self._unsealed_since = self._clock.monotonic() if len(self.index) else None
 
     def snapshot_frame(self) -> Frame:
@@ -399,42 +466,29 @@ class PartitionLog:
         """A record was appended then: later ones are not appended earlier, whatever the clock says now."""
         self._last_append_time_ms = max(self._last_append_time_ms, append_time_ms)
 
-    def recover_frame(self, header: FrameHeader, location: FrameLocation) -> None:
-        """A data frame that the journal scan found; ``finish_recovery`` puts them in order."""
-        self.recover_append_time(header.append_time_ms)
-        self.index.add(header, location)
-        self.leader_epochs.assign(header.leader_epoch, header.base_offset)
-        # A frame that was copied forward stands behind later ones; the state already includes it.
-        if header.base_offset >= self.remembered_end:
-            self.remembered_end = header.end_offset
-            if (recent := self._recent_batches_of(header)) is not None:
-                recent.expire(header.append_time_ms)
-                recent.remember(_remembered(header))
-
-    def recover_snapshot(self, snapshot: PartitionSnapshot) -> None:
-        """A snapshot frame that the journal scan found; the frames before it may tell all of it already."""
-        if snapshot.log_end_offset > self.remembered_end:
-            self.remembered_end = snapshot.log_end_offset
-            self.producers.replace(unpack_batches(snapshot.producers))
-            self.idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
-        self.producers.evicted_up_to = max(self.producers.evicted_up_to, snapshot.producers_forgotten_up_to)
+    def recover(self, tail: JournalTail, *, sealed_offset: int, leader_epochs: Iterable[tuple[int, int]]) -> None:
+        """Replay what the journal tells, in the order of offsets. ``leader_epochs``: those of the journal's newest
+        snapshot, or of the last segment's footer.
+        """
+        self.recover_append_time(tail.append_time_ms)
+        self.leader_epochs = tail.leader_epochs(leader_epochs)
+        tail.replay_snapshot(self.producers, self.idempotency_keys)
+        for batch in tail.batches():
+            recent: RecentBatches = self.producers if batch.epoch >= 0 else self.idempotency_keys
+            recent.expire(batch.append_time_ms)
+            recent.remember(batch)
+        self.index = tail.index
+        self.sealed_offset = sealed_offset
 
     def recover_from_footers(
-        self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
+        self, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
     ) -> None:
-        """Take over the batches that segments remember below ``end_offset``, if the journal begins later. Producers
-        that appended behind the segments are unknown.
+        """Take over the batches that segments remember, if the journal ends before the table does. Producers that
+        appended behind the segments are unknown.
         """
-        self.remembered_end = end_offset
         self.producers.replace(producers)
         self.producers.evicted_up_to = first_producer_id(self.leader_epoch) - 1
         self.idempotency_keys.replace(idempotency_keys)
-
-    def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
-        """Take over the state in Delta; leader epochs come from the journal's snapshot or the last segment's footer."""
-        self.sealed_offset = sealed_offset
-        written_since = self.leader_epochs.entries
-        self.leader_epochs = LeaderEpochs([*leader_epochs, *written_since])
 
     def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
         """The partition is quarantined, and is recovered when that ends; without ``recover`` by the next start."""

@@ -99,3 +99,11 @@ class ProducerStates(RecentBatches):
         producer_id = super()._forget_oldest()
         self.evicted_up_to = max(self.evicted_up_to, producer_id)
         return producer_id
+
+    def forget_from(self, offset: int) -> list[int]:
+        """As for all batches. Batches before those of a producer of which nothing is left are no longer known, so it
+        counts as evicted.
+        """
+        lost = super().forget_from(offset)
+        self.evicted_up_to = max(self.evicted_up_to, *lost, -1)
+        return lost

@@ -93,3 +93,16 @@ class RecentBatches:
         self.num_batches = sum(map(len, self._pending.values()))
         for batch in batches:
             self.remember(batch)
+
+    def forget_from(self, offset: int) -> list[int]:
+        """Forget the batches from ``offset`` on: their records were truncated. The owners of which nothing is left."""
+        lost = []
+        for owner, packed in list(self._durable.items()):
+            kept = b"".join(batch.pack() for batch in unpack_batches(packed) if batch.base_offset < offset)
+            self.num_batches -= (len(packed) - len(kept)) // PACKED_BYTES
+            if kept:
+                self._durable[owner] = kept
+            else:
+                del self._durable[owner]
+                lost.append(owner)
+        return lost

@@ -29,7 +29,7 @@ from logstore.records.schema import LOG_SCHEMA
 from logstore.segments import writer as segment_writer
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.writer import SegmentWriter
-from tests.support.journals import TOPIC, data_frame, running, snapshot_frame
+from tests.support.journals import TOPIC, data_frame, relocate_oldest, running, snapshot_frame
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
 SEGMENT_CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -108,7 +108,7 @@ def write_journal(directory: Path) -> None:
                 frame = data_frame(1 + number, bytes(700))
                 await journal.append([frame._replace(header=frame.header._replace(identity=sender))])
             await journal.append([data_frame(3, b"other", topic=UUID(int=1)), data_frame(0, bytes(900), partition=3)])
-            await journal.relocate_oldest()
+            await relocate_oldest(journal)
 
     asyncio.run(scenario())
 

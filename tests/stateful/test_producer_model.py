@@ -23,6 +23,8 @@ from logstore.errors import (
     StorageFullError,
 )
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.scan import RecoveredFrame
+from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity, unpack_batches
 from tests.support.examples import examples
@@ -186,15 +188,17 @@ class ProducerModel(RuleBasedStateMachine):
         end = self.log.log_end_offset
         self.forget_pending()
         self.log = self.new_log()
-        for entry in kept:
+        tail = JournalTail()
+        for at, entry in enumerate(kept):
             if isinstance(entry, PartitionSnapshot):
-                self.log.recover_snapshot(entry)
+                header = self.log.snapshot_frame().header
+                tail.add(RecoveredFrame(header, FrameLocation(at, 1), entry.encode()))
             else:
-                self.log.recover_frame(entry, FrameLocation(0, 1))
-        assert self.log.remembered_end == end
+                tail.add(RecoveredFrame(entry, FrameLocation(at, 1), None))
+        tail.settle()
+        assert tail.end_offset == end
         # Where the journal does not reach, the table does: what it holds here, is another test's business.
-        self.log.index.drop_below(2**63 - 1)
-        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
 
     @precondition(lambda self: self.model and not self.futures)
@@ -204,8 +208,10 @@ class ProducerModel(RuleBasedStateMachine):
         self.log.now_ms()
         end, packed = self.log.log_end_offset, self.log.producers.pack()
         self.log = self.new_log()
-        self.log.recover_from_footers(end, unpack_batches(packed), ())
-        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        tail = JournalTail()
+        tail.settle()
+        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
+        self.log.recover_from_footers(unpack_batches(packed), ())
         self.log.finish_recovery()
         self.journal = []
         self.begin_file([])

@@ -6,7 +6,15 @@ from logstore.errors import CorruptionError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, PartitionSnapshot
 from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch
-from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
+from tests.support.journals import (
+    TOPIC,
+    data_frame,
+    offsets,
+    recovered_frames,
+    relocate_oldest,
+    running,
+    snapshot_frame,
+)
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def test_dump_shows_relocated_frames(tmp_path):
             frame = data_frame(0)
             await journal.append([frame._replace(header=frame.header._replace(flags=FrameFlags.LOG_APPEND_TIME))])
             await journal.append([data_frame(0, bytes(900), partition=1)])
-            await journal.relocate_oldest()
+            await relocate_oldest(journal)
 
     asyncio.run(scenario())
     assert [(row.relocated, row.log_append_time) for row in dump(tmp_path)][-1] == (True, True)
