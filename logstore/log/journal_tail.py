@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from logstore.journal.frame import Frame, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameHeader, FrameLocation, FrameType
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.frame_index import FrameIndex
 from logstore.log.idempotency_keys import IdempotencyKeys

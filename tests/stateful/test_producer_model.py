@@ -22,7 +22,8 @@ from logstore.errors import (
     OutOfOrderSequenceError,
     StorageFullError,
 )
-from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog

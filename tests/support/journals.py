@@ -14,9 +14,9 @@ from logstore.journal.frame import (
     FrameHeader,
     FrameLocation,
     FrameType,
-    PartitionSnapshot,
 )
 from logstore.journal.journal import Journal, NeededFile
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame, good_frames
 from tests.support.manual_clock import ManualClock
 
