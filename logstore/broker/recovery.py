@@ -9,7 +9,7 @@ its partition, and the journal keeps its records.
 
 import functools
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -62,13 +62,15 @@ class Unserved:
     deleted: set[UUID]
 
 
-def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID]) -> Unserved:
+def recover_partitions(
+    journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID], *, producer_ids_begin: Callable[[], int]
+) -> Unserved:
     """Read the whole journal once and bring every partition log to its state before the stop: collect, truncate, replay
     (``JournalTail``).
 
     Frames of ``deleted`` topics are forgotten; those of others that are not among ``topics`` are kept, because their
-    tables may come back. A partition of which offsets are missing is quarantined. Raises CorruptionError where the
-    journal itself is not what was written.
+    tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
+    coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
     tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
     for frame in journal.recover():
@@ -84,7 +86,8 @@ def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: 
         journal.forget(topic_id)
     for topic in topics.values():
         for partition_log in topic.partitions:
-            _finish(topic, partition_log, tails.get((topic.topic_id, partition_log.partition)) or _no_frames())
+            tail = tails.get((topic.topic_id, partition_log.partition)) or _no_frames()
+            _finish(topic, partition_log, tail, producer_ids_begin)
     unserved = {key: tail for key, tail in tails.items() if key not in logs and key[0] not in gone}
     lost: dict[UUID, int] = {}
     unsealed: dict[UUID, int] = {}
@@ -133,7 +136,9 @@ def _footer_of(path: Path) -> SegmentFooter | None:
         return None
 
 
-def _finish(topic: Topic, partition_log: PartitionLog, tail: JournalTail) -> None:
+def _finish(
+    topic: Topic, partition_log: PartitionLog, tail: JournalTail, producer_ids_begin: Callable[[], int]
+) -> None:
     in_table = topic.snapshot.partitions[partition_log.partition].sealed
     # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, the records
     # between the two were sealed.
@@ -143,7 +148,7 @@ def _finish(topic: Topic, partition_log: PartitionLog, tail: JournalTail) -> Non
     footers: list[SegmentFooter] = []
     if tail.snapshot is None or tail.end_offset < in_table:
         if partition_log.quarantined is not None:  # which files are its own is not known yet
-            partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail))
+            partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail, producer_ids_begin))
             return
         footers = _newest_footers(topic, partition_log)
         if footers and tail.snapshot is None:
@@ -152,7 +157,8 @@ def _finish(topic: Topic, partition_log: PartitionLog, tail: JournalTail) -> Non
     partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
     if tail.end_offset < in_table:
         keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
-        partition_log.recover_from_footers(footers[0].producers if footers else (), keys)
+        producers = footers[0].producers if footers else ()
+        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin())
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

@@ -39,13 +39,14 @@ class TopicTables:
 
         Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
         OffsetOutOfRangeError beyond the high watermark or below -1, TopicAuthorizationError, UnknownPartitionError,
-        InvalidTopicError.
+        InvalidTopicError, NotLeaderOrFollowerError.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         topic.require_not_internal()
         partition_log = topic.partition(partition)
         partition_log.require_served()
+        epoch = partition_log.require_leader().epoch
         target = partition_log.high_watermark if before_offset == -1 else before_offset
         if not 0 <= target <= partition_log.high_watermark:
             raise OffsetOutOfRangeError(
@@ -59,7 +60,7 @@ class TopicTables:
         if target > partition_log.log_start_offset:
             await self._roller.commit(
                 topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
+                lambda: topic.table.advance_log_start({partition: target}, {partition: epoch}),
             )
         return partition_log.log_start_offset
 

@@ -65,13 +65,17 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
         self.exception()
 
 
-class _Append:
-    __slots__ = ("frames", "future", "length")
+Told = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
+"""Called on the loop with the locations of an append's frames, or with none and why they are not stored."""
 
-    def __init__(self, frames: Sequence[Frame], length: int, future: AppendFuture) -> None:
+
+class _Append:
+    __slots__ = ("frames", "length", "told")
+
+    def __init__(self, frames: Sequence[Frame], length: int, told: Told) -> None:
         self.frames = frames
         self.length = length
-        self.future = future
+        self.told = told
 
 
 class NeededFile(NamedTuple):
@@ -126,6 +130,14 @@ class Journal:
     def failed(self) -> LogStoreError | None:
         """The error with which every append fails until a restart; None while the journal works."""
         return self._failed
+
+    @property
+    def refusal(self) -> LogStoreError | None:
+        """The error that an append gets at once; None if it is taken."""
+        refused = self._failed or self._refusing
+        if refused is None and (self._committer is None or self._closing):
+            return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
+        return None if refused is None else type(refused)(str(refused))
 
     @property
     def end_position(self) -> int:
@@ -197,27 +209,37 @@ class Journal:
     # ---- appends ------------------------------------------------------------------------------------------------
 
     def append(self, frames: Sequence[Frame]) -> AppendFuture:
-        """Store frames; their locations when they are durable. All frames of one call share one fdatasync.
-
-        The future fails with StorageFullError (nothing was stored; try again later), StorageError (final; whether they
-        are stored shows after a restart) or BrokerNotReadyError (not started, or closed).
-        """
+        """``store``, for one who waits: the locations when the frames are durable, or the error."""
         future = AppendFuture()
-        refused = self._failed or self._refusing
-        if refused is None and (self._committer is None or self._closing):
-            refused = BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
-        if refused is not None:
-            future.set_exception(type(refused)(str(refused)))
-            return future
+
+        def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+            if error is None:
+                future.set_result(list(locations))
+            else:
+                future.set_exception(error)
+
+        self.store(frames, told)
+        return future
+
+    def store(self, frames: Sequence[Frame], told: Told) -> None:
+        """Store frames, in this order and with one fdatasync; ``told`` is called when they are durable or have failed.
+
+        Appends are told in their order, and after a failure all that are queued in one step of the loop. The error is
+        StorageFullError (nothing was stored; try again later), StorageError (final; whether they are stored shows after
+        a restart) or BrokerNotReadyError (not started, or closed). ``told`` raises nothing and appends nothing; it is
+        called before this returns only if there is a ``refusal``.
+        """
+        if (refused := self.refusal) is not None:
+            told((), refused)
+            return
         length = 0
         for _, payload in frames:
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
             length += HEADER_BYTES + len(payload)
         self.queued_bytes += length
-        self._queue.append(_Append(frames, length, future))
+        self._queue.append(_Append(frames, length, told))
         self._wake.set()
-        return future
 
     async def _commit_appends(self) -> None:
         """The group commit: one group at a time, until the journal closes."""
@@ -228,6 +250,8 @@ class Journal:
                 await self._wake.wait()
                 continue
             try:
+                if self._failed is not None:
+                    raise self._failed
                 if self._current is None or self._is_full(self._current):
                     await self._begin_file()
                 group = self._take_group()
@@ -282,7 +306,7 @@ class Journal:
                 if frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
-            append.future.set_result(locations)
+            append.told(locations, None)
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
@@ -314,7 +338,7 @@ class Journal:
             self.queued_bytes -= append.length
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
-            append.future.set_exception(failure)
+            append.told((), failure)
         # The loop runs callbacks in the order in which they were scheduled, so this one runs after those of the
         # futures.
         asyncio.get_running_loop().call_soon(self._take_appends_again)
@@ -435,10 +459,13 @@ class Journal:
     # ---- the thread -----------------------------------------------------------------------------------------------
 
     def _background_done(self, done: asyncio.Future[None]) -> None:
-        if (error := done.exception()) is not None:
-            self._fail(
-                error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}"), []
-            )
+        if (error := done.exception()) is None:
+            return
+        # The group in flight is told first; then the committer fails what is queued behind it.
+        failure = error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}")
+        if self._failed is None:
+            self._failed = failure
+            _log.error("journal_failed", message=str(failure))
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

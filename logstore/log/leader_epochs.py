@@ -13,6 +13,11 @@ class LeaderEpochs:
         for epoch, start in entries:
             self.assign(epoch, start)
 
+    @property
+    def last(self) -> int:
+        """The newest epoch that wrote a record; -1 without one."""
+        return self._entries[-1][0] if self._entries else -1
+
     def assign(self, epoch: int, start_offset: int) -> None:
         """``epoch`` appends from ``start_offset`` on. Epochs that began at or after it are dropped: none of their
         records is left.

@@ -23,6 +23,7 @@ from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.journal.scan import RecoveredFrame
+from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
 from logstore.log.relocation import relocate_oldest
 from logstore.log.truncation import truncate
@@ -47,11 +48,8 @@ class Stored(NamedTuple):
     batch: RememberedBatch | None
 
 
-def new_logs(clock: ManualClock, epoch: int) -> list[PartitionLog]:
-    logs = [
-        PartitionLog("t", TOPIC, p, leader_epoch=epoch, clock=clock, producer_id_expiration_ms=10**12)
-        for p in range(PARTITIONS)
-    ]
+def new_logs(clock: ManualClock) -> list[PartitionLog]:
+    logs = [PartitionLog("t", TOPIC, p, clock=clock, producer_id_expiration_ms=10**12) for p in range(PARTITIONS)]
     for log in logs:
         log.idempotency_keys.remembered_ms = log.idempotency_keys.keys_max = 10**12
     return logs
@@ -116,10 +114,11 @@ class RecoveryModel(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.epoch += 1
-        self.logs = new_logs(self.clock, self.epoch)
+        self.logs = new_logs(self.clock)
         self.journal = Journal(self.directory, filesystem=FileSystem(), clock=self.clock, file_bytes=self.file_bytes)
-        recover_partitions(self.journal, {TOPIC: topic_of(self.logs, self.sealed)}, ())
+        recover_partitions(self.journal, {TOPIC: topic_of(self.logs, self.sealed)}, (), producer_ids_begin=lambda: 1)
         for log in self.logs:
+            log.become_leader(self.epoch)
             self.journal.release(TOPIC, log.partition, log.sealed_offset)
         self.run(self.journal.start(lambda: [log.snapshot_frame() for log in self.logs]))
 
@@ -152,8 +151,9 @@ class RecoveryModel(RuleBasedStateMachine):
             mixed = sorted(frames, key=lambda f: places.index(max(s for s in starts if s <= f.location.position)))
         found = []
         for order in (frames, mixed):
-            logs = new_logs(self.clock, self.epoch)
-            recover_partitions(Shuffled(order), {TOPIC: topic_of(logs, self.sealed)}, ())  # type: ignore[arg-type]
+            logs = new_logs(self.clock)
+            topics = {TOPIC: topic_of(logs, self.sealed)}
+            recover_partitions(Shuffled(order), topics, (), producer_ids_begin=lambda: 1)  # type: ignore[arg-type]
             found.append([state_of(log) for log in logs])
         assert found[0] == found[1]
 
@@ -169,7 +169,7 @@ class RecoveryModel(RuleBasedStateMachine):
         self.sent += 1
         payload = b"%d." % self.sent + bytes(size)
         batch = pa.RecordBatch.from_pylist([{}] * count, schema=WIRE_SCHEMA)
-        frame = log.next_frame(
+        frame = log.require_leader().next_frame(
             batch, pa.py_buffer(payload), inflated_bytes=size, log_append_time=False, identity=identity
         )
         header = frame.header
@@ -181,12 +181,14 @@ class RecoveryModel(RuleBasedStateMachine):
     def begin_append(self, partition: int, producer: int | None, count: int, size: int) -> asyncio.Future[Any]:
         self.clock.advance(1)
         frame, stored = self.frame(partition, producer, count, size)
-        durable = self.journal.append([frame])
-        self.logs[partition].track(frame, durable, 0)
-        durable.add_done_callback(lambda _: self.logs[partition].complete_appends())
+        log = self.logs[partition]
+        log.track(frame)
+        acknowledged = Acknowledgement(1)
+        log.require_leader().acknowledge(stored.end, -1, acknowledged)
+        self.journal.store([frame], lambda locations, _: log.stored(frame.header, locations[0]))
         self.model[partition].append(stored)
         self.end[partition] = stored.end
-        return durable
+        return acknowledged.future
 
     batches = st.tuples(
         partitions, st.none() | st.integers(0, PRODUCERS - 1), st.integers(1, 3), st.sampled_from([0, 1, 300, 900])
@@ -216,8 +218,10 @@ class RecoveryModel(RuleBasedStateMachine):
     async def truncate_to(self, partition: int, offset: int) -> None:
         self.epoch += 1
         log = self.logs[partition]
+        log.resign(self.epoch)  # another broker leads with it
         found = await truncate(self.journal, log, offset, self.epoch)
-        log.leader_epoch = self.epoch
+        self.epoch += 1
+        log.become_leader(self.epoch)
         end, frames = min(max(offset, self.sealed[partition]), self.end[partition]), self.model[partition]
         dropped = [frame for frame in frames if frame.end > end]
         if dropped:
