@@ -14,7 +14,7 @@ _FIRST_COMMIT = f"{0:020}.json"
 
 
 class HistoryReadError(Exception):
-    """The history of a topic is not the one any more that a DataFrame was made from."""
+    """The topic of a DataFrame was deleted, or made again, since the DataFrame was made."""
 
 
 def history_check(

@@ -47,9 +47,9 @@ class Producer:
     commas, or a list of them).
 
     The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
-    by several threads, not across a fork. A context manager, which flushes; at its end it raises what the program has
-    not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong or unknown,
-    InvalidRequestError for ``bootstrap``.
+    by several threads, not across a fork. A context manager, which flushes; at its end it raises failures that the
+    program has not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong
+    or unknown, InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(

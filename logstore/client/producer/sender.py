@@ -152,7 +152,7 @@ class Sender:
             for part in parts:
                 self._complete(part, -1, _closed_before())
 
-    # ---- what the threads do -----------------------------------------------------------------------------------------
+    # ---- the threads -------------------------------------------------------------------------------------------------
 
     def _close_in_time(self) -> None:
         while (due := self._accumulator.wait_for_due()) is not None:
@@ -226,7 +226,7 @@ class Sender:
         while (job := self._jobs.get()) is not None:
             job()
 
-    # ---- what became of it -------------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def _complete(self, batch: ProducerBatch, base_offset: int, error: LogStoreError | None) -> None:
         for each in batch.batches:
