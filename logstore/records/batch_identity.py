@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 
 #: Sequence numbers are int32 and go on at 0 after this one, as Kafka's do.
 SEQUENCE_MAX = 2**31 - 1

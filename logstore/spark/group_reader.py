@@ -104,7 +104,7 @@ class GroupBatch:
                     store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
                 except UnknownTopicIdError as error:
                     raise UnknownTopicIdError(
-                        f"group {self.group} cannot commit: a topic was deleted and created anew since this batch was "
+                        f"group {self.group} cannot commit: a topic was deleted and made again since this batch was "
                         f"made; make another one ({error})"
                     ) from None
         self._is_committed = True

@@ -128,7 +128,7 @@ class _Store:
 
         if isinstance(error, UnknownTopicIdError):
             # A DataFrame may be evaluated long after it was made.
-            why = "the topic was deleted and created anew since this DataFrame was made; make it again"
+            why = "the topic was deleted and made again since this DataFrame was made; make the DataFrame again"
             return f"{why} ({error.message})"
         if isinstance(error, OffsetOutOfRangeError):
             overtaken = "Retention or delete-records overtook this read: take a later starting offset"

@@ -214,10 +214,8 @@ class ProduceRequests:
             if batch.chosen_among.count == now.count:
                 fitting.append(batch)
             else:
-                others = (
-                    f"it has another number of partitions ({now.count}) than when this one was chosen. Send it again"
-                )
-                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
+                chosen = f"its partition was chosen among {batch.chosen_among.count}, the new topic has {now.count}"
+                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {chosen}. Send it again"))
         return [ProduceRequest(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
 
     def _give_up(self, request: ProduceRequest, error: LogStoreError) -> None:

@@ -28,7 +28,7 @@ from logstore.client.producer.options import (
     RETRIES_MAX,
     Acks,
     Compression,
-    Partitioner,
+    PartitionerOption,
     ProducerOptions,
     Serializer,
 )
@@ -73,7 +73,7 @@ class Producer:
         request_timeout_ms: float = 30_000,
         max_request_size: int = DEFAULT_MAX_REQUEST_SIZE,
         metadata_max_age_ms: float = 300_000,
-        partitioner: Partitioner = "murmur2",
+        partitioner: PartitionerOption = "murmur2",
         enable_idempotence: bool | None = None,
         **unknown: Never,
     ) -> None:
