@@ -9,7 +9,7 @@ from ingest_api.schemas.records import ProducedOffsets
 from logstore.broker.context import INTERNAL
 from logstore.errors import StorageError, ThrottledError
 from logstore.records.json_decoder import decode_plain, plain_columns
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 from tests.api.api_client import JSON_V2, assert_error, held_appends
 from tests.support.eventually import eventually_async, loop_turns
 

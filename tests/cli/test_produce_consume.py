@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 from tests.support.eventually import eventually
 from tests.support.posting import post
 

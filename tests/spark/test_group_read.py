@@ -133,7 +133,7 @@ def test_a_topic_of_the_same_name_inherits_nothing(spark, store, admin):
     store.create(topic)
     store.produce(topic, 0, 0, 20)
     before.commit()  # it has read nothing
-    with pytest.raises(UnknownTopicError, match="deleted and created anew since this batch was made"):
+    with pytest.raises(UnknownTopicError, match="deleted and made again since this batch was made"):
         overtaken.commit()
     assert committed(admin, "reborn") == {}
     assert spans(group_read(spark, topic, "reborn", store.url)) == {(topic, 0): (0, 20)}

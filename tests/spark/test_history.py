@@ -160,7 +160,9 @@ def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark,
     for start in range(0, 10 * commits, 10):
         anew.roll(0, start, start + 10)
     for gone in (evaluated, lazy, frame.limit(3)):
-        with pytest.raises(Exception, match="deleted and created anew since this DataFrame was made; make it again"):
+        with pytest.raises(
+            Exception, match="deleted and made again since this DataFrame was made; make the DataFrame again"
+        ):
             gone.collect()
     assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(10 * commits))
 

@@ -167,7 +167,7 @@ def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark,
     store.delete(topic)
     store.create(topic)
     store.produce(topic, 0, 0, 10)
-    with pytest.raises(Exception, match="deleted and created anew"):
+    with pytest.raises(Exception, match="deleted and made again"):
         frame.collect()
 
 

@@ -75,7 +75,10 @@ def test_a_range_comes_whole_and_no_further(asked):
     ("answer", "says"),
     [
         (errors.StoreUnreachableError("nobody there"), "gave no answer in 0 s .*nobody there.*Can this executor reach"),
-        (errors.UnknownTopicIdError("another id"), "created anew since this DataFrame was made; make it again"),
+        (
+            errors.UnknownTopicIdError("another id"),
+            "made again since this DataFrame was made; make the DataFrame again",
+        ),
         (errors.OffsetOutOfRangeError("gone", log_start_offset=9, high_watermark=10), "gone Retention or delete-rec"),
         (errors.QuarantinedError("broken"), "topic t: broken"),
         (None, "partition 3 ends at 6, before the end of the range 6 to 10"),
