@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli), under which everything lies that the store writes (RFC 3720, appendix B.4)."""
+"""CRC-32C (Castagnoli), the checksum of everything that the store writes (RFC 3720, appendix B.4)."""
 
 import google_crc32c
 import pyarrow as pa
@@ -7,7 +7,7 @@ from logstore.filesystem import Buffer
 
 
 def crc32c(data: Buffer, crc: int = 0) -> int:
-    """CRC-32C of ``data``, or of what ``crc`` is of and then ``data``; without a copy."""
+    """CRC-32C of ``data``; with ``crc``, the CRC of earlier bytes, of those bytes and ``data``. Nothing is copied."""
     if isinstance(data, memoryview | bytearray):
         data = pa.py_buffer(data)  # themselves they are not taken
     extended: int = google_crc32c.extend(crc, data)
