@@ -80,7 +80,7 @@ class Written:
 class _LivingTable(FileSystem):
     """Makes no directories: the sources lie there already, and a topic deleted meanwhile must not come back."""
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, parents: bool = True) -> None:  # noqa: ARG002
         if not path.is_dir():
             raise FileNotFoundError(2, "the topic was deleted", str(path))
 

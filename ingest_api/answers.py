@@ -83,8 +83,8 @@ class RecordsResponse(Response):
                 else:
                     gathered.append(piece)
                     size += len(piece)
-            # The rest, small or empty. The server takes it when at most as small a rest of the earlier pieces is left
-            # to send.
+            # Send the rest, small or empty. The server takes it when no more than such a rest of the earlier pieces is
+            # still to be sent.
             await send({"type": "http.response.body", "body": b"".join(gathered)})
 
 
@@ -154,7 +154,7 @@ def produced_offsets(result: ProduceResult) -> bytes:
 
 
 def produced_ranges(result: ProduceResult) -> bytes:
-    """The short answer, for bodies in columns: offsets are consecutive within a partition.
+    """The answer by ranges, for bodies in columns: offsets are consecutive within a partition.
 
     If records of some partitions were not stored, every range also says whether there was an error.
     """

@@ -150,7 +150,9 @@ def decode_small(topic: Topic, body: bytes) -> PlainRecords | None:
 
 
 def held_bytes(body: bytes, records: PlainRecords) -> int:
-    """What ``decode_small``'s records hold while they wait for others: of tiny ones many times their body."""
+    """Bytes of memory that ``decode_small``'s records hold while they wait for others: for tiny records many times
+    their body.
+    """
     return len(body) + records.nbytes
 
 

@@ -14,10 +14,12 @@ from uuid import UUID
 from logstore.errors import LogStoreError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
-from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameType, PartitionSnapshot
+from logstore.journal.frame import HEADER_BYTES, FrameFlags
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import JournalScan, find_headers, payload_is_good
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
+from logstore.records.transactions import Marker, OpenTransaction
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 
@@ -32,6 +34,8 @@ class DumpedSnapshot:
     producers: tuple[RememberedBatch, ...]
     idempotency_keys: tuple[RememberedBatch, ...]
     producers_forgotten_up_to: int
+    open_transactions: tuple[OpenTransaction, ...] = ()
+    markers: tuple[Marker, ...] = ()
 
     @classmethod
     def decode(cls, payload: bytes) -> Self:
@@ -44,6 +48,8 @@ class DumpedSnapshot:
             tuple(unpack_batches(found.producers)),
             tuple(unpack_batches(found.idempotency_keys)),
             found.producers_forgotten_up_to,
+            found.open_transactions,
+            found.markers,
         )
 
 
@@ -222,7 +228,7 @@ def _lost_ranges(directory: Path, position: int, filesystem: FileSystem) -> tupl
         try:
             for stored, at in find_headers(file, max(position, start), start + file.allocated):
                 header = stored.header
-                if header.type is not FrameType.DATA or not payload_is_good(file, at + HEADER_BYTES, stored):
+                if not header.takes_offsets or not payload_is_good(file, at + HEADER_BYTES, stored):
                     continue
                 key = (header.topic_id, header.partition)
                 seen = lost.get(key, LostRange(*key, header.base_offset, header.end_offset, 0))
@@ -230,7 +236,7 @@ def _lost_ranges(directory: Path, position: int, filesystem: FileSystem) -> tupl
                     *key,
                     min(seen.first_offset, header.base_offset),
                     max(seen.end_offset, header.end_offset),
-                    seen.records + header.record_count,
+                    seen.records + (header.record_count if header.has_records else 0),
                 )
         finally:
             file.close()

@@ -33,13 +33,15 @@ from logstore.journal.journal_file import JournalFile, list_files
 from logstore.limits import MIB
 
 WINDOW_BYTES: Final = 4 * MIB
+# Small payloads that a recovery looks into.
+_KEPT: Final = (FrameType.SNAPSHOT, FrameType.CONTROL)
 
 
 class RecoveredFrame(NamedTuple):
     header: FrameHeader
     location: FrameLocation
     payload: bytes | None
-    """The payload of a snapshot frame; None for a data frame, which is read by its location."""
+    """The payload of a snapshot or control frame; None for others, which are read by their location."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class JournalScan:
                     break
                 end = tail
                 file.add(header, {})
-                payload = file.read(position + HEADER_BYTES, length) if header.type is FrameType.SNAPSHOT else None
+                payload = file.read(position + HEADER_BYTES, length) if header.type in _KEPT else None
                 yield RecoveredFrame(header, FrameLocation(position, HEADER_BYTES + length), payload)
             file.size = end - file.start
             if following is not None:

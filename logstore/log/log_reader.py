@@ -186,7 +186,7 @@ class LogReader:
             if not frames:
                 return _Slice([], 0, 0, at)
             batches = await self._in_thread(lambda: self._read_stored(frames))
-            count = frames[-1].end_offset - max(at, frames[0].base_offset)
+            count = sum(frame.end_offset - max(at, frame.base_offset) for frame in frames if frame.has_records)
             return _Slice(batches, count, num_bytes, frames[-1].end_offset)
 
         return await self._read(topic, log, offset, stored, max_bytes, min_bytes)
@@ -303,7 +303,8 @@ class LogReader:
     def _read_frames(self, frames: Sequence[IndexedFrame], wanted: _Wanted) -> _Slice[pa.RecordBatch]:
         end = frames[-1].end_offset
         if len(frames) > 1:
-            batches = list(frame_records(self._journal.read_many([frame.location for frame in frames])))
+            locations = [frame.location for frame in frames if frame.has_records]
+            batches = list(frame_records(self._journal.read_many(locations)))
             return _cut(batches, wanted, end)
         location = frames[0].location
         num_bytes = location.length + frames[0].inflated_bytes
@@ -320,7 +321,7 @@ class LogReader:
                 LOG_APPEND_TIME if FrameFlags.LOG_APPEND_TIME in header.flags else 0,
                 payload,
             )
-            for header, payload in self._journal.read_many([frame.location for frame in frames])
+            for header, payload in self._journal.read_many([frame.location for frame in frames if frame.has_records])
         ]
 
     def _read_history(self, place: _Place, wanted: _Wanted) -> _Slice[pa.RecordBatch]:

@@ -35,8 +35,8 @@ from logstore.journal.frame import (
     FrameHeader,
     FrameLocation,
     FrameType,
-    PartitionSnapshot,
 )
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.frame_index import FrameIndex
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys

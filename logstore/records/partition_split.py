@@ -10,7 +10,7 @@ from logstore.records.schema import WIRE_SCHEMA, null_headers
 
 @dataclass(frozen=True, slots=True)
 class PartitionSplit:
-    """Records by rising partition, in the order given inside each.
+    """Records by rising partition; inside each partition the given order.
 
     ``batch`` (WIRE_SCHEMA) is one copy of all, of which a partition has the rows [start, end) of its entry in
     ``ranges`` (partition, start, end). ``order``: the row given for each row of ``batch``; None for the rows as they

@@ -138,7 +138,7 @@ def require_canonical_base64(body: bytes, *, is_binary: bool) -> None:
 
 
 def _may_have_loose_base64(body: bytes) -> bool:
-    """Whether some text may stand for other bits than zeros behind its last byte; seldom without reason."""
+    """Whether some text may have other bits than zeros behind its last byte. False positives are rare."""
     if b"\\" in body:
         return True
     data = np.frombuffer(body, np.uint8)

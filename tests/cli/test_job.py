@@ -78,7 +78,7 @@ def test_a_dry_run_changes_nothing(job):
     assert "nothing to do in 3 of 3 topics" in job("vacuum", "--dry-run").stdout
 
 
-def test_why_nothing_was_done(job, data):
+def test_the_reasons_why_nothing_was_done(job, data):
     job("retention")
     why = job("retention").stdout.splitlines()
     assert why[1].startswith("users: cleanup.policy is compact")

@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from logstore.journal.frame import HEADER_BYTES, PartitionSnapshot
+from logstore.journal.frame import HEADER_BYTES
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import RememberedBatch
 from tests.support.journals import running, snapshot_frame
 from tests.support.server_process import ServerProcess

@@ -254,7 +254,7 @@ def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_a_user_deleted_with_sql_stays_deleted_when_its_removal_is_forgotten(tmp_path: Path) -> None:
+def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_path: Path) -> None:
     async def start_and_stop() -> list[int]:
         async with running_broker(tmp_path) as broker:
             topic = broker.topic(INTERNAL, "t")

@@ -218,7 +218,7 @@ async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:
     return str(raised.value)
 
 
-def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
+def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
@@ -326,7 +326,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
     run(start())
 
 
-def test_what_could_not_be_committed_and_is_damaged_is_written_again(tmp_path: Path) -> None:
+def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path: Path) -> None:
     """The journal has all of it still."""
 
     async def scenario() -> None:

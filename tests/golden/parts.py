@@ -17,12 +17,12 @@ from logstore.journal.frame import (
     FrameFlags,
     FrameHeader,
     FrameType,
-    PartitionSnapshot,
     encode_file_header,
     encode_frame_header,
     encode_mark,
 )
 from logstore.journal.inspect import DumpRow
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, RememberedBatch
 from logstore.records.offset_record import OffsetCommit, OffsetKey, encode_offset_records
 from logstore.records.schema import LOG_SCHEMA

@@ -49,7 +49,7 @@ def on_disk(topic: KeyedTopic) -> set[str]:
     return {path.relative_to(topic.table.path).as_posix() for path in topic.table.path.glob("*/*.parquet")}
 
 
-def test_what_left_the_table_long_enough_ago_is_deleted(spark, tmp_path):
+def test_files_that_left_the_table_long_enough_ago_are_deleted(spark, tmp_path):
     topic = KeyedTopic.create(tmp_path, "events")
     removed, unnamed = removed_file(topic), orphan(topic)
     everything, version = on_disk(topic), topic.table.snapshot().version

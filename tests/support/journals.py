@@ -7,8 +7,9 @@ from pathlib import Path
 from uuid import UUID
 
 from logstore.filesystem import FileSystem
-from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
 from logstore.journal.journal import Journal
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from tests.support.manual_clock import ManualClock
 

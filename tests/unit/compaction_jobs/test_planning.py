@@ -102,7 +102,7 @@ def test_compaction_stops_at_the_clean_point(history, config):
 
 
 @given(histories(), configs)
-def test_what_can_be_compacted_is_when_it_is_due(history, config):
+def test_a_partition_is_compacted_when_it_is_due(history, config):
     """With the dirty ratio at 0, a partition is left alone only if its first dirty segment is too young."""
     state, files = history
     config = replace(config, min_cleanable_dirty_ratio=0.0)
@@ -167,6 +167,6 @@ def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
         parts = [(low, cut), (joined, end)] if cut else [(joined, end)]
 
 
-def test_what_has_no_account_counts_from_now():
+def test_offsets_without_a_cleaning_count_from_now():
     assert join_cleanings([((), 10), (((20, 5),), 20)], 20, 30, 7) == ((10, 7), (20, 5), (30, 7))
     assert join_cleanings([(((10, 5),), 10)], 10, 10, 7) == ((10, 5),)

@@ -3,8 +3,9 @@ import asyncio
 import pytest
 
 from logstore.errors import CorruptionError, StorageError
-from logstore.journal.frame import HEADER_BYTES, FrameFlags, PartitionSnapshot
+from logstore.journal.frame import HEADER_BYTES, FrameFlags
 from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch
 from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
 

@@ -8,8 +8,9 @@ import pytest
 from logstore.errors import BrokerNotReadyError, CorruptionError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
-from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameLocation, FrameType
 from logstore.journal.journal import Journal
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.limits import JOURNAL_GROUP_BYTES_MAX
 from tests.support.journals import TOPIC, data_frame, new_journal, offsets, recovered_frames, running, snapshot_frame
 from tests.support.manual_clock import ManualClock

@@ -128,7 +128,7 @@ def test_a_value_is_its_text(text):
         *(b"1//c", b"1 2", b'1,"offset":0', b"\xef\xbb\xbf1", b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"'),
     ],
 )
-def test_what_is_not_json_is_refused(text):
+def test_a_body_that_is_not_json_is_refused(text):
     _refused(b'{"records":[{"value":%b}]}' % text)
 
 
@@ -211,7 +211,7 @@ def test_base64_with_bits_behind_its_end_is_refused(text, rest):
             decode(body, max_message_bytes=_LIMIT)
 
 
-def test_what_only_looks_like_base64_is_taken():
+def test_text_that_only_looks_like_base64_is_taken():
     body = b'{"records":[{"key":"QR==","value":"x=","headers":[{"key":"QR==","value":"QQ\\u003d="}]}]}'
     (row,) = wire_rows(decode_json(body, max_message_bytes=_LIMIT).batch)
     assert row == Row(None, b'"QR=="', b'"x="', (("QR==", b"A"),))
