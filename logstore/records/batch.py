@@ -97,7 +97,7 @@ def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.n
     """
     _, keys, values, headers = batch.columns
     if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
-        return  # all of them together are no larger than one may be
+        return  # all records together are no larger than a single one may be
     sizes = record_sizes(batch)
     if sizes.max() > max_message_bytes:
         row = int(np.argmax(sizes > max_message_bytes))

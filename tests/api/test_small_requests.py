@@ -11,7 +11,7 @@ from logstore.errors import StorageError, ThrottledError
 from logstore.log.frame_records import frame_records
 from logstore.records.batch_identity import NO_IDENTITY
 from logstore.records.json_decoder import decode_plain, plain_columns
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 from tests.api.api_client import JSON_V2, assert_error, held_appends
 from tests.support.eventually import eventually_async, loop_turns
 
@@ -134,7 +134,7 @@ async def test_a_compacted_topic_refuses_the_request_without_a_key_alone(api):
 
 
 @pytest.mark.parametrize(("error", "status"), [(StorageError("broken"), 500), (ThrottledError("full"), 429)])
-async def test_what_fails_all_is_told_to_all(api, monkeypatch, error, status):
+async def test_an_error_of_the_append_is_told_to_every_request(api, monkeypatch, error, status):
     await api.create_topic("t")
 
     async def fail(*_, **__):
@@ -178,7 +178,7 @@ async def test_a_stopped_client_costs_only_its_own_answer(api):
     assert "staying" in await api.values("t")
 
 
-async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothing(api, monkeypatch):
+async def test_a_request_given_up_before_the_append_is_not_stored_and_holds_nothing(api, monkeypatch):
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
     begun = [asyncio.create_task(post(api, body((None, "first"))))]
@@ -275,10 +275,11 @@ async def test_a_partition_that_takes_nothing_spoils_no_other_of_those_that_join
     assert await api.values("t", 1 - used) == [3, 3]
 
 
-async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api):
+async def test_a_callback_that_fails_leaves_the_other_requests_and_the_topic_alone(api):
     await api.create_topic("t")
     topic = api.broker.topic(INTERNAL, "t")
     records = decode_plain(body((None, 1)))
+    assert records
 
     def fail(*_):
         raise RuntimeError("a bug")
@@ -304,7 +305,7 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     assert await api.values("t") == [0, 1]
 
 
-async def test_those_that_go_alone_because_of_another_still_share_an_fsync(api, monkeypatch):
+async def test_requests_that_go_alone_because_of_another_still_share_an_fsync(api, monkeypatch):
     await api.create_topic("t")
     going_on = held_appends(api, monkeypatch)
     commit, groups = api.broker.journal._commit, []
