@@ -52,6 +52,10 @@ from logstore.records.batch_identity import (
 )
 
 
+# Making it anew for each frame takes as long as the rest of a header.
+_NO_FLAGS = FrameFlags(0)
+
+
 @dataclass(slots=True)
 class JournalBytes:
     """Bytes of the frames that are not in Delta, those being fsynced included; the partitions of a topic share it."""
@@ -263,7 +267,7 @@ class PartitionLog:
         self._last_append_time_ms = append_time
         header = FrameHeader(
             type=FrameType.DATA,
-            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else FrameFlags(0),
+            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else _NO_FLAGS,
             topic_id=self.topic_id,
             partition=self.partition,
             base_offset=self.next_offset if after is None else after.header.end_offset,
