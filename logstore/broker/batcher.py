@@ -3,7 +3,9 @@
 Columns cost the same for one record as for a hundred, so the requests that come while an append of their topic is being
 fsynced become the next one: the journal would not have begun it earlier. Invariants: each request is answered with its
 own places, when they are durable; a request that must be refused is refused before it joins others, so that requests
-share only errors of the journal and of a partition; the records of a request stay together in their order.
+share only errors of the journal and of a partition; the records of a request stay together in their order. Requests
+that join become one frame, and a frame has one sender: so only plain ones come here, never one of a producer with an
+id, of an idempotency key or of a transaction.
 """
 
 import asyncio
