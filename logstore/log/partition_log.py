@@ -51,7 +51,6 @@ from logstore.records.batch_identity import (
     unpack_batches,
 )
 
-
 # Making it anew for each frame takes as long as the rest of a header.
 _NO_FLAGS = FrameFlags(0)
 
