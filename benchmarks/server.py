@@ -1,8 +1,8 @@
-"""Server processes under measurement: our store, and what it has in common with a Kafka broker.
+"""Server processes under measurement: our store, and the parts that it shares with a Kafka broker.
 
-Invariants: a server runs only while it is its turn (SIGSTOP before and after), so that what it has put off (rolls,
-cleaning, garbage) costs its own turns and nobody else's. It listens on loopback. It is ended by its own pid, with
-SIGKILL: its data are thrown away.
+Invariants: a server runs only during its turn (SIGSTOP before and after), so that the work that it puts off (rolls,
+cleaning, garbage) costs its own turns and nobody else's. A server listens on loopback, and is ended by its own pid,
+with SIGKILL: its data are thrown away.
 """
 
 import json
@@ -218,7 +218,7 @@ def result_of(found: Mapping[str, Any]) -> Result:
 
 
 def run_command(command: list[str], *, timeout: float, input_text: str = "", directory: Path = ROOT) -> str:
-    """stdout of a program that ended well in time."""
+    """The stdout of a program that ended with exit code 0 within its time."""
     try:
         done = subprocess.run(
             command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=directory, check=False
@@ -233,7 +233,7 @@ def run_command(command: list[str], *, timeout: float, input_text: str = "", dir
 def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
     """A turn in which ``load`` (called with its seconds) runs on ``server`` while all others stand still.
 
-    What it left unwritten is on the disk before the next turn begins.
+    Pages that it left unwritten are on the disk before the next turn begins. BenchmarkError if no record got through.
     """
 
     def turn(seconds: float) -> Sample:
@@ -243,6 +243,9 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             server_cpu_s, client_cpu_s = server.cpu_s - server_cpu_s, _cpu_s_of_loads() - client_cpu_s
             peak_mb, resident_mb = server.peak_mb, server.resident_mb
         os.sync()
+        if not result.records:
+            refused = "" if result.throttled is None else f", {result.throttled:,.0f} answers were 429"
+            raise BenchmarkError(f"no record got through in {result.seconds:.1f} s{refused}")
         rate = result.records / result.seconds
         return Sample(
             records_s=rate,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from logstore.log.partition_log import PartitionLog
 
 ACKS_ALL = -1
+# Making it anew for each frame takes as long as the rest of a header.
+_NO_FLAGS = FrameFlags(0)
 
 
 class Leadership:
@@ -52,7 +54,7 @@ class Leadership:
         append_time = log.next_append_time_ms()
         header = FrameHeader(
             type=FrameType.DATA,
-            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else FrameFlags(0),
+            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else _NO_FLAGS,
             topic_id=log.topic_id,
             partition=log.partition,
             base_offset=log.next_offset,

@@ -9,8 +9,8 @@ message of WIRE_SCHEMA, its buffers compressed or not. Its record i has the offs
 timestamp stands for ``append_time_ms``. History gives row groups: the payload is a Parquet file with the columns of
 LOG_SCHEMA, and others beside them.
 
-A reader leaves large batches where they were received, and puts small ones together: every later step costs by the
-batch. It checks the shape only: the store has checked the records when it took them, and again when it read them from
+A reader leaves large batches in the memory that received them, and joins small ones, because every later step costs per
+batch. The reader checks the shape only: the store checked the records at their append, and again when it read them from
 disk.
 """
 
