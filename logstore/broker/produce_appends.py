@@ -124,7 +124,7 @@ class AppendGroup:
         """The journal has stored all frames, or none."""
         if error is None:
             for log, frame, location in zip(self._logs, self.frames, locations, strict=True):
-                log.stored(frame.header, location)
+                log.stored(frame, location)
             return
         if self._acknowledgement is not None:
             self._acknowledgement.fail(error)

@@ -157,8 +157,8 @@ def _finish(
     partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
     if tail.end_offset < in_table:
         keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
-        producers = footers[0].producers if footers else ()
-        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin())
+        producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
+        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers)
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

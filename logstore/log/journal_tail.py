@@ -14,14 +14,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from logstore.journal.frame import Frame, FrameHeader, FrameLocation, FrameType
+from logstore.filesystem import Buffer
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.frame_index import FrameIndex
 from logstore.log.idempotency_keys import IdempotencyKeys
 from logstore.log.leader_epochs import LeaderEpochs
+from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
 from logstore.records.batch_identity import RememberedBatch, unpack_batches
+from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
 
 class _Snapshot(NamedTuple):
@@ -46,6 +49,9 @@ class JournalTail:
         self._epoch = array("h")
         self._sequence = array("q")
         self._time = array("q")
+        #: By row, the markers; and the transactional batches.
+        self._markers: dict[int, Marker] = {}
+        self._transactional: dict[int, FrameHeader] = {}
         self._kept: np.ndarray | None = None
 
     # ---- collect ----------------------------------------------------------------------------------------------------
@@ -61,13 +67,18 @@ class JournalTail:
         elif header.type is FrameType.TRUNCATE:
             self.truncations.append((location.position, header.base_offset))
         else:
-            self._add_frame(header, location)
+            self._add_frame(header, location, payload)
 
-    def _add_frame(self, header: FrameHeader, location: FrameLocation) -> None:
+    def _add_frame(self, header: FrameHeader, location: FrameLocation, payload: bytes | None) -> None:
         row = len(self.index)
         if not self._epochs or self._epochs[-1][1] != header.leader_epoch:
             self._epochs.append((row, header.leader_epoch))
         identity = header.identity
+        if header.type is FrameType.CONTROL:
+            assert payload is not None
+            self._markers[row] = marker_of(header, payload)
+        elif is_transactional(header):
+            self._transactional[row] = header
         if identity.is_producers or identity.is_keys:
             self._row.append(row)
             self._owner.append(identity.owner)
@@ -110,8 +121,10 @@ class JournalTail:
         """Everything below was in the log, whether or not the journal still holds it."""
         return max(self.snapshot_end, self.index.end_offset or 0)
 
-    def batches(self) -> Iterator[RememberedBatch]:
-        """The batches with an identity behind the snapshot, by rising offset. To be read before ``index`` changes."""
+    def batches(self) -> Iterator[RememberedBatch | Marker]:
+        """The batches with an identity, and the markers, behind the snapshot by rising offset. To be read before
+        ``index`` changes.
+        """
         kept = self._kept
         assert kept is not None, "not settled"
         if not self._row:
@@ -124,15 +137,30 @@ class JournalTail:
             base, end = spans[place].tolist()
             if base >= self.snapshot_end:
                 at = int(found[place])
+                if (marker := self._markers.get(self._row[at])) is not None:
+                    yield marker
+                    continue
                 yield RememberedBatch(
                     self._owner[at], self._epoch[at], self._sequence[at], end - base, base, self._time[at]
                 )
+
+    def open_transactions(self) -> tuple[OpenTransaction, ...]:
+        """Of the frames that count. All frames of an open transaction are un-sealed, so the journal has them."""
+        open_ = OpenTransactions()
+        assert self._kept is not None, "not settled"
+        if self._transactional:
+            for row in self._kept.tolist():
+                if (header := self._transactional.get(row)) is not None:
+                    open_.append(header)
+                elif (marker := self._markers.get(row)) is not None:
+                    open_.end(marker.producer_id)
+        return open_.entries
 
     def replay_snapshot(self, producers: ProducerStates, idempotency_keys: IdempotencyKeys) -> None:
         """Set both to what the newest snapshot tells, without what was truncated after it."""
         if (snapshot := self.snapshot) is None:
             return
-        producers.replace(unpack_batches(snapshot.producers))
+        producers.replace(unpack_batches(snapshot.producers), snapshot.markers)
         producers.evicted_up_to = snapshot.producers_forgotten_up_to
         idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
         if self.snapshot_end < snapshot.log_end_offset:
@@ -176,5 +204,19 @@ class JournalTail:
                 producers=producers.pack(),
                 idempotency_keys=keys.pack(),
                 producers_forgotten_up_to=producers.evicted_up_to,
+                open_transactions=self.open_transactions(),
+                markers=producers.markers,
             )
         return Frame(header, state.encode())
+
+
+def is_transactional(header: FrameHeader) -> bool:
+    """Whether the frame's records belong to a transaction."""
+    return bool(int.__and__(header.flags, FrameFlags.TRANSACTIONAL))  # of plain numbers: ten times as fast
+
+
+def marker_of(header: FrameHeader, payload: Buffer) -> Marker:
+    """The marker in a CONTROL frame. CorruptionError, DataDirectoryError if it is none that is known."""
+    end = EndTransactionMarker.decode(payload, f"the control frame at offset {header.base_offset}")
+    producer_id, epoch, _ = header.identity
+    return Marker(producer_id, epoch, end.coordinator_epoch, header.base_offset, header.append_time_ms)

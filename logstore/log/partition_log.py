@@ -7,7 +7,8 @@ appends. Invariants (``check``), all on the event loop that owns the partition, 
 
 * ``next_offset``: the offset that the next append gets; records between ``log_end_offset`` and it are being fsynced.
 * ``log_end_offset``: everything below is durable in this broker's journal or in Delta.
-* ``high_watermark``: everything below is durable on all in-sync replicas; readers and rolls stop here.
+* ``high_watermark``: everything below is durable on all in-sync replicas; readers stop here.
+* ``last_stable_offset``: no transaction is open below; rolls, and readers of what is committed, stop here.
 * ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
 
 Frames are tracked in the order of their offsets, and the journal tells in that order what is stored. If it fails, all
@@ -44,12 +45,15 @@ from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
-from logstore.log.journal_tail import JournalTail
+from logstore.log.isolation import Isolation
+from logstore.log.journal_tail import JournalTail, is_transactional, marker_of
 from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.leadership import Leadership
+from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.transactions import Marker
 
 
 @dataclass(slots=True)
@@ -96,7 +100,10 @@ class PartitionLog:
         #: The reasons why segments cannot be read, by path, as readers have found them.
         self.unreadable: dict[str, str] = {}
         self.missing: tuple[MissingRange, ...] = ()
-        self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)
+        self.open_transactions = OpenTransactions()
+        self.producers = ProducerStates(
+            f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms, in_transaction=self.open_transactions
+        )
         self.idempotency_keys = IdempotencyKeys(f"{topic}-{partition}")
         self._clock = clock
         self._unsealed_since: float | None = None
@@ -114,8 +121,13 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Equal to the high watermark: nothing here opens a transaction."""
-        return self.high_watermark
+        """No transaction is open below it; at most the high watermark."""
+        first = self.open_transactions.first_offset
+        return self.high_watermark if first is None else min(first, self.high_watermark)
+
+    def readable_end(self, isolation: Isolation) -> int:
+        """The offset at which readers, waits and rolls stop. Rolls are READ_COMMITTED."""
+        return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self.high_watermark
 
     @property
     def segment_count(self) -> int:
@@ -149,7 +161,11 @@ class PartitionLog:
     @property
     def has_unsealed(self) -> bool:
         """Whether a roll would have something to seal."""
-        return self.sealed_offset < self.last_stable_offset and self.is_leader and self.quarantined is None
+        return (
+            self.sealed_offset < self.readable_end(Isolation.READ_COMMITTED)
+            and self.is_leader
+            and self.quarantined is None
+        )
 
     @property
     def unsealed_ms(self) -> float:
@@ -195,18 +211,19 @@ class PartitionLog:
             paths = {segment.path for segment in segments}
             self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
 
-    def readable_end(self, offset: int) -> int:
-        """The offset at which a read from ``offset`` stops: the last stable offset, or the next missing record.
+    def read_end(self, offset: int, isolation: Isolation) -> int:
+        """The offset at which a read from ``offset`` stops: the ``readable_end``, or the next missing record.
 
         Raises QuarantinedError; MissingRecordsError if ``offset`` itself is missing.
         """
         self.require_served()
+        end = self.readable_end(isolation)
         for gap in self.missing:
             if offset < gap.end:
                 if offset >= gap.start:
                     raise MissingRecordsError(". ".join(self.explain_missing(gap)))
-                return min(gap.start, self.last_stable_offset)
-        return self.last_stable_offset
+                return min(gap.start, end)
+        return end
 
     def stored_bytes(self, start: int, end: int) -> int:
         """About how many bytes the records of [start, end) take: in their segments, or as readers count the tail.
@@ -302,14 +319,20 @@ class PartitionLog:
                 recent.begin(_remembered(header))
         self.next_offset = header.end_offset
 
-    def stored(self, header: FrameHeader, location: FrameLocation) -> None:
+    def stored(self, frame: Frame, location: FrameLocation) -> None:
         """The oldest frame that is tracked is durable."""
+        header = frame.header
         if header.type is FrameType.TRUNCATE:
             self._drop_from(header.base_offset)
             return
         assert header.base_offset == self.log_end_offset, (header, self)
         if (recent := self._recent_batches_of(header)) is not None:
             recent.complete(header.identity.owner, stored=True)
+            if is_transactional(header):
+                self.open_transactions.append(header)
+        elif header.type is FrameType.CONTROL:
+            self.producers.remember_marker(marker_of(header, frame.payload))
+            self.open_transactions.end(header.identity.owner)
         if self._unsealed_since is None:
             self._unsealed_since = self._clock.monotonic()
         self.index.add(header, location)
@@ -332,7 +355,9 @@ class PartitionLog:
             self.leadership.fail(error)
 
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
-        """The memory that a batch belongs to; None for a batch without an identity."""
+        """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
+        if header.type is FrameType.CONTROL:
+            return None
         if header.identity.is_producers:
             return self.producers
         return self.idempotency_keys if header.identity.is_keys else None
@@ -382,6 +407,7 @@ class PartitionLog:
         self.log_end_offset = offset
         self.high_watermark = min(self.high_watermark, offset)
         self.leader_epochs.truncate(offset)
+        self.open_transactions.truncate(offset)
         self.producers.forget_from(offset)
         self.idempotency_keys.forget_from(offset)
         if not len(self.index):
@@ -457,6 +483,8 @@ class PartitionLog:
             producers=self.producers.pack(),
             idempotency_keys=self.idempotency_keys.pack(),
             producers_forgotten_up_to=self.producers.evicted_up_to,
+            open_transactions=self.open_transactions.entries,
+            markers=self.producers.markers,
         )
         header = FrameHeader(
             type=FrameType.SNAPSHOT,
@@ -485,10 +513,14 @@ class PartitionLog:
         self.recover_append_time(tail.append_time_ms)
         self.leader_epochs = tail.leader_epochs(leader_epochs)
         tail.replay_snapshot(self.producers, self.idempotency_keys)
-        for batch in tail.batches():
-            recent: RecentBatches = self.producers if batch.epoch >= 0 else self.idempotency_keys
-            recent.expire(batch.append_time_ms)
-            recent.remember(batch)
+        for stored in tail.batches():
+            if isinstance(stored, Marker):
+                self.producers.remember_marker(stored)
+                continue
+            recent: RecentBatches = self.producers if stored.epoch >= 0 else self.idempotency_keys
+            recent.expire(stored.append_time_ms)
+            recent.remember(stored)
+        self.open_transactions.replace(tail.open_transactions())
         self.index = tail.index
         self.sealed_offset = sealed_offset
 
@@ -498,11 +530,12 @@ class PartitionLog:
         idempotency_keys: Iterable[RememberedBatch],
         *,
         producer_ids_begin: int,
+        markers: Iterable[Marker] = (),
     ) -> None:
         """Take over the batches that segments remember, if the journal ends before the table does. Producers that
         appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
         """
-        self.producers.replace(producers)
+        self.producers.replace(producers, markers)
         self.idempotency_keys.replace(idempotency_keys)
         self.knows_all_producers = False
         self.forget_producers(producer_ids_begin)

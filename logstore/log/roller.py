@@ -53,10 +53,12 @@ from logstore.log.history import (
     removed_ranges,
     sealed_segments_on_disk,
 )
+from logstore.log.isolation import Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
 from logstore.records.batch_identity import unpack_batches
+from logstore.records.transactions import Marker
 from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file, verify_segment
@@ -99,6 +101,7 @@ class _Range:
     #: Batches remembered at the end, packed; a piece leaves out the batches behind it.
     producers: bytes
     idempotency_keys: bytes
+    markers: tuple[Marker, ...]
     pieces: list[_Piece]
 
 
@@ -207,7 +210,7 @@ class Roller:
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
             # Without an await: the plans of one commit are of one moment.
-            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.last_stable_offset]
+            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < _end(p)]
             if not spans:
                 return []
             with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
@@ -317,6 +320,7 @@ class Roller:
                 producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
+                markers=[marker for marker in span.markers if marker.offset < end],
             )
 
     # ---- following the table ----------------------------------------------------------------------------------------
@@ -402,7 +406,7 @@ class Roller:
         """A commit of ours whose outcome was unknown turns out to have happened."""
         state = snapshot.partitions[partition_log.partition]
         ours = partition_log.is_leader and state.leader_epoch == partition_log.leader_epoch
-        if ours and partition_log.sealed_offset < state.sealed <= partition_log.last_stable_offset:
+        if ours and partition_log.sealed_offset < state.sealed <= _end(partition_log):
             partition_log.seal(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
@@ -513,11 +517,16 @@ def _is_whole(table_path: Path, part: RollPart) -> bool:
     return True
 
 
+def _end(partition_log: PartitionLog) -> int:
+    """Where a roll stops: what it seals, is decided."""
+    return partition_log.readable_end(Isolation.READ_COMMITTED)
+
+
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
     partition_log.producers.expire(now_ms)
     partition_log.idempotency_keys.expire(now_ms)
-    base, end = partition_log.sealed_offset, partition_log.last_stable_offset
+    base, end = partition_log.sealed_offset, _end(partition_log)
     pieces = []
     start = base
     while start < end:
@@ -532,6 +541,7 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         partition_log.leader_epochs.up_to(end),
         partition_log.producers.pack(),
         partition_log.idempotency_keys.pack(),
+        partition_log.producers.markers,
         pieces,
     )
 

@@ -22,7 +22,7 @@ async def truncate(journal: Journal, log: PartitionLog, offset: int, leader_epoc
             log.failed(frame, error)
             durable.set_exception(error)
             return
-        log.stored(frame.header, locations[0])
+        log.stored(frame, locations[0])
         durable.set_result(None)
 
     log.track(frame)

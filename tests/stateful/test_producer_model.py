@@ -149,7 +149,7 @@ class ProducerModel(RuleBasedStateMachine):
     def fsync(self, groups: int, begins_file: bool) -> None:
         for frame in self.pending[:groups]:
             self.journal.append(frame.header)
-            self.log.stored(frame.header, FrameLocation(len(self.journal), 1))
+            self.log.stored(frame, FrameLocation(len(self.journal), 1))
             for batches in self.model.values():
                 for batch in batches:
                     batch.is_durable |= batch.base_offset == frame.header.base_offset

@@ -185,7 +185,7 @@ class RecoveryModel(RuleBasedStateMachine):
         log.track(frame)
         acknowledged = Acknowledgement(1)
         log.require_leader().acknowledge(stored.end, -1, acknowledged)
-        self.journal.store([frame], lambda locations, _: log.stored(frame.header, locations[0]))
+        self.journal.store([frame], lambda locations, _: log.stored(frame, locations[0]))
         self.model[partition].append(stored)
         self.end[partition] = stored.end
         return acknowledged.future

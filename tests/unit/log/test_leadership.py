@@ -66,10 +66,10 @@ def test_durable_log_end_high_watermark_and_acknowledgement_are_one_step() -> No
         for frame in frames:
             log.require_leader().acknowledge(frame.header.end_offset, -1, all_)
         log.require_leader().acknowledge(2, 1, local)
-        log.stored(frames[0].header, FrameLocation(0, 1))
+        log.stored(frames[0], FrameLocation(0, 1))
         assert (log.log_end_offset, log.high_watermark, log.next_offset) == (2, 2, 5)
         assert (local.future.done(), all_.future.done()) == (True, False)
-        log.stored(frames[1].header, FrameLocation(1, 1))
+        log.stored(frames[1], FrameLocation(1, 1))
         assert all_.future.done()
         assert log.high_watermark == 5
 
@@ -87,7 +87,7 @@ def test_acks_all_waits_for_the_high_watermark_and_acks_1_for_the_log_end(monkey
         log.require_leader().acknowledge(1, 1, local)
         with monkeypatch.context() as patch:
             patch.setattr(PartitionLog, "advance_high_watermark", lambda *_: None)
-            log.stored(frame.header, FrameLocation(0, 1))
+            log.stored(frame, FrameLocation(0, 1))
         assert (local.future.done(), all_.future.done(), log.high_watermark) == (True, False, 0)
         late = Acknowledgement(1)
         log.require_leader().acknowledge(1, 1, late)
@@ -105,7 +105,7 @@ def test_a_failed_append_fails_its_waiters_and_its_offsets_are_given_again() -> 
         waits = [Acknowledgement(1), Acknowledgement(1)]
         for end, wait in enumerate(waits, 1):
             log.require_leader().acknowledge(end, -1, wait)
-        log.stored(stored.header, FrameLocation(0, 1))
+        log.stored(stored, FrameLocation(0, 1))
         error = StorageFullError("full")
         log.failed(failed, error)
         assert (waits[0].future.exception(), waits[1].future.exception()) == (None, error)
@@ -123,7 +123,7 @@ def test_who_waits_when_another_broker_leads_learns_that_the_outcome_is_unknown(
         log.resign(2)
         assert isinstance(wait.future.exception(), RequestTimedOutError)
         # The frame is on its way to the disk, and becomes part of the log.
-        log.stored(frame.header, FrameLocation(0, 1))
+        log.stored(frame, FrameLocation(0, 1))
         assert (log.log_end_offset, log.high_watermark) == (1, 0)
 
     in_loop(scenario)
