@@ -79,7 +79,7 @@ def rng() -> random.Random:
 
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_at_every_named_point(loop, rng, act):
-    """At one of the times that the act comes there; every time in the long form."""
+    """The process dies at one of the act's visits to the point; in the long form at every visit."""
     kills: dict[str, list[Fault]] = {}
     for fault in named_kills(loop.hits(act)):
         kills.setdefault(fault.point, []).append(fault)
@@ -90,7 +90,7 @@ def test_killed_at_every_named_point(loop, rng, act):
 
 @pytest.mark.parametrize("part", range(2))
 def test_power_cut_at_every_named_point(loop, rng, part):
-    """At a third of them in ``make test``, each time others."""
+    """``make test`` takes a third of the points, each time others."""
     hits = {act: loop.hits(act) for act in ACTS}
     apart = 2 * stride(1)
     for act, fault in named_power_cuts(hits, rng)[2 * rng.randrange(stride(1)) + part :: apart]:

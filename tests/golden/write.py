@@ -1,11 +1,11 @@
 """Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` makes it.
 
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
-name: nothing that was written once is written again. It takes a Spark, for the jobs.
+name: a golden file is never written again. The jobs need a Spark.
 
-- ``data.tar.gz`` a data directory, sealed and un-sealed records; ``data.json`` what a store answers from it
+- ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
-- ``bytes.json`` what the code must still write byte by byte
+- ``bytes.json``: bytes that the code must still write
 """
 
 import argparse

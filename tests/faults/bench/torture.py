@@ -2,9 +2,9 @@
 
 Most of the time goes to rounds of the bench, each on a new store and with a seed of its own that follows from the first
 (``--rounds 1 --seed S`` is one of them again); the rest to the loop over fail points and to the long forms of other
-fault tests. What a round that failed has recorded is kept.
+fault tests. The records of a failed round are kept.
 
-``--mutant NAME`` shows what a failure looks like: a server that is broken on purpose, under the faults that expose it.
+``--mutant NAME`` shows a failure on purpose: a broken server, under the faults that expose it.
 """
 
 import argparse
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 #: More than that is more history than is checked in passing.
 _ROUND_S = 120
 _BENCH_SHARE, _FAIL_POINTS_SHARE = 0.7, 0.15
-#: They take as long as they take, some minutes each: they need a duration of which that is a small part.
+#: These take some minutes each, so they run only in a duration of which that is a small part.
 _LONG_FORMS_FROM_S = 1_800
 _LONG_FORMS = (
     "tests/faults/test_sockets.py",
@@ -106,12 +106,12 @@ def load_of(exposure: Exposure) -> Load:
 
 
 def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> bool:
-    """One store from its beginning to its end; whether there was nothing to find."""
+    """One store from its beginning to its end; whether no anomaly was found."""
     again = f"--rounds 1 --seed {seed}"
     if len(kinds) < len(KINDS):
         again += f" --kinds {' '.join(kinds)}"
     elif seed % 2 == 0:
-        # What others overwrite excuses much: every other seed does without.
+        # Overwritten commits excuse many anomalies: every other seed has none.
         kinds = [kind for kind in KINDS if kind != "overwrite"]
     if most is not None:
         again += f" --faults {most}"
@@ -120,7 +120,7 @@ def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: 
 
 
 def run_mutant(seed: int, name: str) -> bool:
-    """Whether nothing was noticed."""
+    """Whether no anomaly was found."""
     (exposed,) = (exposed for mutant, exposed in EXPOSED_BY.items() if mutant.__name__ == name)
     return _run(seed, f"--mutant {name} --seed {seed}", lambda bench: bench.run(exposed.faults), load_of(exposed), name)
 
