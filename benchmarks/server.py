@@ -244,6 +244,7 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             peak_mb, resident_mb = server.peak_mb, server.resident_mb
         os.sync()
         rate = result.records / result.seconds
+        records = max(1, result.records)  # a turn in which everything was refused has a rate of 0
         return Sample(
             records_s=rate,
             mb_s=rate * record_bytes / 1e6,
@@ -252,8 +253,8 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             p999_ms=result.p999_ms,
             peak_mb=peak_mb,
             resident_mb=resident_mb,
-            server_cpu_us=1e6 * server_cpu_s / result.records,
-            client_cpu_us=1e6 * client_cpu_s / result.records,
+            server_cpu_us=1e6 * server_cpu_s / records,
+            client_cpu_us=1e6 * client_cpu_s / records,
             throttled=result.throttled,
         )
 

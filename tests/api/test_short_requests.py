@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
 from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
@@ -243,6 +244,15 @@ async def test_few_heads_are_remembered(api, short):
             assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
     assert sum(short) == 200
     assert 0 < api.app.short_requests._read_again.cache_info().currsize <= 256
+
+
+@pytest.mark.parametrize("name", sorted(IDENTITY_HEADERS))
+async def test_a_request_with_a_sender_is_not_short(api, short, name):
+    """Short ones share frames."""
+    plain = [(b"content-length", b"10"), (b"content-type", JSON_V2.encode())]
+    assert api.app.short_requests.head(b"/topics/t", plain) is not None
+    assert api.app.short_requests.head(b"/topics/t", [*plain, (name, b"1")]) is None
+    assert short == []
 
 
 async def test_every_record_is_where_the_answer_says(api, short):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from logstore.journal.frame import HEADER_BYTES, PartitionSnapshot, decode_frame_header
+from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.segments.reader import read_footer, verify_segment
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import deterministic, encoded_frame, footer_row, frame_rows, frames, snapshot
@@ -108,7 +109,7 @@ def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any
 
 
 def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
-    rows = _json(golden, "journal")
+    rows = [_with_later_fields(row) for row in _json(golden, "journal")]
     assert frame_rows(dump(golden / "journal")) == rows
     assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"}
     assert {(row["relocated"], row["log_append_time"]) for row in rows} == {
@@ -138,9 +139,30 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
         assert footer_row(footer) == segments[path]["footer"]
 
 
+def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A dumped frame as a release before transactions wrote it, with the fields that dumps have since."""
+    if row["snapshot"] is not None:
+        row["snapshot"] = {"open_transactions": [], "markers": []} | row["snapshot"]
+    return {"transactional": False, "control": None, "honoured": True} | row
+
+
 def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
-    """Frames, headers, keys of group offsets and of idempotent requests: later reads compare them byte by byte."""
-    assert deterministic() == _json(golden, "bytes")
+    """Keys of group offsets and of idempotent requests: later reads compare them byte by byte. If the golden files have
+    the journal version that is written today, frames and headers too.
+    """
+    written = _json(golden, "bytes")
+    if not _is_of_this_version(golden):
+        written = {name: data for name, data in written.items() if not name.startswith(_VERSIONED)}
+    assert written
+    assert deterministic().items() >= written.items()
+
+
+# Beginnings of the names in ``bytes.json`` of bytes that hold the journal's version.
+_VERSIONED = ("file header", "mark", "frame ")
+
+
+def _is_of_this_version(golden: Path) -> bool:
+    return base64.b64decode(_json(golden, "bytes")["file header"])[8] == FORMAT_VERSION
 
 
 def test_frames_are_decoded(golden: Path) -> None:
@@ -150,6 +172,8 @@ def test_frames_are_decoded(golden: Path) -> None:
         stored = decode_frame_header(data, 0, place["position"], place["file_id"])
         assert stored is not None
         assert (stored.header, stored.durable_end) == (frame.header, place["durable_end"])
-        assert data[HEADER_BYTES:] == bytes(frame.payload)
-        assert encoded_frame(frame, place) == data
+        if frame.header.type is not FrameType.SNAPSHOT:
+            assert data[HEADER_BYTES:] == bytes(frame.payload)
+        if _is_of_this_version(golden):
+            assert encoded_frame(frame, place) == data
     assert PartitionSnapshot.decode(data[HEADER_BYTES:]) == snapshot()

@@ -223,9 +223,9 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
     """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
-    with SegmentWriter(tmp_path, 0, 0, 0, "uncompressed") as writer:
+    with SegmentWriter(tmp_path, 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
-        file = tmp_path / writer.finish(40).path
+        file = tmp_path / writer.finish().path
     good = spark.read.parquet(str(file)).agg({"value": "max"}).collect()
     content = file.read_bytes()
     value = bytes(good[0][0])

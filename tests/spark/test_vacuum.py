@@ -37,9 +37,9 @@ def removed_file(topic: KeyedTopic) -> str:
 
 def orphan(topic: KeyedTopic, age_s: float = 0) -> str:
     """A finished file that no commit has named: of an open roll, or of a job that was killed."""
-    with SegmentWriter(topic.table.path, 0, 50, 1) as writer:
+    with SegmentWriter(topic.table.path, 0, 50, 51, 1) as writer:
         writer.write(batch(50, [Record(b"k", b"v", 0)]))
-        path = writer.finish(51).path
+        path = writer.finish().path
     modified = time.time() - age_s
     os.utime(topic.table.path / path, (modified, modified))
     return path

@@ -50,9 +50,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     data = tmp_path_factory.mktemp("own") / "data"
     topic = KeyedTopic.create(data, "gaps", cleanup_policy="compact")
     rows = batch(0, [Record(b"k", b"%d" % i, i) for i in range(10)]).take(pa.array([2, 3, 7]))
-    with SegmentWriter(topic.table.path, 0, 0, 1, layout=layout_of("gaps")) as writer:
+    with SegmentWriter(topic.table.path, 0, 0, 10, 1, layout=layout_of("gaps")) as writer:
         writer.write(rows)
-        segment = writer.finish(10, ((1, 0),))
+        segment = writer.finish(((1, 0),))
     assert not topic.table.commit_roll([RollPart(0, 0, 10, 1, (segment,))]).refused
     with ServerProcess(data, port=free_port()) as server:
         yield server
