@@ -92,7 +92,7 @@ async def test_a_client_that_stops_reading_is_no_news_one_that_stops_in_a_reques
     asking = asyncio.create_task(api.app(scope, messages.get, None))
     await loop_turns()
     messages.put_nowait({"type": "http.disconnect"})
-    await asyncio.wait_for(asking, 10)
+    await asyncio.wait_for(asking, 30)
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["level"] for line in lines if line.get("status") == 499] == levels
 

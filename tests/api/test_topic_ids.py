@@ -123,7 +123,7 @@ async def test_a_fetch_that_waits_ends_when_its_topic_is_made_again(api):
     waiting = asyncio.create_task(api.post("/fetch", json={"partitions": [wanted], "max_wait_ms": 20_000}))
     await loop_turns()
     await made_again(api)
-    (response,) = responses((await asyncio.wait_for(waiting, 10)).content)
+    (response,) = responses((await asyncio.wait_for(waiting, 30)).content)
     assert response.error_code in {UNKNOWN_TOPIC_ID, 40401}
 
 

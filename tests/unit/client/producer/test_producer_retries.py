@@ -1,6 +1,5 @@
 """A producer whose answers get lost, whose requests are refused, or whose sequence numbers do not fit."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from logstore import errors
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
+from logstore.client.producer.record_accumulator import RecordAccumulator
 from tests.support.eventually import eventually
 from tests.support.faulty_proxy import FaultyProxy, Seen
 from tests.support.stored_records import stored_records
@@ -312,13 +312,25 @@ def test_an_invalid_record_costs_no_other_batch_its_own(store: str, topic: str, 
     assert values(store, topic) == {0: [0, *(i for i in range(2, 8) for _ in range(2))]}
 
 
-def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy):
+def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch):
+    taken: list[int] = []
+    drain = RecordAccumulator.drain
+
+    def counted(accumulator: RecordAccumulator) -> list:
+        requests = drain(accumulator)
+        taken.append(len(requests))
+        return requests
+
+    monkeypatch.setattr(RecordAccumulator, "drain", counted)
     proxy.hold()
     with Producer(proxy.url, linger_ms=0, max_in_flight_requests_per_connection=1) as producer:
         producer.send(topic, "0", partition=0)
         eventually(lambda: proxy.seen)
+        before = len(taken)
         other = producer.send(topic, "1", partition=1)
-        time.sleep(0.1)
+        # The sender has looked for what may leave, and taken nothing.
+        eventually(lambda: taken[before:])
+        assert taken[before:] == [0]
         assert len(proxy.seen) == 1
         proxy.release()
         assert other.result(20).offset == 0
