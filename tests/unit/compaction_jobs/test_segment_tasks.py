@@ -27,6 +27,7 @@ from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError
 from logstore.log.history import history_gaps
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
 from tests.support.examples import examples
@@ -190,7 +191,14 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
     for n in range(3):
         with SegmentWriter(topic.table.path, 0, 5 * n, 5 * n + 5, 1) as writer:
             writer.write(batch(5 * n, [Record(b"k", b"v", 0)] * 5))
-            segment = writer.finish(((1, 0),), producers[: n + 1], [keys[n]], append_time_ms=1000 * n)
+            segment = writer.finish(
+                ((1, 0),),
+                producers[: n + 1],
+                [keys[n]],
+                append_time_ms=1000 * n,
+                open_transactions=[OpenTransaction(7, n, 5 * n + 4, n)],
+                markers=[Marker(8, n, 0, 5 * n, n)],
+            )
         sources.append(Source(0, segment.path, 5, 5 * n))
     for window_ms, kept in ((600_000, keys), (1_001, keys[1:]), (1_000, keys[2:])):
         task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)
@@ -199,3 +207,7 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
         footer = read_footer(topic.table.path / written.path)
         assert footer.producers == tuple(producers)
         assert footer.idempotency_keys == tuple(kept)
+        assert (footer.open_transactions, footer.markers) == (
+            (OpenTransaction(7, 2, 14, 2),),
+            (Marker(8, 2, 0, 10, 2),),
+        )
