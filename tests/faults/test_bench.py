@@ -18,7 +18,7 @@ LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, obse
 
 
 def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
-    """But those of somebody who meddles with the data directory, each of which the store takes seconds to notice."""
+    """Faults of a meddling writer are left out, because the store takes seconds to notice each."""
     kinds = (*ABRUPT, *LASTING)
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
     assert set(kinds) <= report.faults.keys()

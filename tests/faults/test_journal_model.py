@@ -1,8 +1,8 @@
 """The journal against a model, through failing calls, killed processes and power cuts at any moment.
 
-What must hold after each start: every acknowledged record that is not sealed is there, as it was sent; nothing that was
-refused, or that an earlier start did not find, ever comes back; nothing is there that was not sent; the offsets of a
-partition have no hole; and no crash is taken for corruption.
+After each start: every acknowledged record that is not sealed is there, as it was sent; no record that was refused, or
+that an earlier start did not find, ever comes back; only sent records are there; the offsets of a partition have no
+hole; and no crash is taken for corruption.
 """
 
 import asyncio
@@ -111,7 +111,7 @@ class JournalMachine(RuleBasedStateMachine):
                 assert payload == self.acked[key], f"changed {key}"
             else:
                 assert payload in self.open.get(key, ()), f"{key} was refused, or not found before, or never sent"
-        # What was found counts from now on; what was not must never come back.
+        # Records that were found count from now on; others must never come back.
         self.acked.update(found)
         self.open.clear()
         for partition in range(PARTITIONS):

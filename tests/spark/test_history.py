@@ -222,7 +222,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
-    """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
+    """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
     with SegmentWriter(tmp_path, 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish().path

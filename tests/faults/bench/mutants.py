@@ -1,7 +1,7 @@
 """Servers that are broken on purpose: each function, by its name in ``LOGSTORE_MUTANT``, breaks the process it runs in.
 
 Invariant: each breaks one rule and nothing else. A checker that is silent about one of these would be silent about a
-defect. What exposes it is in ``EXPOSED_BY``, as the faults of a run.
+defect. ``EXPOSED_BY`` has the faults of a run that expose it.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, *
 SOON_POWER_CUT: Final = Fault(
     "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", 4), "and_then": 1.5}
 )
-#: Journal files were freed: what they held is in Delta alone.
+#: Journal files were freed: their records are in Delta alone.
 STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
     "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.file_freed", 2)}
 )
 KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
 #: The process dies when the journal has let go of a file.
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
-#: What was made durable just then is not answered.
+#: Records that were made durable just then are not acknowledged.
 KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
 CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 10),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
@@ -52,7 +52,7 @@ FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": Non
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The faults that expose a mutant, how an anomaly must begin (a pattern), and what else that takes.
+    """The faults that expose a mutant, a pattern for the beginning of an anomaly, and further conditions.
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
     whether a Delta reader has to look at every version.
@@ -74,7 +74,7 @@ def ack_before_fsync() -> None:
 
 
 def hw_is_leo() -> None:
-    """Producers' acknowledgements are true, but readers are shown what is written and not yet durable."""
+    """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable."""
     from logstore.broker.producing import Producing
 
     syncs = _defer_syncs()
@@ -191,7 +191,7 @@ def forget_sequences() -> None:
 
 
 def append_time_goes_back() -> None:
-    """LogAppendTime is whatever the wall clock says."""
+    """LogAppendTime is the wall clock's time, also after a step back."""
     from logstore.log.partition_log import PartitionLog
 
     next_frame = PartitionLog.next_frame
@@ -245,7 +245,7 @@ def take_a_copy_for_the_topic() -> None:
 
 
 def take_one_topic_for_another() -> None:
-    """Whichever topic has the name is the one that a request means."""
+    """The topic with the name serves every request, whatever topic id the request has."""
     import consumer_offsets.group_coordinator
     import ingest_api.routers.fetch
     import ingest_api.routers.produce
@@ -291,7 +291,7 @@ def start_whole_or_not_at_all() -> None:
 
 
 def serve_foreign_rows() -> None:
-    """Whatever file is in the table is one of ours."""
+    """Every file in the table counts as one of ours."""
     from logstore.delta.snapshot import TopicSnapshot
 
     TopicSnapshot.check = lambda *_: None  # type: ignore[method-assign]
