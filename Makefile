@@ -34,7 +34,7 @@ test-airflow: setup setup-airflow ## The DAGs, run by a real Airflow on a real s
 test-wheel: setup ## The wheel as the Dockerfile builds and installs it, and a store from it
 	@$(RUN) pytest -m wheel tests/install
 
-torture: setup ## Faults for long: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); without a seed it takes one
+torture: setup ## Faults for a long time: make torture SEED=7 DURATION=600 (seconds, 120 at least; 1800 for all); default: a random seed
 	@$(RUN) tests.faults.bench.torture $(if $(SEED),--seed $(SEED)) --duration $(or $(DURATION),600)
 
 run: setup ## The store on ./data at http://127.0.0.1:8082, until Ctrl-C; make run PORT=8083 for another port

@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_cases(
     cases: Sequence[Case], given: argparse.Namespace, peers: Peers, console: Console
 ) -> tuple[list[CaseResult], dict[str, str]]:
-    """Results, and why others have none."""
+    """Results by case, and the reasons of cases without a result."""
     results: list[CaseResult] = []
     failed: dict[str, str] = {}
     for case in cases:

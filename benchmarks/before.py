@@ -34,7 +34,7 @@ class Before:
 
 
 def beside(case: Case, checkout: Path) -> Case:
-    """``case`` without others' programs, and with an earlier store for each of ours.
+    """``case`` without the programs of others, and with an earlier store beside each of ours.
 
     Raises BenchmarkError if ``checkout`` has no environment of its own.
     """

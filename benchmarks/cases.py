@@ -1,4 +1,4 @@
-"""The cases: what is compared with what, and the goals.
+"""The cases: the contenders of each, and the targets.
 
 ``DEFAULT`` takes about 20 minutes. ``MATRIX`` goes from the first two and their like along one axis at a time: payload,
 partitions, connections, records a request; an hour more. A case's first contender is ours.

@@ -1,7 +1,7 @@
 """Measures, goals and results of a run: plain values and arithmetic, no processes.
 
 A ratio is always ours over theirs within one round, when both ran one after the other; a machine that was slower for a
-while slowed both down. What is told of a ratio is the median over the rounds, with the lowest and the highest.
+while slowed both down. Reports give the median of a ratio over the rounds, with the lowest and the highest.
 """
 
 import statistics
@@ -83,7 +83,7 @@ class Target:
         return f"<= {self.at_most:,.4g}" if self.at_most is not None else ""
 
     def reached(self, value: float) -> bool | None:
-        """None: there is nothing to reach."""
+        """None without a bound."""
         if self.at_least is not None:
             return value >= self.at_least
         return value <= self.at_most if self.at_most is not None else None

@@ -19,13 +19,13 @@ from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
 
-# After this, what a start has left to do is done.
+# After this the work that a start leaves for later is done.
 _AT_REST_SECONDS = 12
 
 
 @dataclass(frozen=True, slots=True)
 class LatencyWhileRolling:
-    """Single-record requests at a fixed rate, of which only those count that were due while another topic rolled."""
+    """Single-record requests at a fixed rate. Only requests that were due while another topic rolled count."""
 
     workload: Workload
     rolled: Workload

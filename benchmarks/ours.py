@@ -1,4 +1,4 @@
-"""Our side of the comparisons: what loads a store over HTTP and through the Python client."""
+"""Our side of the comparisons: loads of a store over HTTP and through the Python client."""
 
 import json
 import shutil
@@ -225,6 +225,6 @@ def _checked_load(program: str, specification: Mapping[str, Any], store: Store) 
 
 
 def check_stored(store: Store, acknowledged: int) -> None:
-    """Every record that was acknowledged is one that readers see."""
+    """Raise BenchmarkError unless readers see every acknowledged record."""
     if (stored := store.stored(TOPIC)) < acknowledged:
         raise BenchmarkError(f"{acknowledged:,} records were acknowledged, {stored:,} are there")

@@ -17,9 +17,9 @@ _WIDTH_MIN = 200
 
 
 def rows(results: Sequence[CaseResult]) -> tuple[list[str], list[list[str]]]:
-    """Head and body: a row for each contender of each case, with the medians over its rounds of what was measured.
+    """Head and body: a row for each contender of each case, with the medians of its measures over the rounds.
 
-    The last column has what was found about it: how ours compares with it, or our own figure, and what was to be.
+    The last column has the findings: the ratio of ours to it, or our own figure, and the target.
     """
     medians = {
         (number, name): median_sample(samples)

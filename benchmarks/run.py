@@ -1,4 +1,4 @@
-"""How a case runs: every contender in turn, round after round, each alone on the machine while it is its turn."""
+"""The run of a case: every contender in turn, round after round, alone on the machine during its turn."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -30,15 +30,15 @@ class Contender(Protocol):
     def needs(self) -> tuple[str, ...]: ...
 
     def start(self, stage: "Stage") -> Turn:
-        """Start servers, make topics and bodies; what it gives is called once for every turn."""
+        """Start servers, make topics and bodies. The function that it returns is called once for every turn."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``contenders``: ours first. ``targets``: what is to come out, also the ratios that are only told.
+    """``contenders``: ours first. ``targets``: the goals, and ratios that are only reported.
 
-    ``rounds``: at most so many, for what needs no more.
+    ``rounds``: at most so many, for cases that need no more.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """``samples``: by contender, one for each round. ``absent``: contenders that were left out, and what they lack."""
+    """``samples``: by contender, one for each round. ``absent``: contenders left out, and the missing tools."""
 
     case: Case
     samples: Mapping[str, Sequence[Sample]]
@@ -69,7 +69,7 @@ class Stage:
     directory: Path
     peers: Peers
     stack: ExitStack
-    #: Whose stores and clients these are.
+    #: The checkout of these stores and clients.
     checkout: Path = ROOT
     _broker: Broker | None = None
 

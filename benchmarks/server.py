@@ -1,8 +1,8 @@
-"""Server processes under measurement: our store, and what it has in common with a Kafka broker.
+"""Server processes under measurement: our store, and the parts that it shares with a Kafka broker.
 
-Invariants: a server runs only while it is its turn (SIGSTOP before and after), so that what it has put off (rolls,
-cleaning, garbage) costs its own turns and nobody else's. It listens on loopback. It is ended by its own pid, with
-SIGKILL: its data are thrown away.
+Invariants: a server runs only during its turn (SIGSTOP before and after), so that the work that it puts off (rolls,
+cleaning, garbage) costs its own turns and nobody else's. A server listens on loopback, and is ended by its own pid,
+with SIGKILL: its data are thrown away.
 """
 
 import json
@@ -218,7 +218,7 @@ def result_of(found: Mapping[str, Any]) -> Result:
 
 
 def run_command(command: list[str], *, timeout: float, input_text: str = "", directory: Path = ROOT) -> str:
-    """stdout of a program that ended well in time."""
+    """The stdout of a program that ended with exit code 0 within its time."""
     try:
         done = subprocess.run(
             command, input=input_text, capture_output=True, text=True, timeout=timeout, cwd=directory, check=False
@@ -233,7 +233,7 @@ def run_command(command: list[str], *, timeout: float, input_text: str = "", dir
 def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
     """A turn in which ``load`` (called with its seconds) runs on ``server`` while all others stand still.
 
-    What it left unwritten is on the disk before the next turn begins. BenchmarkError if not one record got through.
+    Pages that it left unwritten are on the disk before the next turn begins. BenchmarkError if no record got through.
     """
 
     def turn(seconds: float) -> Sample:

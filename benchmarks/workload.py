@@ -1,6 +1,6 @@
 """The records that are sent, the same for every contender, and request bodies of them made beforehand.
 
-All is drawn from a fixed seed: two runs send the same bytes.
+Values and keys are drawn from a fixed seed: two runs send the same bytes.
 """
 
 import string

@@ -45,7 +45,7 @@ class SparkApplication:
     ) -> None:
         if self._session is not None and self._owned:
             if isinstance(error, KeyboardInterrupt):
-                # Messages of tasks that are stopped halfway are no news.
+                # Messages of tasks that are stopped halfway tell nothing new.
                 self._session.sparkContext.setLogLevel("OFF")
             self._session.stop()
 
@@ -98,7 +98,7 @@ def _leave_interrupts_to_python() -> None:
 
 @contextmanager
 def spark_errors(doing: str) -> Iterator[None]:
-    """StorageError in one line for whatever Spark raises; our own errors in executors keep their message."""
+    """Turn every exception of Spark into a StorageError of one line; our own errors in executors keep their message."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -24,7 +24,7 @@ JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "vacuum": vacuum.run,
 }
 
-# A job does its work without the store, and only exchanges news with it.
+# A job does its work without the store: it only asks for a refresh and for un-rolled records.
 _STORE_TIMEOUT_MS = 10_000
 #: Jobs that more rolled records may make due.
 _ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young"})

@@ -18,7 +18,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 @dataclass(frozen=True, slots=True)
 class JobTopic:
-    """``defaults`` are the store's topic keys; ``named`` = asked for by its whole name, not by a glob."""
+    """``defaults`` are the store's topic keys; ``named``: requested by its whole name, not by a glob."""
 
     name: str
     table: TopicTable
@@ -38,8 +38,8 @@ def select_topics(
 ) -> list[JobTopic]:
     """The topics that match any pattern, by name; all of them without one.
 
-    A copy of a topic's directory, or a link to it, is none. Raises DataDirectoryError if ``data`` is no store's,
-    UnknownTopicError for a pattern that matches none, unless it asks for all of none.
+    A copy of a topic's directory, or a link to it, is no topic. Raises DataDirectoryError if ``data`` is no store's,
+    UnknownTopicError for a pattern without a match, except a pattern for all topics where there are none.
     """
     directory = data / "topics"
     if not directory.is_dir():

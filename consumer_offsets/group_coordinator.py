@@ -102,16 +102,16 @@ class GroupCoordinator:
         """Load the committed offsets, and follow the deletion of topics. CorruptionError if they cannot be read."""
         coordinator = cls(broker, clock or SystemClock())
         await coordinator._offsets.load()
-        await coordinator._take_back_orphans()
+        await coordinator._delete_orphans()
         broker.topic_deleted_listeners.append(coordinator._on_topic_deleted)
         return coordinator
 
     async def close(self) -> None:
-        """Stop to follow the broker; commits under way come to their end."""
+        """Stop following the broker. Commits under way still finish."""
         self._broker.topic_deleted_listeners.remove(self._on_topic_deleted)
         await self._offsets.close()
 
-    # ---- what a group does ------------------------------------------------------------------------------------------
+    # ---- requests of groups -----------------------------------------------------------------------------------------
 
     async def commit(
         self, context: RequestContext, group: str, offsets: Sequence[OffsetToCommit], *, timeout_ms: int = _TIMEOUT_MS
@@ -232,20 +232,20 @@ class GroupCoordinator:
         return commits
 
     async def _on_topic_deleted(self, deleted: Topic) -> None:
-        await self._take_back(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
+        await self._delete_unseen(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
 
-    async def _take_back_orphans(self) -> None:
-        """Delete offsets of topics whose deletion a crash cut short. Offsets of a topic that is missing wait for it."""
+    async def _delete_orphans(self) -> None:
+        """Delete offsets of topics whose deletion a crash cut short. Offsets of a missing topic stay."""
         existing = {topic.name: topic.topic_id for topic in self._broker.topics(INTERNAL, include_internal=True)}
 
         def is_orphan(key: TopicPartition, commit: OffsetCommit) -> bool:
             made_again = existing.get(key.topic, commit.topic_id) != commit.topic_id
             return made_again or self._broker.was_deleted(INTERNAL, commit.topic_id)
 
-        await self._take_back(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
+        await self._delete_unseen(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
 
-    async def _take_back(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
-        """Delete offsets that nobody sees any more. If that fails, the next start does it."""
+    async def _delete_unseen(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
+        """Delete offsets that nobody sees any more. If that fails, the next start deletes them."""
         stale = {group: keys for group in self._offsets.groups() if (keys := keys_of(group))}
         if not stale:
             return
@@ -257,7 +257,7 @@ class GroupCoordinator:
         )
         for outcome in outcomes:
             if isinstance(outcome, LogStoreError):
-                log.warning("group_offsets.not_taken_back", error=str(outcome))
+                log.warning("group_offsets.not_deleted", error=str(outcome))
             elif outcome is not None:
                 raise outcome
 

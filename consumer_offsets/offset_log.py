@@ -27,6 +27,7 @@ from logstore.errors import (
 )
 from logstore.limits import MIB
 from logstore.records.batch import DecodedRecords
+from logstore.records.murmur2 import murmur2
 from logstore.records.offset_record import (
     OFFSETS_TOPIC,
     OffsetCommit,
@@ -34,7 +35,6 @@ from logstore.records.offset_record import (
     decode_offset_record,
     encode_offset_records,
 )
-from logstore.records.partitioner import murmur2
 
 log = structlog.stdlib.get_logger(__name__)
 

@@ -18,7 +18,7 @@ PRODUCER_ID: Final = "Logstore-Producer-Id"
 PRODUCER_EPOCH: Final = "Logstore-Producer-Epoch"
 BASE_SEQUENCES: Final = "Logstore-Base-Sequences"
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
-#: The header of an answer to a request of which all was stored before.
+#: The header of the answer to a repeated request: all of it was stored before.
 REPLAYED: Final = {"Idempotent-Replayed": "true"}
 
 _NAMES = {name.lower().encode(): name for name in (PRODUCER_ID, PRODUCER_EPOCH, BASE_SEQUENCES, IDEMPOTENCY_KEY)}

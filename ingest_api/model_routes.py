@@ -68,7 +68,7 @@ class ModelRoute(DeclaredRoute):
         return bool(self.answer_types) and self.status_code != 204
 
     async def _receive(self, request: Request) -> "_Received":
-        """The request with its body read. An error of the body is raised after the resources in the path were found."""
+        """The request with its body read. A missing resource in the path comes before an error of the body."""
         if self.body_field is None:
             return _Received(request)
         receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none

@@ -47,11 +47,11 @@ MODELS: Final = (ErrorBody, ConsumedRecord, FetchRequest, ProducedOffsets, Produ
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
     "40003: what the headers say of the producer, or the idempotency key, is not.",
-    403: "40301: who asks may not do this; the message names operation and resource. 40302: a web page of elsewhere "
+    403: "40301: the client may not do this; the message names operation and resource. 40302: a web page of elsewhere "
     "(Origin) may change nothing. Nothing was done.",
     404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
     "was meant, it was deleted and made again; 404: nothing at this path.",
-    406: "Accept allows nothing of what there is.",
+    406: "Accept allows none of the media types of the answer.",
     408: "The client stopped sending in the middle of the body.",
     409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
     "that its offsets are not known. Nothing was stored now.",

@@ -142,7 +142,7 @@ def record_answer(
     """Record the answer in the metrics and in the log."""
     _requests(method, route, status, client_label(client_id)).inc()
     _request_seconds(method, route).observe(seconds)
-    # A client that stops to read, as every consumer does in the middle of a long poll, leaves nothing in doubt.
+    # A client that stops reading, as every consumer does in the middle of a long poll, leaves nothing in doubt.
     stopped_reading = status == _CLIENT_CLOSED_REQUEST and (method == "GET" or route in _READING_ROUTES)
     quiet = status < 400 or stopped_reading
     if quiet and not _logger.isEnabledFor(logging.DEBUG):

@@ -149,7 +149,7 @@ def _numbers(log: PartitionLog) -> Sequence[float]:
 def _bounded(
     named: Iterable[tuple[str, Sequence[_Row]]], gauges: Sequence[_Gauge], whole: Callable[[str], str]
 ) -> list[_Row]:
-    """The rows of topics or groups, as far as they fit; see the module."""
+    """The rows of topics or groups within the bounds that the module's docstring names."""
     series: list[_Row] = []
     summed: list[_Row] = []
     others: list[_Row] = []

@@ -25,11 +25,13 @@ class LogStoreError(Exception):
 
 
 def unforeseen(error: Exception) -> Exception | None:
-    """The error itself, if it is neither ours nor the system's: a log line of it has its traceback, as ``exc_info``."""
+    """The error itself, if it is neither ours nor the system's, else None: ``exc_info`` for a log line with a
+    traceback.
+    """
     return None if isinstance(error, (LogStoreError, OSError)) else error
 
 
-# ---- what a caller asked for is wrong -------------------------------------------------------------------------------
+# ---- the request is wrong -------------------------------------------------------------------------------------------
 
 
 class InvalidRequestError(LogStoreError):
@@ -163,7 +165,7 @@ class UnreadableRecordError(LogStoreError):
         self.offset = offset
 
 
-# ---- who asks may not ------------------------------------------------------------------------------------------------
+# ---- not permitted ---------------------------------------------------------------------------------------------------
 
 
 class AuthorizationError(LogStoreError):
@@ -275,7 +277,7 @@ class StoreUnreachableError(NetworkError):
 
 
 class UnknownHostError(StoreUnreachableError):
-    """The host of no address has an address of its own: it is misspelt, or the name server does not answer."""
+    """No host of the addresses has an IP address: the name is misspelt, or the name server does not answer."""
 
 
 # ---- storage and commits --------------------------------------------------------------------------------------------
@@ -308,9 +310,13 @@ def storage_error(doing: str, error: BaseException) -> StorageError | StorageFul
 
 
 class CorruptionError(LogStoreError):
-    """Stored bytes are not what was written. Never guessed around: the message names file, position and repair."""
+    """Stored bytes differ from the written ones. Nothing is guessed: the message names file, position and repair."""
 
     kafka_name, kafka_code = "CORRUPT_MESSAGE", 2
+
+
+class NewerFormatError(CorruptionError):
+    """Stored bytes, or the name of a file, have a form that this release does not know. They need not be damaged."""
 
 
 class FencedLeaderEpochError(LogStoreError):

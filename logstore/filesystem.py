@@ -1,10 +1,13 @@
-"""The seam to the disk: every write, fsync, rename and unlink that durability rests on goes through here.
+"""The seam to the disk: every call on files of the journal and of tables goes through here, reads as well as writes.
 
-A test puts ``tests.support.faulty_filesystem.FaultyFileSystem`` in its place, in its own process or in a real server's,
-to tear a write, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
+Tables go through ``logstore.table_files``, which stands on this. A test puts
+``tests.support.faulty_filesystem.FaultyFileSystem`` in its place, in its own process or in a real server's, to tear a
+write, fail or shorten a read, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +24,7 @@ class FileSystem:
         """Open a new file for reading and writing; FileExistsError if it is there."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
-    def open_read(self, path: Path) -> int:
+    def open_read(self, path: Path | str) -> int:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def open_write(self, path: Path) -> int:
@@ -57,6 +60,29 @@ class FileSystem:
             done += len(chunk)
         return b"".join(parts)
 
+    def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
+        """One ``preadv``: how many bytes of ``buffer`` it filled, 0 at the end of the file."""
+        return os.preadv(fd, (buffer,), position)
+
+    def stat(self, path: Path | str) -> os.stat_result:
+        return os.stat(path)
+
+    def names(self, path: Path | str) -> list[str]:
+        """Names in a directory, in no order."""
+        return os.listdir(path)
+
+    def is_link(self, path: Path | str) -> bool:
+        return os.path.islink(path)
+
+    def real_path(self, path: Path | str) -> Path:
+        """``path`` without links."""
+        return Path(os.path.realpath(path))
+
+    def now_ns(self, directory: Path) -> int:
+        """The time of the file system that holds ``directory``, from an unnamed file made in it."""
+        with tempfile.TemporaryFile(dir=directory) as file:  # an empty file gets its time even on a full disk
+            return os.fstat(file.fileno()).st_mtime_ns
+
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size
 
@@ -88,19 +114,28 @@ class FileSystem:
         else:
             os.fsync(fd)
 
-    def make_directory(self, path: Path) -> None:
-        """Create ``path`` and its parents, each durably."""
+    def make_directory(self, path: Path, *, parents: bool = True) -> None:
+        """Create ``path`` and its parents, each durably; without ``parents`` FileNotFoundError if one is missing."""
         if path.is_dir():
             return
-        self.make_directory(path.parent)
+        if parents:
+            self.make_directory(path.parent)
         path.mkdir(exist_ok=True)
         self.sync_directory(path.parent)
 
     def rename(self, old: Path, new: Path) -> None:
         os.rename(old, new)
 
+    def link(self, old: Path, new: Path) -> None:
+        """A second name for a file; FileExistsError if ``new`` is there."""
+        os.link(old, new)
+
     def unlink(self, path: Path) -> None:
         os.unlink(path)
+
+    def remove_tree(self, path: Path) -> None:
+        """Remove a directory and all below it, as far as that goes; nobody waits for it, and nothing is durable."""
+        shutil.rmtree(path, ignore_errors=True)
 
     def write_atomically(self, path: Path, content: bytes, *, mode: int = 0o644) -> None:
         """Replace a small file durably: a reader sees the old content or the new, never a mixture.

@@ -1,4 +1,4 @@
-"""Which names topics and groups may have: Kafka's rule (``org.apache.kafka.common.internals.Topic``)."""
+"""Legal names of topics and groups, by Kafka's rule (``org.apache.kafka.common.internals.Topic``)."""
 
 import re
 

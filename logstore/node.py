@@ -1,4 +1,4 @@
-"""The node: puts a store together, and runs it from the sockets to the last answer.
+"""The node: the parts of a store, put together and run from the sockets to the last answer.
 
 From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
 touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
@@ -59,8 +59,8 @@ async def running_store(
 ) -> AsyncIterator[Store]:
     """A store without listeners, for as long as the block lasts.
 
-    ``authorizer`` says who may do what in it, ``quotas`` how much of it. Raises the errors of ``Coordinator.start``,
-    ``Broker.start`` and ``GroupCoordinator.start``.
+    ``authorizer`` decides who may do what in the store, ``quotas`` how much. Raises the errors of
+    ``Coordinator.start``, ``Broker.start`` and ``GroupCoordinator.start``.
     """
     async with contextlib.AsyncExitStack() as at_end:
         coordinator = EmbeddedCoordinator(settings.data, settings.broker_id, filesystem or local_filesystem())

@@ -129,7 +129,9 @@ JOURNAL_GROUP_BYTES: Final = Histogram(
     "logstore_journal_group_bytes", "Bytes that one fdatasync made durable.", buckets=_BYTES, registry=REGISTRY
 )
 JOURNAL_RETAINED_BYTES: Final = Gauge(
-    "logstore_journal_retained_bytes", "Bytes of journal files kept, those of no more need too.", registry=REGISTRY
+    "logstore_journal_retained_bytes",
+    "Bytes of all journal files on disk, also of files that are no longer needed.",
+    registry=REGISTRY,
 )
 ROLLS: Final = _TopicCounter(
     "logstore_rolls",

@@ -15,7 +15,7 @@ _MMAP_THRESHOLD_BYTES: Final = 4 * MIB
 # The end of an arena's heap goes back to the system only when this much is free, so that it is not fetched again page
 # by page.
 _TRIM_THRESHOLD_BYTES: Final = 16 * MIB
-# Each arena has such an end. Two suffice for threads that take turns at the interpreter.
+# Each arena has such an end. Two arenas suffice for threads that take turns at the interpreter.
 _ARENAS: Final = 2
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3

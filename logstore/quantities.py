@@ -48,8 +48,8 @@ def size_bytes(text: str) -> int:
 def timestamp_ms(text: str, now_ms: int) -> int:
     """A time in ms since 1970-01-01T00:00:00Z: ``TIME_FORMS``, ISO 8601 in general.
 
-    A fraction of a millisecond is rounded up: records have whole ones, and it is the first at or after a time that is
-    looked for.
+    A fraction of a millisecond is rounded up: records have whole milliseconds, and lookups want the first record at or
+    after a time.
     """
     midnight = now_ms - now_ms % _DAY_MS
     words = {"now": now_ms, "today": midnight, "yesterday": midnight - _DAY_MS}

@@ -1,6 +1,6 @@
 """Read a topic from its beginning to its end as Arrow, a connection and a thread for each partition, again and again.
 
-What is read is opened as Arrow columns (without a copy) and counted; records are not made objects.
+Answers are opened as Arrow columns (without a copy) and counted; no record becomes an object.
 """
 
 import socket

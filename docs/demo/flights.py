@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from logstore.errors import LogStoreError
-from logstore.records.partitioner import murmur2_column
+from logstore.records.murmur2 import murmur2_column
 
 FLIGHTS_COUNT = 336_776
 PLANES_COUNT = 4_043

@@ -16,9 +16,10 @@ from uuid import UUID
 import structlog
 
 from logstore.errors import CorruptionError
-from logstore.journal.frame import Frame, FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameType
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter

@@ -186,7 +186,7 @@ def consume(
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
                 _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
         except KeyboardInterrupt:
-            # The output is whole up to here.
+            # Every record up to here is in the output.
             written.commit()
             raise
         written.commit()

@@ -12,7 +12,7 @@ _RECORDS_SHOWN = 10
 
 
 def show_first(blocks: Iterator[Block], unit: str, *, json: bool) -> None:
-    """On stdout; InvalidRecordError, InvalidRequestError for what could not be sent either."""
+    """Print the records on stdout. InvalidRecordError and InvalidRequestError as when they are sent."""
     from logstore.client.producer.record_columns import from_columns
     from logstore.errors import InvalidRequestError
 

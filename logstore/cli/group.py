@@ -1,4 +1,4 @@
-"""``logstore group ...``: what consumer groups have committed, over HTTP."""
+"""``logstore group ...``: the committed offsets of consumer groups, over HTTP."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -115,7 +115,7 @@ def _strings(texts: pa.Array) -> pa.Array:
 
 
 def _floats(column: pa.Array) -> pa.Array:
-    """The shortest digits that give the same number; what JSON has no number for as in ProtoJSON and Spark."""
+    """The shortest digits that give the same number. NaN and infinities are strings, as in ProtoJSON and Spark."""
     column = column.cast(pa.float32()) if pa.types.is_float16(column.type) else column
     texts = column.cast(pa.string())
     texts = pc.if_else(pc.match_substring_regex(texts, pattern="^-?[0-9]+$"), _joined(texts, ".0"), texts)

@@ -16,9 +16,9 @@ _NULL = b"null"
 
 
 class LineRecords:
-    """``key_separator``: the key is what stands before its first occurrence. ``key_field``: every value is a JSON
-    object, and the key is this field of it. Keys are texts as they are, or with ``key_json`` their JSON texts; of a
-    field that is no text always the JSON text. No such field, or null: no key. ``tombstones``: no bytes are null.
+    """``key_separator``: the key is the text before its first occurrence. ``key_field``: every value is a JSON object,
+    and this field of it is the key. A key is stored as its text, with ``key_json`` or from a field that is no text as
+    its JSON text. A missing field or null is no key. ``tombstones``: an empty value is null.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class LineRecords:
             self._decode = msgspec.json.Decoder().decode
 
     def columns(self, lines: Lines) -> tuple[dict[str, Any], InvalidRecordError | None]:
-        """The columns of the lines before the first that is refused, and what to say of that one."""
+        """The columns of the lines before the first refused one, and the error message of that one."""
         columns: dict[str, Any] = {"value": lines.values}
         problem = None
         if self._separator is not None:
@@ -78,7 +78,7 @@ class LineRecords:
         return {"key": keys, "value": values}, problem
 
     def _check(self, values: pa.Array, lines: Lines) -> tuple[list[bytes | None], InvalidRecordError | None]:
-        """The keys (null without a key field) of the values before the first that is no JSON, and what to say of it."""
+        """The keys (null without a key field) of the values before the first that is no JSON, and its error message."""
         assert self._decode is not None
         keys: list[bytes | None] = []
         for row, text in enumerate(values.to_pylist()):
@@ -97,5 +97,5 @@ class LineRecords:
 
 
 def nulls_for_empty(values: pa.Array) -> pa.Array:
-    """Values without a byte as null: tombstones."""
+    """Empty values as null: tombstones."""
     return pc.if_else(pc.equal(pc.binary_length(values), 0), None, values)

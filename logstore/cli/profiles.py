@@ -1,4 +1,4 @@
-"""Profiles: names for stores and for what one wants of the commands there, in one file of the user's.
+"""Profiles: names for stores with the defaults of commands there, in one file of the user's.
 
 Owns ``$XDG_CONFIG_HOME/logstore/profiles.toml`` (``~/.config`` without the variable): ``profile`` names the one in use,
 ``[profiles.NAME]`` holds its values. The file is written as a whole; comments in it are lost then.

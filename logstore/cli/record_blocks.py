@@ -105,7 +105,7 @@ def _with(name: str, value: Any, blocks: Iterator[Block]) -> Iterator[Block]:
 
 
 def with_tombstones(blocks: Iterator[Block]) -> Iterator[Block]:
-    """Values without a byte become null."""
+    """Empty values become null."""
     from logstore.cli.line_records import nulls_for_empty
 
     for block in blocks:

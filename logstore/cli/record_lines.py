@@ -1,4 +1,4 @@
-"""Records as text: lines of values, JSON objects, and whatever a template in kcat's habit says.
+"""Records as text: lines of values, JSON objects, and templates like kcat's.
 
 Each encoder takes a batch and gives the bytes of its records, each with its line end.
 """
@@ -117,9 +117,10 @@ _FIELDS: "dict[str, Callable[[Record], bytes]]" = {
 
 
 def _object(record: "Record", *, string_keys: bool) -> dict[str, Any]:
-    """``key_format`` and ``value_format`` are there where it is no JSON: ``string`` for text, ``binary`` for base64.
+    """A key or value that is no JSON has ``key_format`` or ``value_format``: ``string`` for text, ``binary`` for
+    base64.
 
-    ``string_keys``: as of a topic whose ``key.format`` is ``string``: a key is no JSON, whatever it looks like.
+    ``string_keys``: the topic's ``key.format`` is ``string``, so no key is JSON.
     """
     found = _place(record)
     for name, content, is_string in (("key", record.key, string_keys), ("value", record.value, False)):

@@ -1,4 +1,4 @@
-"""``logstore segment dump``: what one Parquet file of a topic holds."""
+"""``logstore segment dump``: the footer, row groups and records of one Parquet file of a topic."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta

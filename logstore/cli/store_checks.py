@@ -29,7 +29,7 @@ def check_store(url: str) -> Iterator[Check]:
 
 
 def checks_of(found: "StoreStatus", url: str) -> Iterator[Check]:
-    """Checks of a store's own status."""
+    """Checks made of the status that a store answers."""
     yield _readiness(found, url)
     if found.version != __version__:
         yield Check("version", Status.warn, f"{found.version}, this is {__version__}", "Use the same version.")

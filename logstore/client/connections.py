@@ -31,7 +31,7 @@ _KEEPALIVE_SECONDS = 3.0
 
 
 class NotConnectedError(Exception):
-    """No connection could be made: nothing was sent. The reason is the text."""
+    """No connection could be made: nothing was sent. The message is the reason."""
 
 
 class HostNotFoundError(NotConnectedError):

@@ -36,7 +36,6 @@ from logstore.journal.frame import (
     FrameFlags,
     FrameHeader,
     FrameLocation,
-    FrameType,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey
@@ -273,7 +272,7 @@ class Journal:
         self._end_position = file.end
         for append, locations in zip(group, results, strict=True):
             for frame in append.frames:
-                if frame.header.topic_id not in self._forgotten:
+                if not self._forgotten or frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
             append.future.set_result(locations)
@@ -423,7 +422,7 @@ class Journal:
             length = HEADER_BYTES + stored.payload_length
             end = position + length
             key = (header.topic_id, header.partition)
-            if header.type is FrameType.DATA and key in needed_by and header.end_offset > sealed.get(key, 0):
+            if header.takes_offsets and key in needed_by and header.end_offset > sealed.get(key, 0):
                 locations.append(FrameLocation(position, length))
                 left -= length
                 if left < 0:

@@ -14,7 +14,7 @@ from uuid import UUID
 from logstore.errors import StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
-from logstore.journal.frame import HEADER_BYTES, FrameHeader, FrameType, decode_file_header
+from logstore.journal.frame import HEADER_BYTES, FrameHeader, decode_file_header
 
 PartitionKey = tuple[UUID, int]
 """Topic id, partition."""
@@ -94,10 +94,10 @@ class JournalFile:
 
     def add(self, header: FrameHeader, sealed: Mapping[PartitionKey, int]) -> None:
         """Take note of a durable frame; a frame below ``sealed`` is not needed."""
-        if header.type is not FrameType.DATA:
+        if not header.takes_offsets:
             return
         key = (header.topic_id, header.partition)
-        end = header.base_offset + header.record_count
+        end = header.end_offset
         if end > self.needed_by.get(key, 0) and not (sealed and end <= sealed.get(key, 0)):
             self.needed_by[key] = end
 

@@ -1,7 +1,8 @@
 """The places of one partition's un-sealed records in the journal.
 
 Owns six parallel columns, one row a frame: offsets, journal location, largest timestamp, size in memory. 48 bytes a
-frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap).
+frame, whatever its size. Invariant: rows rise by ``base_offset`` and touch each other (no hole, no overlap). A frame
+that takes an offset and holds no record (CONTROL) has a row, with 0 bytes in memory; all others have more.
 """
 
 from array import array
@@ -28,6 +29,10 @@ class IndexedFrame:
     location: FrameLocation
     max_timestamp_ms: int
     inflated_bytes: int
+
+    @property
+    def has_records(self) -> bool:
+        return self.inflated_bytes > 0
 
 
 class FrameIndex:
@@ -66,11 +71,11 @@ class FrameIndex:
 
     def add(self, header: FrameHeader, location: FrameLocation) -> None:
         self._base.append(header.base_offset)
-        self._end.append(header.base_offset + header.record_count)
+        self._end.append(header.end_offset)
         self._position.append(location.position)
         self._length.append(location.length)
         self._max_timestamp.append(header.max_timestamp_ms)
-        self._inflated.append(header.inflated_bytes)
+        self._inflated.append((header.inflated_bytes or 1) if header.has_records else 0)
         self.num_bytes += location.length
 
     def finish_recovery(self, from_offset: int) -> None:
@@ -139,14 +144,14 @@ class FrameIndex:
         total = 0
         for frame in self.frames(start, end):
             taken.append(frame)
-            total += frame.inflated_bytes
+            total += frame.inflated_bytes or frame.location.length
             if total >= max_bytes:
                 break
         return taken
 
     def frames_since(self, start: int, end: int, timestamp_ms: int) -> Iterator[IndexedFrame]:
         """Frames of [start, end) that may hold a record with a timestamp of at least ``timestamp_ms``."""
-        return (frame for frame in self.frames(start, end) if frame.max_timestamp_ms >= timestamp_ms)
+        return (f for f in self.frames(start, end) if f.has_records and f.max_timestamp_ms >= timestamp_ms)
 
     def offset_after_bytes(self, start: int, end: int, max_bytes: int) -> int:
         """The end offset of a segment that begins at ``start`` and holds about ``max_bytes``; a frame boundary."""

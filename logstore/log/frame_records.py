@@ -11,7 +11,7 @@ from logstore.records.payload import decode_payload
 
 def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
     """Batches of LOG_SCHEMA, small frames together: offsets from the headers, timestamps filled in as the topic's
-    timestamp type was at append time.
+    timestamp type was at append time. Frames that hold no record are passed over.
     """
     return log_batches(
         WireBatch(
@@ -21,4 +21,5 @@ def frame_records(frames: Iterable[Frame]) -> Iterator[pa.RecordBatch]:
             FrameFlags.LOG_APPEND_TIME in header.flags,
         )
         for header, payload in frames
+        if header.has_records
     )

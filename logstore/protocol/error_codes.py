@@ -69,7 +69,7 @@ _CLASSES_BY_KIND: Final[Mapping[int, type[LogStoreError]]] = {
     503: errors.BrokerNotReadyError,
     504: errors.RequestTimedOutError,
 }
-# Reversed, so that the first class of a code is the one that stays.
+# Reversed, so that the first class of a code overwrites the others.
 _CLASSES: Final[Mapping[int, type[LogStoreError]]] = {
     code: error for error, code in reversed(ERROR_CODES.items()) if kind_of(code) != code
 }

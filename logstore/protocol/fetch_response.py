@@ -16,7 +16,8 @@ import pyarrow as pa
 from logstore.errors import LogStoreError, OffsetOutOfRangeError
 from logstore.filesystem import Buffer
 from logstore.protocol.error_codes import code_of, error_of
-from logstore.protocol.record_batch import ALIGNMENT, begins_with_parquet, malformed, read_records
+from logstore.protocol.record_batch import begins_with_parquet, read_records
+from logstore.protocol.sections import padding, read_sections
 
 MEDIA_TYPE: Final = "application/vnd.logstore.fetch"
 #: index, error code, log start offset, high watermark, next offset, bytes of the content
@@ -79,22 +80,12 @@ def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer
                 length,
             )
         )
-        encoded.extend(response.content)
-        if padding := -length % ALIGNMENT:
-            encoded.append(bytes(padding))
+        encoded += (*response.content, *padding(length))
     return encoded
 
 
 def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionResponse]:
     """The partition responses, in place. LogStoreError if ``body`` is no answer to a fetch."""
-    at = 0
-    while at < body.size:
-        if body.size - at < RESPONSE_HEADER.size:
-            raise malformed(f"{body.size - at} bytes where a partition begins")
-        index, error_code, log_start_offset, high_watermark, next_offset, length = RESPONSE_HEADER.unpack_from(body, at)
-        at += RESPONSE_HEADER.size
-        if not 0 <= length <= body.size - at:
-            raise malformed(f"a partition of {length} bytes where {body.size - at} are left")
-        content = (body.slice(at, length),)
-        yield PartitionResponse(index, error_code, log_start_offset, high_watermark, next_offset, content)
-        at += length + -length % ALIGNMENT
+    for fields, content in read_sections(body, RESPONSE_HEADER, "partition"):
+        index, error_code, log_start_offset, high_watermark, next_offset = fields
+        yield PartitionResponse(index, error_code, log_start_offset, high_watermark, next_offset, (content,))

@@ -9,8 +9,8 @@ message of WIRE_SCHEMA, its buffers compressed or not. Its record i has the offs
 timestamp stands for ``append_time_ms``. History gives row groups: the payload is a Parquet file with the columns of
 LOG_SCHEMA, and others beside them.
 
-A reader leaves large batches where they were received, and puts small ones together: every later step costs by the
-batch. It checks the shape only: the store has checked the records when it took them, and again when it read them from
+A reader leaves large batches in the memory that received them, and joins small ones, because every later step costs per
+batch. The reader checks the shape only: the store checked the records at their append, and again when it read them from
 disk.
 """
 
@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 from logstore.limits import MIB
+from logstore.protocol.sections import malformed, padding, read_sections
 from logstore.records.log_batches import WireBatch, int64_values, log_batches
 from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
 
@@ -35,7 +35,6 @@ BATCH_HEADER: Final = struct.Struct("<qqiiq")
 LOG_APPEND_TIME: Final = 1
 #: The payload is a Parquet file.
 PARQUET: Final = 4
-ALIGNMENT: Final = 8
 _FLAGS: Final = LOG_APPEND_TIME | PARQUET
 # A row group is decoded in parts of this size.
 _DECODED_BYTES = MIB
@@ -55,29 +54,17 @@ def encode_batches(batches: Sequence[RecordBatch]) -> list[Buffer]:
     pieces: list[Buffer] = []
     for batch in batches:
         payload = memoryview(batch.payload)
-        pieces.append(
-            BATCH_HEADER.pack(batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, payload.nbytes)
-        )
-        pieces.append(payload)
-        if padding := -payload.nbytes % ALIGNMENT:
-            pieces.append(bytes(padding))
+        header = batch.base_offset, batch.append_time_ms, batch.record_count, batch.flags, payload.nbytes
+        pieces += (BATCH_HEADER.pack(*header), payload, *padding(payload.nbytes))
     return pieces
 
 
 def read_batches(content: pa.Buffer) -> Iterator[RecordBatch]:
     """The batches, in place. LogStoreError if ``content`` is anything else."""
-    at = 0
-    while at < content.size:
-        if content.size - at < BATCH_HEADER.size:
-            raise malformed(f"{content.size - at} bytes where a batch begins")
-        base_offset, append_time_ms, record_count, flags, length = BATCH_HEADER.unpack_from(content, at)
-        at += BATCH_HEADER.size
-        if not 0 <= length <= content.size - at:
-            raise malformed(f"a batch of {length} bytes where {content.size - at} are left")
+    for (base_offset, append_time_ms, record_count, flags), payload in read_sections(content, BATCH_HEADER, "batch"):
         if flags & ~_FLAGS:
             raise malformed(f"a batch with the flags {flags:b}")
-        yield RecordBatch(base_offset, append_time_ms, record_count, flags, content.slice(at, length))
-        at += length + -length % ALIGNMENT
+        yield RecordBatch(base_offset, append_time_ms, record_count, flags, payload)
 
 
 def begins_with_parquet(content: pa.Buffer) -> bool:
@@ -96,11 +83,6 @@ def read_records(content: pa.Buffer, first_offset: int) -> Iterator[pa.RecordBat
                 yield from _from(records, first_offset)
     except (pa.ArrowException, EOFError, OSError, ValueError, OverflowError, KeyError) as error:
         raise malformed(str(error)) from error
-
-
-def malformed(what: str) -> LogStoreError:
-    """The error for bytes that are not of this protocol."""
-    return LogStoreError(f"The server is not a log store, or of another version: {what}")
 
 
 def _parquet_files(batches: Iterable[RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -5,6 +5,7 @@ Column arrays may be slices, so positions are always read through ``ListArray.of
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +43,7 @@ class DecodedRecords:
         return int(self.batch.get_total_buffer_size())
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionBatch:
+class PartitionBatch(NamedTuple):
     """The records of a request that go to one partition, in request order.
 
     ``rows`` are their positions in the request, rising; None = all of the request.
@@ -97,7 +97,7 @@ def check_record_sizes(batch: pa.RecordBatch, max_message_bytes: int, rows: np.n
     """
     _, keys, values, headers = batch.columns
     if headers.null_count == len(headers) and _data_bytes(keys) + _data_bytes(values) <= max_message_bytes:
-        return  # all of them together are no larger than one may be
+        return  # all records together are no larger than a single one may be
     sizes = record_sizes(batch)
     if sizes.max() > max_message_bytes:
         row = int(np.argmax(sizes > max_message_bytes))

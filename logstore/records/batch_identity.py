@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 
 #: Sequence numbers are int32 and go on at 0 after this one, as Kafka's do.
 SEQUENCE_MAX = 2**31 - 1
@@ -62,6 +62,8 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
+# The append time comes last.
+_TIME_BYTES = 8
 
 
 def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
@@ -69,6 +71,11 @@ def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
     if len(packed) % PACKED_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of remembered batches")
     return map(RememberedBatch._make, _ROW.iter_unpack(packed))
+
+
+def last_append_ms(packed: bytes) -> int:
+    """The append time of the last of packed batches, at least one."""
+    return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:
@@ -93,12 +100,12 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class IdempotencyKey:
-    """A name that a client gave to a request, and what tells that request from others.
+    """A name that a client gave to a request, and a digest that tells the request from others.
 
     ``hash`` (64 bits, unsigned) and ``digest`` (32 bytes, of name and body) are made with a secret of the store, so
-    that nobody can make another request that looks the same. ``epoch`` is below -1, and another one for another secret.
-    ``partition_hash`` says where records without a key go, modulo the number of partitions: a retry meets its first try
-    there.
+    that nobody can make another request that looks the same. ``epoch`` is below -1, and differs for another secret.
+    ``partition_hash``, modulo the number of partitions, is the partition of records without a key: a retry meets its
+    first try there.
     """
 
     hash: int

@@ -31,7 +31,7 @@ class WireBatch:
 
 
 def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
-    """LOG_SCHEMA, in the order given: small ones put together, large ones where they lie."""
+    """Batches of LOG_SCHEMA, in the order given. Small ones are joined, large ones are not copied."""
     gathered: list[WireBatch] = []
     gathered_bytes = 0
     for batch in batches:
@@ -46,7 +46,7 @@ def log_batches(batches: Iterable[WireBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def to_log_batch(batches: Sequence[WireBatch]) -> pa.RecordBatch:
-    """``batches``, at least one, as one of LOG_SCHEMA; nothing is copied of a single one but its timestamps."""
+    """``batches``, at least one, as one of LOG_SCHEMA. Of a single batch only the timestamps are copied."""
     records = batches[0].records if len(batches) == 1 else pa.concat_batches([batch.records for batch in batches])
     counts = np.array([batch.records.num_rows for batch in batches])
     firsts = np.array([batch.base_offset for batch in batches]) - np.cumsum(counts) + counts

@@ -1,70 +1,9 @@
-"""The partitioner: Kafka's choice of a partition, so that a key has the same one here and in Kafka.
-
-The hash is Kafka's ``org.apache.kafka.common.utils.Utils.murmur2`` (32 bit, seed 0x9747b28c) of the key bytes. Over a
-column it runs word by word for all keys at once: step w mixes the w-th 4-byte word of every key that has one.
-"""
-
-import struct
+"""The partitioner: Kafka's choice of a partition, so that a key has the same one here and in Kafka (``murmur2``)."""
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from logstore.records.batch import DecodedRecords, binary_offsets
-
-_SEED = np.uint32(0x9747B28C)
-_M = np.uint32(0x5BD1E995)
-# With fewer keys a numpy step costs more than the same words in plain Python.
-_VECTOR_KEYS_MIN = 24
-# Words mixed at once: bounds the memory for positions to 2 MiB beyond one step.
-_BLOCK_WORDS = 256 * 1024
-
-
-def murmur2(data: bytes) -> int:
-    """Kafka's murmur2 of one key, as Java's signed int."""
-    value = _murmur2(data)
-    return value - (1 << 32) if value >> 31 else value
-
-
-def _murmur2(data: bytes) -> int:
-    """murmur2 of one key, unsigned."""
-    seed, multiplier = int(_SEED), int(_M)
-    length = len(data)
-    words = length >> 2
-    value = seed ^ length
-    for word in struct.unpack_from(f"<{words}I", data):
-        mixed = word * multiplier & 0xFFFFFFFF
-        mixed ^= mixed >> 24
-        value = (value * multiplier ^ mixed * multiplier) & 0xFFFFFFFF
-    if tail := data[4 * words :]:
-        value = (value ^ int.from_bytes(tail, "little")) * multiplier & 0xFFFFFFFF
-    value ^= value >> 13
-    value = value * multiplier & 0xFFFFFFFF
-    return value ^ (value >> 15)
-
-
-def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
-    """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning."""
-    hashes = np.empty(len(keys), np.uint32)
-    if len(keys) < _VECTOR_KEYS_MIN:
-        for row, key in enumerate(keys.to_pylist()):
-            hashes[row] = _murmur2(key or b"")
-        return hashes
-    data_buffer = keys.buffers()[2]
-    offsets = binary_offsets(keys).astype(np.int64)
-    data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
-    lengths = np.diff(offsets)
-    # Longest first: the keys that still have a w-th word are then a prefix.
-    order = _longest_first(lengths >> 2)
-    starts, lengths = offsets[:-1][order], lengths[order]
-    state = _SEED ^ lengths.astype(np.uint32)
-    _mix_words(state, data, starts, lengths >> 2)
-    _mix_tails(state, data, starts + (lengths & ~3), lengths & 3)
-    state ^= state >> np.uint32(13)
-    state *= _M
-    state ^= state >> np.uint32(15)
-    hashes[order] = state
-    return hashes
+from logstore.records.batch import DecodedRecords
+from logstore.records.murmur2 import murmur2_column
 
 
 def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int) -> np.ndarray:
@@ -85,52 +24,3 @@ def choose_partitions(records: DecodedRecords, num_partitions: int, sticky: int)
     if named is not None:
         chosen = np.where(named >= 0, named, chosen)
     return chosen
-
-
-def _longest_first(words: npt.NDArray[np.int64]) -> np.ndarray:
-    # numpy sorts 16-bit integers by radix: for keys of a sane size it is far faster.
-    narrow = np.int16 if words.max() <= np.iinfo(np.int16).max else np.int64
-    return np.argsort(np.negative(words.astype(narrow)), kind="stable")
-
-
-def _mix_words(state: np.ndarray, data: np.ndarray, starts: np.ndarray, words: npt.NDArray[np.int64]) -> None:
-    """Fold the whole 4-byte words of each key into ``state``; ``words`` (their number per key) falls."""
-    if not words[0]:
-        return
-    # Every 4 bytes as a little-endian word, at any byte position: a view, not a copy.
-    word_at = np.ndarray(len(data) - 3, np.dtype("<u4"), buffer=data, strides=(1,))
-    step = 0
-    active = int(np.count_nonzero(words))
-    while active >= _VECTOR_KEYS_MIN:
-        # The shortest of the active keys ends first; until then the same keys take part in each step.
-        steps = min(int(words[active - 1]) - step, max(1, _BLOCK_WORDS // active))
-        positions = starts[:active] + 4 * np.arange(step, step + steps)[:, np.newaxis]
-        head = state[:active]
-        for mixed in _mix(word_at[positions]):
-            head *= _M
-            head ^= mixed
-        step += steps
-        active = int(np.searchsorted(-words[:active], -step, side="left"))
-    for key in range(active):
-        first, last = int(starts[key]) + 4 * step, int(starts[key]) + 4 * int(words[key])
-        value = int(state[key])
-        multiplier = int(_M)
-        for mixed_word in _mix(word_at[first:last:4]).tolist():
-            value = (value * multiplier & 0xFFFFFFFF) ^ mixed_word
-        state[key] = value
-
-
-def _mix(words: np.ndarray) -> np.ndarray:
-    mixed = words * _M
-    mixed ^= mixed >> np.uint32(24)
-    mixed *= _M
-    return mixed
-
-
-def _mix_tails(state: np.ndarray, data: np.ndarray, positions: np.ndarray, lengths: np.ndarray) -> None:
-    """Fold the 0 to 3 bytes after the last whole word of each key into ``state``."""
-    for byte in (2, 1, 0):
-        rows = np.flatnonzero(lengths > byte)
-        state[rows] ^= data[positions[rows] + byte].astype(np.uint32) << np.uint32(8 * byte)
-    rows = np.flatnonzero(lengths)
-    state[rows] *= _M

@@ -58,8 +58,8 @@ _NO_HEADERS = pa.nulls(0, HEADERS_TYPE.value_type)
 
 
 def null_headers(rows: int) -> pa.Array:
-    """A column of headers that are all null. ``pa.nulls`` would bring 8 bytes a row of offsets for elements that are
-    not there, in journal, network and memory.
+    """A column of headers that are all null. ``pa.nulls`` would add offsets of missing elements, 8 bytes a row, in
+    journal, network and memory.
     """
     return _few_null_headers(rows) if rows <= _FEW_ROWS else _null_headers(rows)
 

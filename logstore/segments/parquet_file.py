@@ -117,9 +117,11 @@ def open_parquet(path: Path) -> ParquetFile:
     name = parse_segment_name("/".join(path.parts[-2:]))
     if name is not None:
         footer = file.footer
-        told = footer.partition, footer.base_offset, footer.leader_epoch
-        if told != (name.partition, name.base_offset, name.leader_epoch):
-            raise damaged(path, ValueError("it is the segment of partition {}, offset {}, epoch {}".format(*told)))
+        told = footer.partition, footer.base_offset, footer.leader_epoch, footer.end_offset
+        end_offset = footer.end_offset if name.end_offset is None else name.end_offset
+        if told != (name.partition, name.base_offset, name.leader_epoch, end_offset):
+            what = "it is the segment of partition {}, offset {}, epoch {}, up to offset {}".format(*told)
+            raise damaged(path, ValueError(what))
     return file
 
 

@@ -1,6 +1,7 @@
 """Writes one segment: a sorted Parquet file whose footer has everything needed to commit it.
 
-Invariants: offsets rise strictly and lie in [base offset, end offset); a row group has at most 128 Ki rows and, unless
+Invariants: the file stands for [base offset, end offset), which its name says, and may hold no record of it; offsets of
+records rise strictly and lie in that range; a row group has at most 128 Ki rows and, unless
 it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
 ``finish`` the file and its directory entry are durable (rule R7); a writer that is left without ``finish`` leaves no
 file.
@@ -22,6 +23,7 @@ from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments import checksums
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
@@ -35,7 +37,8 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 class Segment:
     """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs.
 
-    ``operation`` wrote it: a roll, or a job from other segments.
+    ``operation`` wrote it: a roll, or a job from other segments. Without a record its smallest and largest offsets are
+    -1, and its timestamps -1 ms.
     """
 
     path: str
@@ -101,10 +104,11 @@ class _Sink(io.RawIOBase):
 
 
 class SegmentWriter:
-    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(end_offset, ...)``.
+    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
 
-    ``codec`` is a value of ``compression.type`` or Parquet's own name of it; ``layout`` is the topic's
-    (``layout_of``), and its extra columns are derived here. Raises OSError as the disk does.
+    The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's own name of it;
+    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. Raises ValueError for an empty
+    range, and OSError as the disk does.
     """
 
     def __init__(
@@ -112,21 +116,25 @@ class SegmentWriter:
         table_path: Path,
         partition: int,
         base_offset: int,
+        end_offset: int,
         leader_epoch: int,
         codec: str = "zstd",
         filesystem: FileSystem | None = None,
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> None:
-        self.path = segment_name(partition, base_offset, leader_epoch, new_unique())
+        if not 0 <= base_offset < end_offset:
+            raise ValueError(f"a segment of [{base_offset}, {end_offset})")
+        self.path = segment_name(partition, base_offset, end_offset, leader_epoch, new_unique())
         self._file = table_path / self.path
-        self._partition, self._base_offset, self._leader_epoch = partition, base_offset, leader_epoch
+        self._partition, self._leader_epoch = partition, leader_epoch
+        self._base_offset, self._end_offset = base_offset, end_offset
         self._filesystem = filesystem or local_filesystem()
         self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = self._row_groups = 0
         self._min_offset = self._max_offset = -1
-        self._min_timestamp = self._max_timestamp = 0
+        self._min_timestamp = self._max_timestamp = -1
         self._filesystem.make_directory(self._file.parent)
         self._fd: int | None = self._filesystem.create(self._file)
         self._filesystem.reached("segment.opened")
@@ -154,7 +162,9 @@ class SegmentWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before."""
+        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before, or leave the
+        range.
+        """
         if batch.num_rows == 0:
             return
         if not batch.schema.equals(LOG_SCHEMA):
@@ -169,6 +179,8 @@ class SegmentWriter:
             raise ValueError(
                 f"offsets of {self.path} must rise from {self._base_offset}: [{first}, {last}] after {self._max_offset}"
             )
+        if last >= self._end_offset:
+            raise ValueError(f"{self.path} ends at {self._end_offset}, and offset {last} is beyond it")
         bounds = pc.min_max(timestamps.cast(pa.int64()))
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if self._num_records == 0:
@@ -180,7 +192,6 @@ class SegmentWriter:
 
     def finish(
         self,
-        end_offset: int,
         leader_epochs: Sequence[tuple[int, int]] = (),
         producers: Sequence[RememberedBatch] = (),
         idempotency_keys: Sequence[RememberedBatch] = (),
@@ -188,18 +199,18 @@ class SegmentWriter:
         operation: str = ROLL,
         cleanings: Sequence[tuple[int, int]] = (),
         append_time_ms: int = 0,
+        open_transactions: Sequence[OpenTransaction] = (),
+        markers: Sequence[Marker] = (),
     ) -> Segment:
-        """Write the footer and make the file durable. ValueError if it is empty or reaches past ``end_offset``."""
+        """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
+        its footer has the state at its end.
+        """
         if self._fd is None:
             raise ValueError(f"{self.path} is finished or aborted")
-        if self._num_records == 0:
-            raise ValueError(f"{self.path} would be empty: an empty range is committed without a file")
-        if end_offset <= self._max_offset:
-            raise ValueError(f"{self.path} holds offset {self._max_offset}, beyond its end {end_offset}")
         footer = SegmentFooter(
             self._partition,
             self._base_offset,
-            end_offset,
+            self._end_offset,
             self._leader_epoch,
             tuple(leader_epochs),
             tuple(producers),
@@ -207,6 +218,8 @@ class SegmentWriter:
             operation,
             tuple(cleanings),
             append_time_ms,
+            tuple(open_transactions),
+            tuple(markers),
         )
         self._flush()
         self._filesystem.reached("segment.half")
@@ -226,7 +239,7 @@ class SegmentWriter:
             size=self._sink.tell(),
             partition=self._partition,
             base_offset=self._base_offset,
-            end_offset=end_offset,
+            end_offset=self._end_offset,
             leader_epoch=self._leader_epoch,
             num_records=self._num_records,
             min_offset=self._min_offset,

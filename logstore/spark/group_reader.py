@@ -89,12 +89,12 @@ class GroupBatch:
     def commit(self) -> None:
         """Commit the ends of ``ranges``; returns when that is durable. Once is enough: later calls do nothing.
 
-        Raises InvalidRequestError for a batch from storage alone, UnknownTopicIdError if a topic is not the one any
-        more that the batch is of, and what ``logstore.client`` raises for a store that cannot be reached.
+        Raises InvalidRequestError for a batch from storage alone, UnknownTopicIdError if a topic was deleted and made
+        again, and the errors of ``logstore.client`` for a store that cannot be reached.
         """
         if not self._bootstrap:
             raise InvalidRequestError(
-                f"group {self.group}: what was read from storage alone cannot be committed; only a store can: "
+                f"group {self.group}: a batch that was read from storage alone cannot be committed; to commit, "
                 "give bootstrap="
             )
         ends = {(r.topic, r.partition): r.end for r in self.ranges if r.end != r.committed}
@@ -104,7 +104,7 @@ class GroupBatch:
                     store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
                 except UnknownTopicIdError as error:
                     raise UnknownTopicIdError(
-                        f"group {self.group} cannot commit: a topic was deleted and created anew since this batch was "
+                        f"group {self.group} cannot commit: a topic was deleted and made again since this batch was "
                         f"made; make another one ({error})"
                     ) from None
         self._is_committed = True
@@ -138,8 +138,8 @@ def group_read(
     an exception nothing is, and the next batch begins where this one did.
 
     A partition without a committed offset begins at ``auto_offset_reset``: "earliest", "latest", or "none" for
-    NoCommittedOffsetError. So does, as in Kafka and with a warning in the log, one whose committed offset is not in the
-    log any more (retention removed it) or not in it at all; "none" is OffsetOutOfRangeError then.
+    NoCommittedOffsetError. As in Kafka, a partition whose committed offset is outside the log (retention removed it,
+    for example) begins there too, with a warning in the log; "none" is OffsetOutOfRangeError then.
     ``max_offsets_per_trigger`` bounds a batch (about), divided among partitions in proportion to what they have, as
     maxOffsetsPerTrigger of Spark's Kafka source.
 

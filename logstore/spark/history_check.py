@@ -1,7 +1,7 @@
 """Checks, in a task of each evaluation, that a topic's table is still the one that the DataFrame was made from.
 
 This module is sent to the executors by value, so it imports nothing but the standard library and pyarrow. Delta itself
-does not ask: a table that was deleted and created anew at the same path is, to a DataFrame of the first one, a later
+does not ask: a table that was deleted and made again at the same path is, to a DataFrame of the first one, a later
 version.
 """
 
@@ -14,7 +14,7 @@ _FIRST_COMMIT = f"{0:020}.json"
 
 
 class HistoryReadError(Exception):
-    """The history of a topic is not the one any more that a DataFrame was made from."""
+    """The topic of a DataFrame was deleted, or made again, since the DataFrame was made."""
 
 
 def history_check(
@@ -25,8 +25,10 @@ def history_check(
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
             if (found := table_id(Path(path))) != topic_id:
-                what = "deleted and created anew" if found else "deleted"
-                raise HistoryReadError(f"topic {topic} was {what} since this DataFrame was made; make it again")
+                what = "deleted and made again" if found else "deleted"
+                raise HistoryReadError(
+                    f"topic {topic} was {what} since this DataFrame was made; make the DataFrame again"
+                )
         yield from ()
 
     return check

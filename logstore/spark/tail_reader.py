@@ -1,9 +1,9 @@
 """Fetches the tail of partitions from the store, in the tasks of a Spark query.
 
-This module is sent to the executors by value, and is small; there it imports ``logstore.client``, which talks to the
-store. Invariants: each range comes whole and in order, and of the topic that the query was made for (each request names
-it), or the task fails with the reason. One answer is in memory at a time: of ``FETCH_BYTES``, or one row group where a
-roll has overtaken the query; of a row group, about 1 MiB is decoded.
+This module is sent to the executors by value, and is small. There it imports ``logstore.client``, which talks to the
+store. Invariants: each range comes whole and in order, from the topic that the query was made for (each request names
+its id), or the task fails with the reason. One answer is in memory at a time: ``FETCH_BYTES``, or one row group if a
+roll has overtaken the query. About 1 MiB of a row group is decoded at a time.
 """
 
 import time
@@ -128,7 +128,7 @@ class _Store:
 
         if isinstance(error, UnknownTopicIdError):
             # A DataFrame may be evaluated long after it was made.
-            why = "the topic was deleted and created anew since this DataFrame was made; make it again"
+            why = "the topic was deleted and made again since this DataFrame was made; make the DataFrame again"
             return f"{why} ({error.message})"
         if isinstance(error, OffsetOutOfRangeError):
             overtaken = "Retention or delete-records overtook this read: take a later starting offset"

@@ -19,7 +19,7 @@ def first_offset_at(table: Path, segments: Iterable["SegmentFile"], log_start: i
     from logstore.segments.reader import read_row_group, row_groups
 
     for segment in segments:
-        if segment.max_offset < log_start or segment.max_timestamp_ms < timestamp_ms:
+        if not segment.num_records or segment.end_offset <= log_start or segment.max_timestamp_ms < timestamp_ms:
             continue
         path = table / segment.path
         for group in row_groups(path):

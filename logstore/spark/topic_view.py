@@ -52,6 +52,7 @@ class TopicView:
             FileRange(r.partition, segment.min_offset, segment.max_offset)
             for r in ranges
             for segment in self.snapshot.segments(r.partition)
+            if segment.num_records
         )
         return plan_read(ranges, sealed, files)
 
@@ -82,7 +83,7 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
         raise DataDirectoryError(
             f"{path} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
             f"{snapshot.topic_id}, not {described.topic_id}): the data of another store, or of a topic that was just "
-            "created anew"
+            "made again"
         )
     bounds = []
     for p in described.partitions:

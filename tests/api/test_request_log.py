@@ -73,7 +73,9 @@ async def test_log_lines_carry_the_request_and_client_id_and_no_raw_path(api, ca
         ("POST", "/topics/t", None, ["info"]),
     ],
 )
-async def test_who_stops_reading_is_no_news_who_stops_in_a_request_is(api, capsys, method, path, sent, levels):
+async def test_a_client_that_stops_reading_is_no_news_one_that_stops_in_a_request_is(
+    api, capsys, method, path, sent, levels
+):
     await api.create_topic("t")
     configure_logging("debug", "json")
     messages = asyncio.Queue()

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
 from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
@@ -127,7 +128,7 @@ async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str,
 
 
 @pytest.mark.parametrize("requests", [TAKEN, LEFT], ids=["taken", "left"])
-async def test_it_is_answered_the_same_at_once_and_in_pieces(api, short, requests):
+async def test_a_short_request_is_answered_the_same_at_once_and_in_pieces(api, short, requests):
     async with listening(api.app) as (port, _):
         for name, whole in requests.items():
             short.clear()
@@ -192,7 +193,7 @@ async def test_the_end_of_a_head_is_no_head(api, short):
                 assert status.startswith("HTTP/1.1 400"), cut
 
 
-async def test_what_looks_like_a_request_within_another_is_part_of_that(api, short):
+async def test_bytes_like_a_request_in_a_body_are_part_of_that_body(api, short):
     whole = request()
     body = b'{"records":[{"value":"%b"}]}' % whole
     before, _, after = request(body).rpartition(whole)
@@ -245,6 +246,15 @@ async def test_few_heads_are_remembered(api, short):
     assert 0 < api.app.short_requests._read_again.cache_info().currsize <= 256
 
 
+@pytest.mark.parametrize("name", sorted(IDENTITY_HEADERS))
+async def test_a_request_with_a_sender_is_not_short(api, short, name):
+    """Short ones share frames."""
+    plain = [(b"content-length", b"10"), (b"content-type", JSON_V2.encode())]
+    assert api.app.short_requests.head(b"/topics/t", plain) is not None
+    assert api.app.short_requests.head(b"/topics/t", [*plain, (name, b"1")]) is None
+    assert short == []
+
+
 async def test_every_record_is_where_the_answer_says(api, short):
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         told = {}
@@ -286,9 +296,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     [(StorageError("broken"), 500), (ThrottledError("full"), 429), (RuntimeError("a bug"), 500)],
     ids=lambda given: type(given).__name__,
 )
-async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
-    api, short, monkeypatch, error, status, capsys
-):
+async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
     async def fail(*_, **__):
         raise error
 
@@ -325,7 +333,7 @@ def answered(status: int) -> float:
     )
 
 
-async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
+async def test_a_request_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with (
         listening(api.app) as (port, _),

@@ -2,33 +2,48 @@
 
 import base64
 import json
+import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from logstore.journal.frame import HEADER_BYTES, PartitionSnapshot, decode_frame_header
+from logstore.errors import DataDirectoryError
+from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.segments.reader import read_footer, verify_segment
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
-from tests.golden.parts import deterministic, encoded_frame, footer_row, frame_rows, frames, snapshot
+from tests.golden.parts import (
+    deterministic,
+    encoded_frame,
+    footer_row,
+    frame_rows,
+    frames,
+    snapshot,
+    snapshot_with_transactions,
+)
 from tests.golden.write import GOLDEN, segment_row
 from tests.support.journals import recovered_frames
+from tests.support.running_broker import running_broker
 
 pytestmark = pytest.mark.anyio
 
-VERSIONS = sorted(path.parent for path in GOLDEN.glob("*/data.json"))
+#: A directory has some parts or all of them.
+_PARTS = ("data", "journal", "refused", "segments", "bytes")
+
+
+def of_part(part: str) -> pytest.MarkDecorator:
+    """For each directory that has the part."""
+    found = sorted(path.parent for path in GOLDEN.glob(f"*/{part}.json"))
+    return pytest.mark.parametrize("golden", found, ids=lambda path: path.name)
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
-def golden(request: pytest.FixtureRequest) -> Path:
-    return request.param
 
 
 @pytest.fixture
@@ -52,9 +67,15 @@ def _stored(partition: int, offset: int) -> dict[str, Any]:
 
 
 def test_there_are_golden_files() -> None:
-    assert VERSIONS
+    found = {path.parent.name: set() for path in GOLDEN.glob("*/*.json")}
+    for path in GOLDEN.glob("*/*.json"):
+        found[path.parent.name].add(path.stem)
+    assert found["2026-11-22"] == {"data", "journal", "segments", "bytes"}
+    assert found["journal-3"] == {"journal", "refused", "bytes"}
+    assert set().union(*found.values()) == set(_PARTS)
 
 
+@of_part("data")
 @pytest.mark.parametrize("now_ms", [CLOCK_MS, None], ids=["then", "today"])
 async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, Any], now_ms: int | None) -> None:
     """Also after a roll and another start, when all of it is in tables."""
@@ -68,6 +89,7 @@ async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, A
         assert await observed(api) == facts
 
 
+@of_part("data")
 async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict[str, Any]) -> None:
     """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
     async with store_at(data) as api:
@@ -93,6 +115,7 @@ async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict
         assert answer.json()["offsets"][0]["offset"] == before["topics"][topic]["partitions"][0]["end"]
 
 
+@of_part("data")
 async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[str, Any]) -> None:
     async with store_at(data) as api:
         for name, topic in expected["topics"].items():
@@ -102,15 +125,18 @@ async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[st
                 assert answer.json()["offsets"] == [_stored(partition, found["end"])], answer.text
 
 
+@of_part("data")
 def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any]) -> None:
     assert {name: in_table(data, name) for name in expected["topics"]} == expected["tables"]
     assert any(expected["tables"].values())
 
 
+@of_part("journal")
 def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
-    rows = _json(golden, "journal")
+    rows = [_with_later_fields(row) for row in _json(golden, "journal")]
     assert frame_rows(dump(golden / "journal")) == rows
-    assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"}
+    later = {"CONTROL", "TRUNCATE"} if _is_of_this_version(golden) else set()
+    assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"} | later
     assert {(row["relocated"], row["log_append_time"]) for row in rows} == {
         (False, False),
         (True, False),
@@ -129,6 +155,7 @@ def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
     assert found == [(row["type"], row["base_offset"], (row["position"], row["length"])) for row in rows]
 
 
+@of_part("segments")
 def test_segments_are_read_row_by_row(golden: Path) -> None:
     segments = _json(golden, "segments")
     assert {path: segment_row(golden / "segments" / path) for path in segments} == segments
@@ -138,18 +165,70 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
         assert footer_row(footer) == segments[path]["footer"]
 
 
+def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A dumped frame as a release before transactions wrote it, with the fields that dumps have since."""
+    if row["snapshot"] is not None:
+        row["snapshot"] = {"open_transactions": [], "markers": []} | row["snapshot"]
+    return {"transactional": False, "control": None, "honoured": True} | row
+
+
+@of_part("bytes")
 def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
-    """Frames, headers, keys of group offsets and of idempotent requests: what later reads look for byte by byte."""
-    assert deterministic() == _json(golden, "bytes")
+    """Keys of group offsets and of idempotent requests, which later reads look for byte by byte; and what has the
+    version of the format that is written.
+    """
+    written = _json(golden, "bytes")
+    if not _is_of_this_version(golden):
+        written = {name: data for name, data in written.items() if not name.startswith(_VERSIONED)}
+    assert written
+    assert deterministic().items() >= written.items()
 
 
+# By its name in ``bytes.json``, what has the journal's version in it.
+_VERSIONED = ("file header", "mark", "frame ")
+
+
+def _is_of_this_version(golden: Path) -> bool:
+    return base64.b64decode(_json(golden, "bytes")["file header"])[8] == FORMAT_VERSION
+
+
+@of_part("bytes")
 def test_frames_are_decoded(golden: Path) -> None:
     written = _json(golden, "bytes")
+    payloads = []
     for number, (frame, place) in enumerate(frames()):
+        if f"frame {number}" not in written:
+            assert not _is_of_this_version(golden)
+            continue
         data = base64.b64decode(written[f"frame {number}"])
         stored = decode_frame_header(data, 0, place["position"], place["file_id"])
         assert stored is not None
         assert (stored.header, stored.durable_end) == (frame.header, place["durable_end"])
-        assert data[HEADER_BYTES:] == bytes(frame.payload)
-        assert encoded_frame(frame, place) == data
-    assert PartitionSnapshot.decode(data[HEADER_BYTES:]) == snapshot()
+        payloads.append(data[HEADER_BYTES:])
+        if frame.header.type is not FrameType.SNAPSHOT:
+            assert payloads[-1] == bytes(frame.payload)
+        if _is_of_this_version(golden):
+            assert encoded_frame(frame, place) == data
+    assert PartitionSnapshot.decode(payloads[6]) == snapshot()
+    if _is_of_this_version(golden):
+        assert PartitionSnapshot.decode(payloads[7]) == snapshot_with_transactions()
+
+
+@of_part("refused")
+async def test_what_this_release_does_not_honour_is_refused_by_name(golden: Path, tmp_path: Path) -> None:
+    expected = _json(golden, "refused")
+    assert expected.keys() == {"KAFKA_BATCH", "TRANSACTIONAL"}
+    for name, rows in expected.items():
+        assert frame_rows(dump(golden / "refused" / name)) == rows
+        (refused,) = [row for row in rows if not row["honoured"]]
+        message = f"position {refused['position']} .* {name} .*which this release does not serve.* start that one"
+        damage = verify(golden / "refused" / name).damage
+        assert damage is not None
+        assert re.search(message, damage.message)
+        journal = tmp_path / name / "brokers" / "0" / "journal" / "0"
+        shutil.copytree(golden / "refused" / name, journal)
+        before = {path.name: path.read_bytes() for path in journal.glob("*.log")}
+        with pytest.raises(DataDirectoryError, match=message):
+            async with running_broker(tmp_path / name):
+                pass
+        assert {path.name: path.read_bytes() for path in journal.glob("*.log")} == before

@@ -75,9 +75,9 @@ class WrittenTopic:
         segments = []
         for first in range(start, end, file_offsets):
             last = min(first + file_offsets, end)
-            with SegmentWriter(self.table.path, partition, first, 0) as writer:
+            with SegmentWriter(self.table.path, partition, first, last, 0) as writer:
                 writer.write(log_batch(first, last, marker=f"{partition}-"))
-                segments.append(writer.finish(last))
+                segments.append(writer.finish())
         done = self.table.commit_roll([RollPart(partition, start, end, 0, tuple(segments))])
         assert done.committed == (partition,)
 

@@ -22,7 +22,8 @@ from logstore.errors import (
     OutOfOrderSequenceError,
     StorageFullError,
 )
-from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType, PartitionSnapshot
+from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
+from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity, unpack_batches
 from tests.support.examples import examples

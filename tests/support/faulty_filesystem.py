@@ -7,7 +7,8 @@ directory the names of its last sync. What is there when it is made is durable. 
 after losing power.
 
 Faults are ordered by call (``write_at``, or of one kind of file: ``journal.write_at``, ``segment.fdatasync``,
-``delta.sync_file`` ...) or by named point (``journal.written``); ``hits`` counts both, under all of these names.
+``delta.sync_file``, ``segment.read_into`` ...) or by named point (``journal.written``); ``hits`` counts both, under all
+of these names.
 """
 
 import contextlib
@@ -29,7 +30,12 @@ from logstore.filesystem import Buffer, FileSystem
 PAGE = 512
 """Bytes that reach the disk or not as one: a sector, the least that a power cut can tear."""
 
-_CHANGES = frozenset({"create", "open_write", "allocate", "write_at", "truncate", "make_directory", "rename", "unlink"})
+SHORT = 0
+"""Instead of an error: a read gives half of the bytes that it was asked for, as POSIX allows at any time."""
+
+_CHANGES = frozenset(
+    {"create", "open_write", "allocate", "write_at", "truncate", "make_directory", "rename", "link", "unlink"}
+)
 
 
 @dataclass(slots=True)
@@ -208,7 +214,7 @@ class FaultyFileSystem(FileSystem):
                     rule.times -= 1
                     if rule.times <= 0:
                         self._rules.remove(rule)
-                    self.injected.append(f"{rule.call} {errno.errorcode[rule.error]} {path or ''}")
+                    self.injected.append(f"{rule.call} {errno.errorcode.get(rule.error, 'SHORT')} {path or ''}")
                     return rule
         return None
 
@@ -251,7 +257,8 @@ class FaultyFileSystem(FileSystem):
             self._paths[fd] = path
             return fd
 
-    def open_read(self, path: Path) -> int:
+    def open_read(self, path: Path | str) -> int:
+        path = Path(path)
         with self._lock:
             self._raise(self._called("open_read", path))
             fd = super().open_read(path)
@@ -311,6 +318,25 @@ class FaultyFileSystem(FileSystem):
             self._raise(self._called("read_at", self._paths.get(fd)))
         return super().read_at(fd, length, position)
 
+    def read_into(self, fd: int, buffer: memoryview, position: int) -> int:
+        self._delay("read_into", self._paths.get(fd))
+        with self._lock:
+            rule = self._called("read_into", self._paths.get(fd))
+        if rule and rule.error == SHORT:
+            return super().read_into(fd, buffer[: (len(buffer) + 1) // 2], position)
+        self._raise(rule)
+        return super().read_into(fd, buffer, position)
+
+    def stat(self, path: Path | str) -> os.stat_result:
+        with self._lock:
+            self._raise(self._called("stat", Path(path)))
+        return super().stat(path)
+
+    def names(self, path: Path | str) -> list[str]:
+        with self._lock:
+            self._raise(self._called("names", Path(path)))
+        return super().names(path)
+
     def truncate(self, fd: int, length: int) -> None:
         with self._lock:
             self._raise(self._called("truncate", self._paths.get(fd)))
@@ -368,11 +394,11 @@ class FaultyFileSystem(FileSystem):
                     self._renames.remove(rename)
                 directory.names = self._listing(path)
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, parents: bool = True) -> None:
         with self._lock:
             if not path.is_dir():
                 self._raise(self._called("make_directory", path))
-            super().make_directory(path)
+            super().make_directory(path, parents=parents)
 
     def rename(self, old: Path, new: Path) -> None:
         with self._lock:
@@ -384,6 +410,15 @@ class FaultyFileSystem(FileSystem):
             super().rename(old, new)
             for path in [path for path in self._directories if path == old or old in path.parents]:
                 self._directories[new / path.relative_to(old)] = self._directories.pop(path)
+
+    def link(self, old: Path, new: Path) -> None:
+        with self._lock:
+            self._raise(self._called("link", new))
+            super().link(old, new)
+
+    def remove_tree(self, path: Path) -> None:
+        if not self.crashed:
+            super().remove_tree(path)
 
     def unlink(self, path: Path) -> None:
         with self._lock:

@@ -4,7 +4,8 @@
 of ``tests.faults.bench.mutants`` that breaks the code on purpose; at ``LOGSTORE_CONTROL``, a Unix datagram socket, it
 takes commands while it runs, and answers each with JSON::
 
-    fail <call> <ERRNO> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>    readonly
+    fail <call> <ERRNO|SHORT> [nth=] [times=] [written=] [path=]    slow <call> <seconds>    fill <free bytes>
+    readonly
     point <name or call> <kill|stop|ERRNO> [nth=]             heal                     power-cut <seed> [strict]
     block <seconds>                                           clock <offset in ms>     hits    faults
 
@@ -32,7 +33,7 @@ from typing import Any
 import logstore.filesystem
 from logstore.broker.broker import Broker
 from logstore.clock import SystemClock
-from tests.support.faulty_filesystem import FaultyFileSystem, kill, raising, stop
+from tests.support.faulty_filesystem import SHORT, FaultyFileSystem, kill, raising, stop
 
 _ACTIONS = {"kill": kill, "stop": stop}
 
@@ -54,7 +55,7 @@ class Controls:
         return getattr(self, f"_{name.replace('-', '_')}")(*(w for w in words if "=" not in w), **options)
 
     def _fail(self, call: str, error: str, **options: Any) -> None:
-        self.filesystem.fail(call, getattr(errno, error), **options)
+        self.filesystem.fail(call, SHORT if error == "SHORT" else getattr(errno, error), **options)
 
     def _point(self, point: str, action: str, nth: int = 1) -> None:
         self.filesystem.at(point, _ACTIONS.get(action) or raising(getattr(errno, action)), nth=nth)

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -66,9 +67,27 @@ def create_topic(tmp_path: Path, *, partitions: int = 1, filesystem: FileSystem 
 
 
 def write_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0, step: int = 1) -> Segment:
-    with SegmentWriter(table.path, partition, base, epoch) as writer:
+    with SegmentWriter(table.path, partition, base, end, epoch) as writer:
         writer.write(log_batch(range(base, end, step)))
-        return writer.finish(end, leader_epochs=((epoch, 0),))
+        return writer.finish(leader_epochs=((epoch, 0),))
+
+
+def empty_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> Segment:
+    """Of a range of which no record is left."""
+    with SegmentWriter(table.path, partition, base, end, epoch) as writer:
+        return writer.finish(leader_epochs=((epoch, 0),))
+
+
+def as_earlier_release(segment: Segment) -> str:
+    """The name that a release before names had an end gave the segment."""
+    return segment.path.replace(f"-{segment.end_offset:020d}-", "-")
+
+
+def rename_as_earlier_release(table: TopicTable, segment: Segment) -> Segment:
+    """The segment as an earlier release would have written it: under a name that does not tell its end."""
+    old = as_earlier_release(segment)
+    (table.path / segment.path).rename(table.path / old)
+    return replace(segment, path=old)
 
 
 def roll_part(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:

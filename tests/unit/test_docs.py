@@ -19,9 +19,9 @@ def test_a_setting_of_a_few_words_names_them():
     assert line.endswith(" One of `debug`, `info`, `warning`, `error`. |")
 
 
-def test_every_test_that_reliability_names_exists():
+def test_every_test_that_the_page_of_fault_tests_names_exists():
     """``file::test``, ``…::test`` of the file before it, ``…end_of_a_name`` in that file, and files alone."""
-    page = (REPOSITORY / "docs/reliability.md").read_text(encoding="utf-8")
+    page = (REPOSITORY / "docs/fault-tests.md").read_text(encoding="utf-8")
     source, tests = "", 0
     for name in re.findall(r"`([^` ]+)`", page):
         file, _, test = name.rpartition("::")

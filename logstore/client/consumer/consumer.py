@@ -149,7 +149,7 @@ class Consumer:
             self._admin.close()
             self._offset_fetcher.close()
 
-    # ---- what to read -----------------------------------------------------------------------------------------------
+    # ---- the partitions to read -------------------------------------------------------------------------------------
 
     def subscribe(self, topics: Iterable[str]) -> None:
         """Read all partitions of ``topics``, and no others; also those that are added later, from their first record.
@@ -162,7 +162,7 @@ class Consumer:
         self._offset_fetcher.begin_anew()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, and no others. Those that are read already go on where they are."""
+        """Read these partitions, and no others. Partitions that are read already keep their positions."""
         self._state.assign(set(listed(partitions)))
         self._offset_fetcher.begin_anew()
 

@@ -242,7 +242,7 @@ class Fetcher:
                     continue
                 if completed[-1].error is None:
                     reading.next_offset = completed[-1].next_offset
-                    # Put it at the end: the others come first next time.
+                    # Put the partition at the end: the others come first next time.
                     self._readings[partition] = reading
                 self._completed.extend(completed)
                 self._completed_bytes += sum(one.size for one in completed)

@@ -40,7 +40,7 @@ class SubscriptionState:
         # The id of the topic that was read before, for partitions that began anew and have handed out nothing since.
         self._read_before: dict[TopicPartition, str] = {}
 
-    # ---- what to read -----------------------------------------------------------------------------------------------
+    # ---- the partitions to read -------------------------------------------------------------------------------------
 
     def subscribe(self, topics: frozenset[str]) -> None:
         """Forget partitions of other topics; those of ``topics`` come by ``found_topic``."""
@@ -109,9 +109,9 @@ class SubscriptionState:
         return sought | {partition: self.position(partition) for partition in self._positions}, self._topic_ids
 
     def topics_meant(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
-        """The ids of the topics that a program means by offsets of its own for ``partitions``.
+        """The ids of the topics to which a program's own offsets for ``partitions`` belong.
 
-        A program that has seen nothing of a topic that was made again can only mean the one before.
+        A program that has had no record of a topic that was made again can only mean the topic before.
         """
         before = {p.topic: self._read_before[p] for p in partitions if p in self._read_before}
         return self._topic_ids | before

@@ -1,7 +1,7 @@
 """Sending records.
 
 A record's way out: ``producer`` → ``record_accumulator`` (a ``topic_queue`` for each topic) → ``sender``, which splits
-batches by partition (``partition_choice``, ``producer_batch``) → ``produce_requests`` → ``logstore.client.transport``;
+batches by partition (``partitioner``, ``producer_batch``) → ``produce_requests`` → ``logstore.client.transport``;
 the outcome comes back as a ``delivery``.
 """
 

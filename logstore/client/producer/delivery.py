@@ -61,7 +61,7 @@ class _Part(NamedTuple):
 
 
 class Outcome:
-    """The outcome of the records of one batch. Who completes some of them has their callbacks called."""
+    """The outcome of the records of one batch. The thread that completes records also calls their callbacks."""
 
     def __init__(self, topic: str, size: int = 0) -> None:
         self.topic = topic
@@ -91,9 +91,10 @@ class Outcome:
     def complete(
         self, rows: np.ndarray, partition: int, base_offset: int = -1, error: LogStoreError | None = None
     ) -> tuple[bool, Exception | None]:
-        """Say what became of ``rows``, and call their callbacks, whatever those raise.
+        """Complete ``rows``, and call all their callbacks, even if one raises.
 
-        Whether nothing is left of the batch, neither a record nor a callback; and the first that a callback raised.
+        Returns whether nothing is left of the batch, neither a record nor a callback, and the first exception of a
+        callback.
         """
         due: list[Callable[[], object]] = []
         with self._changed:

@@ -12,8 +12,8 @@ from logstore.limits import GIB, MIB
 Acks: TypeAlias = Literal["all", 1, 0, -1, "-1", "1", "0"]
 Compression: TypeAlias = Literal["none", "lz4", "zstd"]
 #: Called with a key and the number of partitions; the partition.
-PartitionChooser: TypeAlias = Callable[[bytes | None, int], int]
-Partitioner: TypeAlias = Literal["murmur2", "sticky", "round_robin"] | PartitionChooser
+PartitionerFunction: TypeAlias = Callable[[bytes | None, int], int]
+PartitionerOption: TypeAlias = Literal["murmur2", "sticky", "round_robin"] | PartitionerFunction
 #: Called with a key or value that is not None; bytes or text.
 Serializer: TypeAlias = Callable[[Any], bytes | str | None]
 
@@ -44,7 +44,7 @@ class ProducerOptions:
     request_timeout_ms: float
     max_request_size: int
     metadata_max_age_ms: float
-    partitioner: Partitioner
+    partitioner: PartitionerOption
     enable_idempotence: bool | None
 
     def __post_init__(self) -> None:

@@ -1,9 +1,9 @@
-"""One produce request: batches for partitions of one topic, what they are counted as, and what it may be cut into.
+"""One produce request: batches for partitions of one topic, their sequence numbers, and smaller requests made of it.
 
 Invariants:
 
-- Partitions of a request that are sent by themselves are counted as they were in the whole: the store knows them again.
-- Parts of a partition are counted anew, so they are made only when nothing of the partition can be stored.
+- A partition that is sent by itself keeps its sequence numbers: the store recognises a repetition.
+- A part of a partition gets new sequence numbers, so it is made only when nothing of the partition can be stored.
 """
 
 from collections.abc import Collection
@@ -17,7 +17,7 @@ from logstore.client.producer.producer_identity import Identity
 from logstore.errors import LogStoreError
 
 ARROW_STREAM = "application/vnd.apache.arrow.stream"
-# Refusals of all that are about one partition, one batch or one record of the request. Nothing of it was stored.
+# Errors that refuse a whole request because of one partition, one batch or one record. Nothing of it was stored.
 _OF_A_RECORD = (errors.RecordTooLargeError, errors.RequestTooLargeError)
 _OF_A_BATCH = (*_OF_A_RECORD, errors.InvalidRecordError)
 _OF_A_PARTITION = (
@@ -33,8 +33,8 @@ _OF_A_PARTITION = (
 class ProduceRequest:
     """``batches``: those of one partition follow one another.
 
-    ``in_doubt``: the partitions whose records may be stored, for all that is known. ``refusals``: why partitions did
-    not take their records in the last try, where that was about them alone.
+    ``in_doubt``: the partitions whose records may be stored. ``refusals``: the errors of single partitions in the last
+    try.
     """
 
     topic: TopicIdentity
@@ -66,7 +66,7 @@ class ProduceRequest:
         return headers
 
     def part(self, partitions: Collection[int]) -> "ProduceRequest":
-        """Some of its partitions: as they were counted in the whole."""
+        """Some of its partitions, with their sequence numbers in the whole."""
         batches = [batch for batch in self.batches if batch.partition in partitions]
         in_doubt = self.in_doubt.intersection(partitions)
         return ProduceRequest(self.topic, batches, self.identity, self.sequences, in_doubt)
@@ -78,9 +78,11 @@ class ProduceRequest:
         return [*refused, (others, error)] if others.batches else refused
 
     def halves(self, error: LogStoreError, codec: str | None) -> "list[ProduceRequest]":
-        """What to send after a refusal that may be about few of the records, last first; nothing when it is about all.
+        """Smaller requests to send after a refusal that may be about few of the records, last first; none if the
+        refusal is about all of them.
 
-        Refused are partitions at first, then each batch by itself, and for what is too large each record.
+        A request is cut between partitions first, then between batches; only one that is too large is cut between
+        records.
         """
         if not isinstance(error, _OF_A_PARTITION):
             return []

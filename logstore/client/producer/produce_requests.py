@@ -1,14 +1,14 @@
-"""Produce requests from first try to last: sent until they are answered, and what the answers say of their records.
+"""Produce requests from first try to last: sent until they are answered, then their records are completed.
 
 Invariants:
 
-- The same request, with the same sequence numbers, is sent until the store has answered for good: with them, a second
-  copy of it is stored once. Without idempotence a lost answer's copy may be stored twice.
-- A partition that refuses its records costs no other its own: those are completed, and only what a retriable error was
-  told of is sent again. It does not hold up others either: they are released before it is tried again.
+- The same request, with the same sequence numbers, is sent until the store has answered for good: the store does not
+  store it twice. Without idempotence a request whose answer was lost may be stored twice.
+- A partition that refuses its records does not cost other partitions theirs. Records that are stored are completed, and
+  only partitions with a retriable error are sent again. The other partitions are released before that.
 - A refusal that may be about few of the records does not cost the others: the request is sent again in parts.
-- A request is for one topic, not for whichever has the name. If that was made again, its records go to the new one when
-  they can be in no other and their partitions are the same there; else they fail.
+- A request is for one topic id. If the topic was made again, records go to the new one if they cannot be stored in the
+  old one and if the new one has as many partitions; otherwise they fail.
 - All records of a request are completed when ``send`` returns, whatever happened.
 """
 
@@ -31,7 +31,7 @@ from logstore.client.producer.retries import Retries, may_be_stored
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
 
-# The store counts otherwise than we do: with this identity there is no going on.
+# The store's sequence numbers differ from ours: this identity can no longer be used.
 _OUT_OF_STEP = (
     errors.OutOfOrderSequenceError,
     errors.DuplicateSequenceError,
@@ -67,7 +67,7 @@ class ProduceRequests:
     def send(self, topic: str, batches: list[ProducerBatch], release: Callable[[set[int]], None]) -> None:
         """Send ``batches``, those of a partition next to each other, and complete them.
 
-        ``release`` is called with partitions of which all are completed, when others are not yet.
+        ``release`` is called with partitions whose records are all completed while other partitions still wait.
         """
         by_topic = groupby(batches, lambda batch: batch.chosen_among.topic_id)
         waiting = [ProduceRequest(TopicIdentity(topic, topic_id), list(found)) for topic_id, found in by_topic][::-1]
@@ -91,7 +91,7 @@ class ProduceRequests:
             except Exception as failed:  # noqa: BLE001 (a bug here must not leave others waiting)
                 refused += request.by_error(as_log_store_error(topic, failed))
             for part, error in refused:
-                waiting += self._after(part, error)
+                waiting += self._replacements(part, error)
             if waiting:
                 release_all_but(())
 
@@ -160,8 +160,8 @@ class ProduceRequests:
     def _take(
         self, request: ProduceRequest, answer: Answer, refused: list[tuple[ProduceRequest, LogStoreError]]
     ) -> None:
-        """Complete what is stored, and add to ``refused`` what will never be. ``request`` is no more than what another
-        try may store, with its ``refusals``.
+        """Complete the stored records, and add to ``refused`` those that will never be stored. ``request`` keeps the
+        partitions that another try may store, with their ``refusals``.
         """
         request.refusals = {}
         if self._options.acks == 0:
@@ -178,25 +178,25 @@ class ProduceRequests:
                 refused.append((request.part({partition}), error))
         request.batches = [batch for batch in request.batches if batch.partition in request.refusals]
 
-    def _after(self, request: ProduceRequest, error: LogStoreError) -> list[ProduceRequest]:
-        """What to send instead of a request that was refused for good; records that go nowhere are completed."""
+    def _replacements(self, request: ProduceRequest, error: LogStoreError) -> list[ProduceRequest]:
+        """Requests to send instead of one that was refused for good. Records in none of them are completed."""
         if isinstance(error, errors.UnknownTopicIdError):
             return self._for_new_topic(request, error)
         if halves := request.halves(error, self._options.codec):
             return halves
         if isinstance(error, errors.DuplicateSequenceError) and request.in_doubt:
-            # Stored by an earlier try; where, nobody remembers.
+            # An earlier try stored the records. Nobody remembers their offsets.
             self._end(request, [(batch, -1) for batch in request.batches])
         else:
             self._give_up(request, error)
         return []
 
     def _for_new_topic(self, request: ProduceRequest, refusal: errors.UnknownTopicIdError) -> list[ProduceRequest]:
-        """What to send to the topic that has the name now; records that go nowhere are completed."""
+        """Requests to send to the topic that has the name now. Records in none of them are completed."""
         name, topic_id = request.topic
         made_again = f"Topic {name!r} was deleted and made again"
         if request.in_doubt:
-            unknown = "whether this is in the one that was deleted is not known, and it is not sent to the new one"
+            unknown = "the record may be stored in the deleted one, so it is not sent to the new one"
             self._give_up(request.part(request.in_doubt), errors.UnknownTopicIdError(f"{made_again}: {unknown}"))
             request = request.part(request.partitions.keys() - request.in_doubt)
             if not request.batches:
@@ -214,8 +214,8 @@ class ProduceRequests:
             if batch.chosen_among.count == now.count:
                 fitting.append(batch)
             else:
-                others = f"its {now.count} partitions are others than those that this was meant for. Send it again"
-                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {others}"))
+                chosen = f"its partition was chosen among {batch.chosen_among.count}, the new topic has {now.count}"
+                self._complete(batch, -1, errors.UnknownTopicIdError(f"{made_again}: {chosen}. Send it again"))
         return [ProduceRequest(TopicIdentity(name, now.topic_id), fitting)] if fitting else []
 
     def _give_up(self, request: ProduceRequest, error: LogStoreError) -> None:

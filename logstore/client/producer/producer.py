@@ -28,7 +28,7 @@ from logstore.client.producer.options import (
     RETRIES_MAX,
     Acks,
     Compression,
-    Partitioner,
+    PartitionerOption,
     ProducerOptions,
     Serializer,
 )
@@ -47,9 +47,9 @@ class Producer:
     commas, or a list of them).
 
     The options are those of Kafka's producer, by its names; ``docs/python-client.md`` has a table of them. May be used
-    by several threads, not across a fork. A context manager, which flushes; at its end it raises what the program has
-    not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong or unknown,
-    InvalidRequestError for ``bootstrap``.
+    by several threads, not across a fork. A context manager, which flushes; at its end it raises failures that the
+    program has not had yet from a delivery or in a callback. Raises InvalidConfigError naming an option that is wrong
+    or unknown, InvalidRequestError for ``bootstrap``.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Producer:
         request_timeout_ms: float = 30_000,
         max_request_size: int = DEFAULT_MAX_REQUEST_SIZE,
         metadata_max_age_ms: float = 300_000,
-        partitioner: Partitioner = "murmur2",
+        partitioner: PartitionerOption = "murmur2",
         enable_idempotence: bool | None = None,
         **unknown: Never,
     ) -> None:

@@ -213,7 +213,7 @@ class RecordAccumulator:
             self._in_flight -= 1
             self._topic(topic).release(partitions)
 
-    # ---- what became of it -------------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def complete(
         self,

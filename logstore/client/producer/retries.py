@@ -65,7 +65,7 @@ class Retries:
 
 
 def may_be_stored(error: LogStoreError) -> bool:
-    """Whether a request that failed so may have taken effect; a 4xx, a 429 and a 503 say that it has not."""
+    """Whether a request that failed with ``error`` may have taken effect. A 4xx, 429 or 503 says that it has not."""
     if isinstance(error, errors.StoreUnreachableError):
         return False
     unknown = (errors.NetworkError, errors.RequestTimedOutError, errors.CommitStateUnknownError, errors.StorageError)

@@ -25,7 +25,7 @@ import pyarrow as pa
 from logstore.client.metadata import TopicDescription, TopicPartitions, decode
 from logstore.client.producer.delivery import Outcome
 from logstore.client.producer.options import ProducerOptions
-from logstore.client.producer.partition_choice import PartitionChoice
+from logstore.client.producer.partitioner import Partitioner
 from logstore.client.producer.produce_requests import ProduceRequests, as_log_store_error
 from logstore.client.producer.producer_batch import ProducerBatch, split
 from logstore.client.producer.record_accumulator import RecordAccumulator
@@ -47,7 +47,7 @@ class Sender:
         self._options = options
         self._retries = Retries(options)
         self._requests = ProduceRequests(transport, options, self._retries, self._complete, self.find_partitions)
-        self._choice = PartitionChoice(options.partitioner)
+        self._partitioner = Partitioner(options.partitioner)
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._linger_thread: threading.Thread | None = None
@@ -134,7 +134,7 @@ class Sender:
             return split(
                 outcome,
                 columns,
-                self._choice.choose(outcome.topic, columns, named, count),
+                self._partitioner.partition(outcome.topic, columns, named, count),
                 rows,
                 chosen_among=among,
                 deadline=batch.deadline,
@@ -152,7 +152,7 @@ class Sender:
             for part in parts:
                 self._complete(part, -1, _closed_before())
 
-    # ---- what the threads do -----------------------------------------------------------------------------------------
+    # ---- the threads -------------------------------------------------------------------------------------------------
 
     def _close_in_time(self) -> None:
         while (due := self._accumulator.wait_for_due()) is not None:
@@ -226,7 +226,7 @@ class Sender:
         while (job := self._jobs.get()) is not None:
             job()
 
-    # ---- what became of it -------------------------------------------------------------------------------------------
+    # ---- outcomes ----------------------------------------------------------------------------------------------------
 
     def _complete(self, batch: ProducerBatch, base_offset: int, error: LogStoreError | None) -> None:
         for each in batch.batches:

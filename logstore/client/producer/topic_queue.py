@@ -2,9 +2,11 @@
 
 Invariants:
 
-- A batch's parts line up after those of the batches before it, so that a partition's are in the order of ``send``.
-- A partition with a request on its way gives out nothing: its records reach the store in order, whatever is sent again.
-- Such a partition holds up no other: what waits for it waits in a line of its own.
+- A batch's parts line up after those of the batches before it, so that the parts of a partition are in the order of
+  ``send``.
+- A partition with a request on its way gives out nothing, so that its records reach the store in order even if the
+  request is sent again.
+- Such a partition holds up no other: each partition's parts wait in a line of their own.
 
 Used under the lock of ``RecordAccumulator``.
 """
@@ -157,7 +159,7 @@ class TopicQueue:
         return taken
 
     def release(self, partitions: Iterable[int]) -> None:
-        """What was on its way to these is answered for good."""
+        """The requests on their way to these partitions are answered for good."""
         self._on_their_way.difference_update(partitions)
 
     def drop_all(self) -> tuple[list[ClosedBatch], list[ProducerBatch]]:

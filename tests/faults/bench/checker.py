@@ -1,6 +1,6 @@
 """Judges a history: every contradiction to what the store promises, by the names of the invariants.
 
-``docs/reliability.md`` says what the letters stand for. Pure: no clock, no file, no network. Beside the invariants a
+``docs/fault-tests.md`` says what the letters stand for. Pure: no clock, no file, no network. Beside the invariants a
 history must have something to judge, or its silence would mean nothing: acknowledged records, reads, and a final read
 of each log.
 """

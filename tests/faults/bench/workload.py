@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from logstore.records.partitioner import murmur2
+from logstore.records.murmur2 import murmur2
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.records import (
     ARROW,

@@ -140,7 +140,7 @@ def test_cases_can_be_listed(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.long
-def test_what_is_missing_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_tool_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("KAFKA_PEER_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")

@@ -11,7 +11,7 @@ from logstore.delta.log_entries import checksum_path, list_log
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.errors import CommitStateUnknownError, CorruptionError, StorageError
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.topics import create_topic, foreign_commit, offsets_in_table, roll
+from tests.support.topics import create_topic, empty_segment, foreign_commit, offsets_in_table, roll
 
 DAY_S = 86_400
 
@@ -28,10 +28,10 @@ def make_older(table: TopicTable, days: float) -> None:
 
 
 def grow(table: TopicTable, commits: int) -> int:
-    """Txn-only commits, so that the transactions have nothing to live in but the log."""
+    """Commits of segments without records, which are quickly written."""
     base = table.snapshot().partitions[0].sealed
-    for n in range(commits):
-        table.commit_roll([RollPart(0, base + n, base + n + 1, 3, ())])
+    for n in range(base, base + commits):
+        table.commit_roll([RollPart(0, n, n + 1, 3, (empty_segment(table, 0, n, n + 1, epoch=3),))])
     return base + commits
 
 

@@ -1,28 +1,32 @@
+import re
 from uuid import UUID
 
-import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.crc32c import crc32c
-from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.errors import DataDirectoryError
 from logstore.journal.frame import (
+    FILE_MAGIC,
+    FRAME_MAGIC,
     HEADER_BYTES,
+    HONOURED,
+    KNOWN,
     FileHeader,
     Frame,
     FrameFlags,
     FrameHeader,
     FrameType,
-    PartitionSnapshot,
+    StoredHeader,
     decode_file_header,
     decode_frame_header,
     encode_file_header,
     encode_frame_header,
     encode_mark,
 )
-from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from tests.support.journals import data_frame
 
 int16 = st.integers(-(2**15), 2**15 - 1)
@@ -32,7 +36,7 @@ uint64 = st.integers(0, 2**64 - 1)
 
 headers = st.builds(
     FrameHeader,
-    type=st.sampled_from(FrameType),
+    type=st.sampled_from([kind for kind in FrameType if kind is not FrameType.KAFKA_BATCH]),
     flags=st.sampled_from([FrameFlags(value) for value in range(4)]),
     topic_id=st.uuids(),
     partition=int32,
@@ -88,11 +92,60 @@ def _with_byte(encoded: bytes, at: int, value: int) -> bytes:
     return bytes(changed)
 
 
-@pytest.mark.parametrize(("at", "value"), [(8, 3), (9, 99), (10, 128)])
-def test_a_frame_of_a_newer_release_is_refused_not_cut(at, value):
-    encoded = encode_frame_header(data_frame(0), position=0, durable_end=0, file_id=1)
-    with pytest.raises(DataDirectoryError, match="release"):
-        decode_frame_header(_with_byte(encoded, at, value), 0, 0, 1)
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (8, 4, "position 700 has format version 4, and this release knows 2 and 3"),
+        (8, 1, "position 700 has format version 1"),
+        (9, 0, r"position 700 \(format version 3\) has type 0, flags 0x0, which this release does not know"),
+        (9, 7, "position 700 .* has type 7"),
+        (9, 99, "position 700 .* has type 99"),
+        (10, 8, "position 700 .* has type 1, flags 0x8"),
+        (10, 128, "position 700 .* flags 0x80"),
+        (11, 1, "position 700 .* flags 0x100"),
+        (9, 5, r"position 700 is of type KAFKA_BATCH \(5\), which this release does not serve.* start that one"),
+        (10, 4, r"position 700 has the flag TRANSACTIONAL \(4\), which this release does not serve.* start that one"),
+    ],
+)
+def test_a_frame_that_is_not_honoured_is_refused_by_name_not_cut(at, value, message):
+    encoded = encode_frame_header(data_frame(0), position=700, durable_end=0, file_id=1)
+    with pytest.raises(DataDirectoryError, match=message):
+        decode_frame_header(_with_byte(encoded, at, value), 0, 700, 1)
+
+
+def test_both_reasons_of_a_refusal_are_named():
+    header = data_frame(0).header._replace(type=FrameType.KAFKA_BATCH, flags=FrameFlags.TRANSACTIONAL)
+    encoded = encode_frame_header(Frame(header, b""), position=0, durable_end=0, file_id=1)
+    with pytest.raises(DataDirectoryError, match=r"KAFKA_BATCH \(5\) and has the flag TRANSACTIONAL \(4\)"):
+        decode_frame_header(encoded, 0, 0, 1)
+    found = decode_frame_header(encoded, 0, 0, 1, KNOWN)
+    assert found is not None
+    assert found.header == header, "who looks at a journal may see it"
+
+
+@pytest.mark.parametrize("kind", FrameType)
+@pytest.mark.parametrize("flags", range(8))
+def test_a_frame_of_the_version_before_has_the_types_and_flags_of_that_version(kind, flags):
+    header = data_frame(0).header._replace(type=kind, flags=FrameFlags(flags))
+    encoded = encode_frame_header(Frame(header, b"payload"), position=0, durable_end=0, file_id=1)
+    before = _with_byte(encoded, 8, 2)
+    if kind <= FrameType.MARK and flags < FrameFlags.TRANSACTIONAL:
+        assert decode_frame_header(before, 0, 0, 1) == (header, 7, crc32c(b"payload"), 0)
+    else:
+        for kinds in (HONOURED, KNOWN):
+            with pytest.raises(DataDirectoryError, match=rf"format version 2\) has type {int(kind)}, flags {flags:#x}"):
+                decode_frame_header(before, 0, 0, 1, kinds)
+
+
+def test_a_control_frame_takes_an_offset_and_holds_no_record():
+    def taken(kind, count):
+        header = data_frame(5).header._replace(type=kind, record_count=count)
+        return header.takes_offsets, header.has_records, header.end_offset
+
+    assert taken(FrameType.DATA, 3) == taken(FrameType.KAFKA_BATCH, 3) == (True, True, 8)
+    assert taken(FrameType.CONTROL, 1) == (True, False, 6)
+    for kind in (FrameType.SNAPSHOT, FrameType.MARK, FrameType.TRUNCATE):
+        assert taken(kind, 0) == (False, False, 5)
 
 
 def test_file_header():
@@ -103,8 +156,10 @@ def test_file_header():
     assert decode_file_header(encoded, 12346) is None, "a file under another's name"
     assert decode_file_header(encoded[:100], 12345) is None
     assert decode_file_header(bytes(HEADER_BYTES), 0) is None
-    with pytest.raises(DataDirectoryError, match="version 3"):
-        decode_file_header(_with_byte(encoded, 8, 3), 12345)
+    assert decode_file_header(_with_byte(encoded, 8, 2), 12345) == header, "the version before"
+    for unknown in (0, 1, 4, 255):
+        with pytest.raises(DataDirectoryError, match=f"position 12345 has format version {unknown}, .* knows 2 and 3"):
+            decode_file_header(_with_byte(encoded, 8, unknown), 12345)
 
 
 def test_a_mark_says_that_all_before_it_is_durable():
@@ -113,57 +168,88 @@ def test_a_mark_says_that_all_before_it_is_durable():
     assert (stored.header.type, stored.payload_length, stored.durable_end) == (FrameType.MARK, 0, 500)
 
 
-remembered = st.lists(
-    st.builds(
-        RememberedBatch,
-        owner=uint64,
-        epoch=int16,
-        sequence=int64,
-        record_count=st.integers(1, 2**31 - 1),
-        base_offset=st.integers(0, 2**63 - 1),
-        append_time_ms=st.integers(0, 2**63 - 1),
-    ),
-    max_size=4,
-)
+file_ids = st.none() | st.just(7)
+places = st.integers(0, 40)
 
 
-@given(
-    st.integers(0, 2**63 - 1),
-    st.lists(st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)), max_size=5),
-    remembered,
-    remembered,
-)
-def test_snapshot_state_is_read_back(sealed, epochs, producers, keys):
-    packed = b"".join(batch.pack() for batch in producers), b"".join(batch.pack() for batch in keys)
-    snapshot = PartitionSnapshot(sealed, tuple(epochs), sealed, *packed, producers_forgotten_up_to=7)
-    assert PartitionSnapshot.decode(snapshot.encode()) == snapshot
-    assert list(unpack_batches(snapshot.producers)) == producers
-    assert list(unpack_batches(snapshot.idempotency_keys)) == keys
+def decoded(data, at, position, file_id):
+    """None, a header, or a refusal that says why and where; any other exception is an error of the decoder."""
+    try:
+        return decode_frame_header(data, at, position, file_id)
+    except DataDirectoryError as error:
+        refusal = error
+    why = "format version|is of type KAFKA_BATCH|has the flag TRANSACTIONAL"
+    remedy = "start (the release that wrote it|that one)"
+    assert re.fullmatch(f"the journal frame at position {position} .*({why}).*{remedy}.*", str(refusal)), refusal
+    return refusal
 
 
-def test_snapshot_state_has_room_for_what_later_releases_add():
-    fields = msgspec.msgpack.decode(PartitionSnapshot(5, ((0, 0),)).encode())
-    assert fields == {
-        "sealed_offset": 5,
-        "leader_epochs": [[0, 0]],
-        "producers": [],
-        "open_transactions": [],
-        "idempotency_keys": [],
-        "log_end_offset": 0,
-        "producers_forgotten_up_to": -1,
-    }
-    later = fields | {"share_groups": {"a": 1}}
-    assert PartitionSnapshot.decode(msgspec.msgpack.encode(later)) == PartitionSnapshot(5, ((0, 0),))
+@given(st.binary(max_size=300), places, uint64, file_ids)
+def test_random_bytes_are_no_frame(data, at, position, file_id):
+    assert decoded(data, at, position, file_id) is None
 
 
-def test_snapshot_state_of_the_first_releases_reads():
-    first = {"sealed_offset": 5, "leader_epochs": [[0, 0]]}
-    empty = {"producers": [], "open_transactions": [], "idempotency_keys": []}
-    for fields in (first, first | empty):
-        assert PartitionSnapshot.decode(msgspec.msgpack.encode(fields)) == PartitionSnapshot(5, ((0, 0),))
+@given(headers, st.binary(min_size=0, max_size=HEADER_BYTES - 1), places, uint64, file_ids)
+def test_random_bytes_behind_a_magic_or_a_cut_header_are_no_frame(header, body, at, position, file_id):
+    data = bytes(at) + FRAME_MAGIC + body
+    assert decoded(data, at, position, file_id) is None
+    encoded = encode_frame_header(Frame(header, b""), position=position, durable_end=0, file_id=7)
+    assert decoded(bytes(at) + encoded[: len(body)], at, position, file_id) is None
 
 
-@pytest.mark.parametrize("payload", [b"\xc1", PartitionSnapshot(5, (), 5, producers=bytes(33)).encode()])
-def test_a_snapshot_that_does_not_parse_is_corruption(payload):
-    with pytest.raises(CorruptionError, match="snapshot"):
-        PartitionSnapshot.decode(payload)
+@given(headers, st.binary(min_size=HEADER_BYTES - 8, max_size=HEADER_BYTES - 8), st.integers(8, 127), uint64)
+def test_whatever_a_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(header, body, kept, position):
+    """The beginning of a true header, then anything: what a release to come may write."""
+    encoded = encode_frame_header(Frame(header, b"x"), position=position, durable_end=0, file_id=7)
+    forged = bytearray(encoded[:kept] + body[kept - 8 :])
+    forged[24:32] = position.to_bytes(8, "little")
+    forged[4:8] = crc32c(bytes(forged[8:])).to_bytes(4, "little")
+    found = decoded(bytes(forged), 0, position, None)
+    assert found is not None
+    version, kind, flags = forged[8], forged[9], int.from_bytes(forged[10:12], "little")
+    honoured = {2: (1, 2, 3), 3: (1, 2, 3, 4, 6)}
+    assert isinstance(found, StoredHeader) == (kind in honoured.get(version, ()) and flags < 4)
+    if isinstance(found, StoredHeader):
+        assert (found.header.type, found.header.flags) == (kind, flags)
+        again = encode_frame_header(
+            Frame(found.header, b""), position=position, durable_end=found.durable_end, file_id=7
+        )
+        assert decoded(again, 0, position, 7).header == found.header
+
+
+@given(headers, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**16 - 1))
+def test_unknown_versions_types_and_flags_are_refused_by_their_numbers(header, version, kind, flags):
+    encoded = bytearray(encode_frame_header(Frame(header, b""), position=700, durable_end=0, file_id=7))
+    encoded[8:12] = bytes((version, kind)) + flags.to_bytes(2, "little")
+    encoded[4:8] = crc32c(bytes(encoded[8:])).to_bytes(4, "little")
+    found = decoded(bytes(encoded), 0, 700, 7)
+    if isinstance(found, DataDirectoryError):
+        said = str(found)
+        if version not in (2, 3):
+            assert f"format version {version}," in said
+        elif kind not in range(1, 7 if version == 3 else 4) or flags >= (8 if version == 3 else 4):
+            assert f"type {kind}, flags {flags:#x}" in said
+        else:
+            assert ("KAFKA_BATCH" in said) == (kind == 5)
+            assert ("TRANSACTIONAL" in said) == (flags >= 4)
+    else:
+        assert (found.header.type, found.header.flags) == (kind, flags)
+
+
+@given(st.binary(max_size=HEADER_BYTES + 10), uint64)
+def test_random_bytes_are_no_file_header(data, start):
+    assert decode_file_header(data, start) is None
+
+
+@given(uint64, st.booleans(), st.integers(0, 255), st.binary(min_size=119, max_size=119))
+def test_whatever_a_file_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(start, own, version, rest):
+    body = bytes((version,)) + rest
+    if own:
+        body = body[:16] + start.to_bytes(8, "little") + body[24:]
+    data = FILE_MAGIC + crc32c(body).to_bytes(4, "little") + body
+    if version not in (2, 3):
+        with pytest.raises(DataDirectoryError, match=f"position {start} has format version {version},"):
+            decode_file_header(data, start)
+    else:
+        stored_start = int.from_bytes(body[16:24], "little")
+        assert (decode_file_header(data, start) is not None) == (stored_start == start)

@@ -75,7 +75,10 @@ def test_a_range_comes_whole_and_no_further(asked):
     ("answer", "says"),
     [
         (errors.StoreUnreachableError("nobody there"), "gave no answer in 0 s .*nobody there.*Can this executor reach"),
-        (errors.UnknownTopicIdError("another id"), "created anew since this DataFrame was made; make it again"),
+        (
+            errors.UnknownTopicIdError("another id"),
+            "made again since this DataFrame was made; make the DataFrame again",
+        ),
         (errors.OffsetOutOfRangeError("gone", log_start_offset=9, high_watermark=10), "gone Retention or delete-rec"),
         (errors.QuarantinedError("broken"), "topic t: broken"),
         (None, "partition 3 ends at 6, before the end of the range 6 to 10"),
@@ -92,7 +95,7 @@ def test_a_task_fails_with_the_reason(asked, answer: Answer, says: str):
         read(6, 10)
 
 
-def test_what_travels_to_the_executors_is_small():
+def test_the_modules_sent_to_the_executors_are_small():
     cloudpickle.register_pickle_by_value(tail_reader)
     try:
         task = tail_reader.tail_reader([URL], "t", "the-id", [(p, 0, 10**9) for p in range(100)], "spark")

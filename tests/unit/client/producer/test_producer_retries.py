@@ -46,7 +46,7 @@ def test_every_record_is_stored_once_and_in_order_though_answers_get_lost(store:
     assert [delivery.result().offset for delivery in deliveries] == [i // 3 for i in range(1_500)]
 
 
-def test_what_is_sent_again_is_the_same_request(topic: str, proxy: FaultyProxy):
+def test_a_request_that_is_sent_again_is_the_same(topic: str, proxy: FaultyProxy):
     proxy.cut().refuse(503, 50301)
     with Producer(proxy.url, retry_backoff_ms=1) as producer:
         producer.send_batch(topic, {"value": ["a", "b", "c"], "partition": [0, 3, 3]}).result()
@@ -243,7 +243,7 @@ def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
 
 
 @pytest.mark.parametrize("linger_ms", [0, 20])
-def test_what_is_queued_behind_a_held_answer_holds_up_no_free_partition(
+def test_records_queued_behind_a_held_answer_hold_up_no_free_partition(
     store: str, topic: str, proxy: FaultyProxy, linger_ms: int
 ):
     proxy.hold()

@@ -13,36 +13,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from logstore.client.producer.options import PartitionChooser, Partitioner
+from logstore.client.producer.options import PartitionerFunction, PartitionerOption
 from logstore.errors import InvalidRecordError
 from logstore.records.batch import DecodedRecords
 from logstore.records.partitioner import choose_partitions
 
 
-class PartitionChoice:
-    """The choices of one producer. Safe from several threads, as far as evenness goes."""
+class Partitioner:
+    """The partitioner of one producer. Safe from several threads, as far as evenness goes."""
 
-    def __init__(self, partitioner: Partitioner) -> None:
-        self._partitioner = partitioner
+    def __init__(self, option: PartitionerOption) -> None:
+        self._option = option
         # By topic. The first is random, so that many producers of few records do not all begin with one partition.
         self._next: defaultdict[str, int] = defaultdict(lambda: random.randrange(2**31))  # noqa: S311 (not a secret)
 
-    def choose(self, topic: str, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:
+    def partition(self, topic: str, batch: pa.RecordBatch, named: np.ndarray | None, count: int) -> np.ndarray:
         """int32, one per row, each from 0 to ``count`` - 1. ``named`` (-1: none) is below ``count``.
 
         InvalidRecordError when a custom partitioner fails.
         """
         rows = batch.num_rows
-        if self._partitioner == "murmur2":
+        if self._option == "murmur2":
             return choose_partitions(DecodedRecords(batch, named), count, self._stick(topic, count))
-        if self._partitioner == "sticky":
+        if self._option == "sticky":
             chosen = np.full(rows, self._stick(topic, count), np.int32)
-        elif self._partitioner == "round_robin":
+        elif self._option == "round_robin":
             chosen = ((self._next[topic] + np.arange(rows)) % count).astype(np.int32)
             self._next[topic] = (self._next[topic] + rows) % 2**31
         else:
             keys = batch.column("key").to_pylist()
-            chosen = np.array([_ask(self._partitioner, key, count) for key in keys], np.int32)
+            chosen = np.array([_ask(self._option, key, count) for key in keys], np.int32)
         return chosen if named is None else np.where(named >= 0, named, chosen)
 
     def _stick(self, topic: str, count: int) -> int:
@@ -50,9 +50,9 @@ class PartitionChoice:
         return self._next[topic] % count
 
 
-def _ask(partitioner: PartitionChooser, key: bytes | None, count: int) -> int:
+def _ask(function: PartitionerFunction, key: bytes | None, count: int) -> int:
     try:
-        partition: Any = partitioner(key, count)
+        partition: Any = function(key, count)
     except Exception as error:
         raise InvalidRecordError(f"The partitioner failed on key {key!r}: {error!r}") from error
     if not isinstance(partition, (int, np.integer)) or not 0 <= partition < count:

@@ -1,0 +1,397 @@
+"""The files of a topic's table, by relative name: the only way from the store, its jobs and its tools to table data.
+
+Behind it lies a local directory, through the ``FileSystem``; names and promises are those that an object store can
+keep, too. ``logstore.table_root`` has the tables of a store.
+
+Invariants:
+
+- A name is relative to its table, with ``/`` between its parts; a name that leads out of the table is a
+  CorruptionError, because names come from logs that others write to.
+- ``list`` gives every file below a directory once, by rising name (code points), with the version that it had then. A
+  directory that is not there has no files. Files that come or go meanwhile may be in it or not.
+- A version is opaque: two versions of a name are equal only if its content is the same.
+- ``read_ranges`` fills every buffer, or raises: OSError as the disk does, EOFError if the file ends before. Nothing is
+  said of the content of buffers after an error.
+- ``put_if_absent`` is atomic: of several writers of a name one wins, and a reader sees the whole content or no file.
+  True: the content is durable under its name. False: the name is taken, and nothing was changed.
+  OutcomeUnknownError: the content is there, but may be gone after a power cut. Any other OSError: nothing is there.
+- ``replace`` is atomic for readers, and durable on return. It changes nothing if the file is not as ``expected``.
+  Locally the comparison and the change are two steps: a name that is replaced has one writer, the table's owner.
+- ``create`` never makes a table: one that was removed does not come back. Of an upload only ``finish`` promises
+  anything: on its return the bytes and the name are durable. Before that the name may be visible, with a part of the
+  bytes. An upload that is aborted leaves no file; a crash may leave a part of one, which no commit names.
+- ``sync`` makes files that others wrote (delta-rs syncs nothing, rule R7) durable with their names. It says nothing of
+  content that was renamed over one of them since its entry was looked up: compare the versions.
+
+Blocking; safe from several threads at once. Every method raises OSError as the disk does.
+"""
+
+import contextlib
+import errno
+import itertools
+import os
+import re
+import stat
+import time
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, NamedTuple, Self
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+from logstore.errors import CorruptionError, DataDirectoryError
+from logstore.filesystem import Buffer, FileSystem, local_filesystem
+
+#: The directory that makes a directory a Delta table.
+LOG_DIRECTORY: Final = "_delta_log"
+_SET_ASIDE = re.compile(r"(.+)\.set-aside\d*")
+
+_MARK_TICK_NS_MAX: Final = 2 * 10**9
+
+_NOT_THERE: Final = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+
+#: Inode, size and modification time: a foreign commit that renames over a file changes them.
+Version = tuple[int, int, int]
+
+
+class OutcomeUnknownError(OSError):
+    """A change took place, but making it durable failed: a power cut may take it back."""
+
+
+class Entry(NamedTuple):
+    """A file of a table, as it was when it was looked up. ``modified_ms`` is the storage's time."""
+
+    name: str
+    size: int
+    modified_ms: int
+    version: Version
+
+
+#: The method ``list`` hides the type from annotations.
+Entries = list[Entry]
+
+
+class Upload:
+    """A new file, written from its begin to its end. ``with files.create(name) as upload: ...; upload.finish()``."""
+
+    def __init__(self, filesystem: FileSystem, path: Path) -> None:
+        self.size = 0
+        self._filesystem, self._path = filesystem, path
+        self._fd: int | None = filesystem.create(path)
+
+    @property
+    def is_open(self) -> bool:
+        """Neither finished nor aborted."""
+        return self._fd is not None
+
+    def write(self, data: Buffer) -> None:
+        """Append; a failure leaves the upload to be aborted."""
+        assert self._fd is not None
+        self.size += self._filesystem.write_at(self._fd, [data], self.size)
+
+    def finish(self) -> None:
+        """Make the bytes durable, then the name. After an error abort it."""
+        assert self._fd is not None
+        self._filesystem.fdatasync(self._fd)
+        # Before the file is released: after a failure it is removed.
+        self._filesystem.sync_directory(self._path.parent)
+        self._filesystem.close(self._fd)
+        self._fd = None
+
+    def abort(self) -> None:
+        """Remove the file; nothing happens after ``finish``."""
+        if self._fd is None:
+            return
+        fd, self._fd = self._fd, None
+        self._filesystem.close(fd)
+        self._filesystem.unlink(self._path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class TableFiles:
+    """The files of one table. Made by ``TableRoot.open``, or by ``open_table`` where there is no root."""
+
+    def __init__(self, path: Path, filesystem: FileSystem) -> None:
+        self.name = path.name
+        self._path = path
+        self._prefix = f"{path}/"
+        self._filesystem = filesystem
+
+    # ---- for others ---------------------------------------------------------------------------------------------
+
+    @property
+    def uri(self) -> str:
+        """The table as delta-rs, pyarrow and DuckDB take it, and ``open_table``."""
+        return str(self._path)
+
+    @property
+    def storage_options(self) -> dict[str, str] | None:
+        """What delta-rs needs besides the ``uri``."""
+        return None
+
+    @property
+    def spark_uri(self) -> str:
+        """The table as Spark takes it. Not ``Path.as_uri``: Hadoop takes the text after the scheme as it is."""
+        return f"file://{self._path.absolute()}"
+
+    def where(self, name: str) -> str:
+        """The place of a file, for messages."""
+        return self._prefix + name
+
+    def reached(self, point: str) -> None:
+        """As ``FileSystem.reached``."""
+        self._filesystem.reached(point)
+
+    # ---- reading ------------------------------------------------------------------------------------------------
+
+    def exists(self) -> bool:
+        """Whether there is a table, as far as that can be seen."""
+        return is_directory(self._filesystem, self._prefix + LOG_DIRECTORY)
+
+    def list(self, under: str, after: str = "") -> Entries:
+        """The files below the directory ``under`` ("" for all) whose names come after ``after``, by rising name."""
+        found: Entries = []
+        self._list(self._place(under) if under else self._prefix[:-1], f"{under}/" if under else "", after, found)
+        found.sort()
+        return found
+
+    def head(self, name: str) -> Entry:
+        """FileNotFoundError."""
+        return _entry(name, self._filesystem.stat(self._place(name)))
+
+    def read(self, name: str) -> bytes:
+        """FileNotFoundError."""
+        filesystem = self._filesystem
+        fd = filesystem.open_read(self._place(name))
+        try:
+            content = bytearray(filesystem.size(fd))
+            if (filled := self._fill(fd, memoryview(content), 0)) < len(content):
+                del content[filled:]
+            return bytes(content)
+        finally:
+            filesystem.close(fd)
+
+    def read_ranges(self, name: str, ranges: Iterable[tuple[int, memoryview]]) -> None:
+        """Fill each buffer with the bytes from its position on. FileNotFoundError, EOFError."""
+        filesystem = self._filesystem
+        fd = filesystem.open_read(self._place(name))
+        try:
+            for position, buffer in ranges:
+                if self._fill(fd, buffer, position) < len(buffer):
+                    raise EOFError(f"{self.where(name)} ends before byte {position + len(buffer)}")
+        finally:
+            filesystem.close(fd)
+
+    def mark(self, under: str) -> int | None:
+        """When a name was last added to the directory ``under`` or removed from it; None if that was so recently that
+        a further change might not show, or if there is no such directory.
+
+        File systems count this time in ticks of up to two seconds, and two names may come within one tick.
+        """
+        try:
+            changed = self._filesystem.stat(self._place(under)).st_mtime_ns
+        except OSError:
+            return None
+        return changed if time.time_ns() - changed > _MARK_TICK_NS_MAX else None
+
+    def now_ms(self) -> int:
+        """The time of the storage, in milliseconds since the Unix epoch."""
+        return self._filesystem.now_ns(self._path) // 1_000_000
+
+    # ---- writing ------------------------------------------------------------------------------------------------
+
+    def create(self, name: str) -> Upload:
+        """Begin a new file. FileExistsError; FileNotFoundError if the table was removed."""
+        path = Path(self._place(name))
+        self._make_directories(path.parent)
+        return Upload(self._filesystem, path)
+
+    def put_if_absent(self, name: str, content: bytes) -> bool:
+        """Whether ``content`` is now, durably, under a name that was free. OutcomeUnknownError."""
+        path = Path(self._place(name))
+        self._make_directories(path.parent)
+        aside = self._write_aside(path, content)
+        try:
+            self._filesystem.link(aside, path)
+        except FileExistsError:
+            return False
+        finally:
+            with contextlib.suppress(OSError):  # what is left over has a name that nobody reads
+                self._filesystem.unlink(aside)
+        self._settle(path)
+        return True
+
+    def replace(self, name: str, content: bytes, expected: Entry) -> Entry | None:
+        """The file with the new content; None, and nothing is changed, if it is not ``expected`` any more.
+
+        OutcomeUnknownError.
+        """
+        path = Path(self._place(name))
+        try:
+            if self.head(name).version != expected.version:
+                return None
+        except FileNotFoundError:
+            return None
+        aside = self._write_aside(path, content)
+        try:
+            self._filesystem.rename(aside, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._filesystem.unlink(aside)
+            raise
+        self._settle(path)
+        return self.head(name)
+
+    def remove(self, names: Iterable[str], *, durable: bool = True) -> None:
+        """Remove files; without ``durable`` a power cut may bring them back. FileNotFoundError."""
+        removed = [Path(self._place(name)) for name in names]
+        for path in removed:
+            self._filesystem.unlink(path)
+        if durable:
+            self._sync_directories(removed)
+
+    def set_aside(self, name: str) -> str:
+        """Give a file a name that no Delta reader, writer or clean-up takes for its own, durably; the name."""
+        path = Path(self._place(name))
+        taken = set(self._filesystem.names(path.parent))
+        aside = next(aside for n in itertools.count() if (aside := f"{path.name}.set-aside{n or ''}") not in taken)
+        self._filesystem.rename(path, path.with_name(aside))
+        self._sync_directories([path])
+        return name[: len(name) - len(path.name)] + aside
+
+    def put_back(self, aside: str) -> None:
+        """Undo ``set_aside``."""
+        name = _SET_ASIDE.fullmatch(aside)
+        assert name is not None
+        path = Path(self._place(name[1]))
+        self._filesystem.rename(Path(self._place(aside)), path)
+        self._sync_directories([path])
+
+    def sync(self, entries: Iterable[Entry]) -> None:
+        """Make files that others wrote durable, and their names."""
+        paths = [Path(self._place(entry.name)) for entry in entries]
+        for path in paths:
+            self._filesystem.sync_file(path)
+        self._sync_directories(paths)
+
+    def sync_names(self, under: str) -> None:
+        """Make durable which names there are in the directory ``under``."""
+        self._filesystem.sync_directory(Path(self._place(under)))
+
+    # ---- local --------------------------------------------------------------------------------------------------
+
+    def _place(self, name: str) -> str:
+        bounded = f"/{name}/"
+        if "//" in bounded or "/../" in bounded or "/./" in bounded or "\0" in bounded:
+            raise CorruptionError(f"{self._path}: {name!r} is not the name of a file within the table")
+        return self._prefix + name
+
+    def _fill(self, fd: int, buffer: memoryview, position: int) -> int:
+        """How many bytes there are of those wanted: a read may stop early before the end of the file."""
+        filled = self._filesystem.read_into(fd, buffer, position)
+        while 0 < filled < len(buffer):
+            more = self._filesystem.read_into(fd, buffer[filled:], position + filled)
+            if not more:
+                break
+            filled += more
+        return filled
+
+    def _list(self, directory: str, prefix: str, after: str, found: Entries) -> None:
+        filesystem = self._filesystem
+        try:
+            names = filesystem.names(directory)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for child in names:
+            name = prefix + child
+            # "0" follows "/": if it were a directory, all names in it would come before `after`.
+            if name <= after and f"{name}0" <= after:
+                continue
+            try:
+                status = filesystem.stat(f"{directory}/{child}")
+            except FileNotFoundError:
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                self._list(f"{directory}/{child}", f"{name}/", after, found)
+            elif name > after:
+                found.append(_entry(name, status))
+
+    def _make_directories(self, path: Path) -> None:
+        """Directories within the table only."""
+        for directory in reversed([p for p in (path, *path.parents) if self._path in p.parents]):
+            self._filesystem.make_directory(directory, parents=False)
+
+    def _write_aside(self, path: Path, content: bytes) -> Path:
+        """A durable file beside ``path``, whose own name need not be."""
+        aside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")
+        fd = self._filesystem.create(aside)
+        try:
+            try:
+                self._filesystem.write_at(fd, [content], 0)
+                self._filesystem.fdatasync(fd)
+            finally:
+                self._filesystem.close(fd)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._filesystem.unlink(aside)
+            raise
+        return aside
+
+    def _settle(self, path: Path) -> None:
+        """Make a change of a name durable that took place. OutcomeUnknownError."""
+        try:
+            self._filesystem.sync_directory(path.parent)
+        except OSError as error:
+            raise OutcomeUnknownError(error.errno, error.strerror, str(path)) from error
+
+    def _sync_directories(self, paths: Iterable[Path]) -> None:
+        for directory in dict.fromkeys(path.parent for path in paths):
+            self._filesystem.sync_directory(directory)
+
+
+def is_directory(filesystem: FileSystem, path: Path | str) -> bool:
+    """OSError if that cannot be seen."""
+    try:
+        return stat.S_ISDIR(filesystem.stat(path).st_mode)
+    except OSError as error:
+        if error.errno in _NOT_THERE:
+            return False
+        raise
+
+
+def local_path(location: str | os.PathLike[str]) -> Path:
+    """The absolute path of a ``file://`` location or a path. DataDirectoryError for any other."""
+    text = os.fspath(location)
+    parts = urlsplit(text)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return Path(url2pathname(parts.path))
+    if "://" in text:
+        raise DataDirectoryError(f"{text} is not on a file system: topics are read from paths and file:// locations")
+    return Path(text).expanduser().absolute()
+
+
+def open_table(location: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableFiles:
+    """A table by its ``uri``, a path or a ``file://`` location. DataDirectoryError."""
+    return TableFiles(local_path(location), filesystem or local_filesystem())
+
+
+def find_file(path: Path) -> tuple[TableFiles, str]:
+    """The table and the name of a file that a person named by its path, as in ``segment dump``."""
+    path = path.absolute()
+    depth = 1 if path.parent.name.startswith("partition=") else 0
+    table = path.parents[depth]
+    return open_table(table), path.relative_to(table).as_posix()
+
+
+def _entry(name: str, status: os.stat_result) -> Entry:
+    version = (status.st_ino, status.st_size, status.st_mtime_ns)
+    return Entry(name, status.st_size, status.st_mtime_ns // 1_000_000, version)

@@ -1,0 +1,155 @@
+"""The tables of a store: ``<data>/topics``, with ``<data>/staging`` and ``<data>/deleted`` beside it.
+
+Invariants: a table appears by one step (``create``) and disappears by one (``remove``); a crash leaves it whole or
+absent, and ``recover`` clears its remains away. The id of a removed table stays known until it is forgotten.
+
+Blocking; safe from several threads, with one change of a table at a time. Every method raises OSError as the disk does.
+"""
+
+import contextlib
+import errno
+import os
+import uuid
+from pathlib import Path
+from typing import Final
+
+from logstore.filesystem import FileSystem, local_filesystem
+from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles, is_directory, local_path
+
+_FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
+
+
+class TableRoot:
+    def __init__(self, data: Path, filesystem: FileSystem) -> None:
+        self._data = data
+        self._topics, self._staging, self._deleted = data / "topics", data / "staging", data / "deleted"
+        self._filesystem = filesystem
+
+    def where(self, name: str = "") -> str:
+        """The place of a table, for messages; without a name that of all tables."""
+        return str(self._topics / name)
+
+    def exists(self) -> bool:
+        """Whether a store has been here."""
+        return self._is_directory(self._topics)
+
+    def tables(self) -> list[str]:
+        """The names of all tables, rising."""
+        return [name for name in self._names(self._topics) if self.open(name).exists()]
+
+    def strays(self) -> list[str]:
+        """What else lies among the tables."""
+        return [name for name in self._names(self._topics) if not self.open(name).exists()]
+
+    def open(self, name: str) -> TableFiles:
+        """The files of a table, whether it is there or not."""
+        return TableFiles(self._topics / name, self._filesystem)
+
+    def link_target(self, name: str) -> str | None:
+        """The table of this root that ``name`` is only a link to; None if it is a table of its own."""
+        if not self._filesystem.is_link(self._topics / name):
+            return None
+        target = self._filesystem.real_path(self._topics / name)
+        return target.name if target.parent == self._filesystem.real_path(self._topics) else None
+
+    def now_ms(self) -> int:
+        """The time of the storage, in milliseconds since the Unix epoch."""
+        return self._filesystem.now_ns(self._data) // 1_000_000
+
+    # ---- changes ------------------------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Make what a new store needs; for the store that owns the tables."""
+        self._filesystem.make_directory(self._topics)
+
+    def recover(self) -> None:
+        """Finish what a crash cut short: creations are undone, removals made durable. For the store that owns them."""
+        self._filesystem.remove_tree(self._staging)
+        if any(self._names(self._deleted / table_id) for table_id in self._names(self._deleted)):
+            # The journal's records of it go next: it must not come back.
+            self.sync_removals()
+        self.purge()
+
+    def create(self, name: str, first_entry: bytes) -> TableFiles:
+        """A new table whose log has ``first_entry``, durably. FileExistsError; OutcomeUnknownError if a power cut could
+        take it away: it was taken back, but may be there again after one.
+        """
+        path, built = self._topics / name, self._staging / uuid.uuid4().hex
+        if self._is_directory(path):
+            raise FileExistsError(errno.EEXIST, "there is a table of that name", str(path))
+        try:
+            self._filesystem.make_directory(built)
+            with TableFiles(built, self._filesystem).create(_FIRST_ENTRY) as upload:
+                upload.write(first_entry)
+                upload.finish()
+            self._filesystem.reached("delta.staged")
+            self._filesystem.make_directory(self._topics)
+            self._filesystem.rename(built, path)
+        except OSError:
+            self._filesystem.remove_tree(built)
+            raise
+        self._filesystem.reached("topic.created")
+        try:
+            self._filesystem.sync_directory(self._topics)
+        except OSError as error:
+            # Nobody may use it, and the next attempt needs its place.
+            with contextlib.suppress(OSError):
+                self._filesystem.rename(path, built)
+            self._filesystem.remove_tree(built)
+            raise OutcomeUnknownError(error.errno, error.strerror, str(path)) from error
+        return self.open(name)
+
+    def take_back(self, name: str) -> None:
+        """Undo ``create``, as far as that goes: nobody was told of the table, and nothing was written to it."""
+        aside = self._staging / uuid.uuid4().hex
+        with contextlib.suppress(OSError):
+            self._filesystem.rename(self._topics / name, aside)
+            self._filesystem.sync_directory(self._topics)
+        self._filesystem.remove_tree(aside)
+
+    def remove(self, name: str, table_id: uuid.UUID) -> None:
+        """Take a table away in one step, and keep its id in mind; then ``sync_removals``, and ``purge``."""
+        self._filesystem.make_directory(self._deleted)
+        self._filesystem.rename(self._topics / name, self._deleted / str(table_id))
+
+    def sync_removals(self) -> None:
+        """Make it durable that removed tables are gone. After an error call it again; a success can be trusted, because
+        a rename is in the file system's own journal.
+        """
+        self._filesystem.sync_directory(self._deleted)
+        self._filesystem.sync_directory(self._topics)
+
+    def removed(self) -> set[uuid.UUID]:
+        """The ids of tables that were removed and not forgotten."""
+        found = set()
+        for name in self._names(self._deleted):
+            with contextlib.suppress(ValueError):
+                found.add(uuid.UUID(name))
+        return {table_id for table_id in found if self._is_directory(self._deleted / str(table_id))}
+
+    def purge(self) -> None:
+        """Delete the files of removed tables, as far as that goes; their ids stay known."""
+        for table_id in self._names(self._deleted):
+            for name in self._names(self._deleted / table_id):
+                self._filesystem.reached("topic.purge_half")
+                self._filesystem.remove_tree(self._deleted / table_id / name)
+
+    def forget(self, table_id: uuid.UUID) -> None:
+        """Forget a table that was removed."""
+        self._filesystem.remove_tree(self._deleted / str(table_id))
+
+    # ---- local --------------------------------------------------------------------------------------------------
+
+    def _names(self, directory: Path) -> list[str]:
+        try:
+            return sorted(self._filesystem.names(directory))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def _is_directory(self, path: Path) -> bool:
+        return is_directory(self._filesystem, path)
+
+
+def open_root(data: str | os.PathLike[str], filesystem: FileSystem | None = None) -> TableRoot:
+    """The tables of a store, by a path or a ``file://`` location. DataDirectoryError."""
+    return TableRoot(local_path(data), filesystem or local_filesystem())
