@@ -22,14 +22,14 @@ def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
     kinds = (*ABRUPT, *LASTING)
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
     assert set(kinds) <= report.faults.keys()
-    assert report.acknowledged > 20
+    assert report.acknowledged >= len(kinds), "one before each fault, at least"
 
 
 @pytest.mark.long
 def test_every_kind_of_fault_under_load(tmp_path: Path) -> None:
     report = run(tmp_path, KINDS, Load(), pace=0.3)
     assert set(KINDS) <= report.faults.keys()
-    assert report.acknowledged > 100
+    assert report.acknowledged >= len(KINDS)
     assert report.calls["delta ok"] > 10
     assert report.job_commits["retention", "bounded"] > 0
 

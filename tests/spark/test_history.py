@@ -175,7 +175,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
     assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
 
 
-@pytest.mark.parametrize("commits", [1, 4])
+@pytest.mark.parametrize("commits", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
     """With fewer commits than the first one had, and with more."""
     t = topic(1)

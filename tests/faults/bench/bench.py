@@ -160,6 +160,8 @@ class Bench:
                     if time.monotonic() > until:
                         break
                     time.sleep(fault.quiet)
+                    # However slow the machine is, there is something to lose.
+                    workload.wait_for_an_acknowledgement(seconds=load.patience_s)
                     nemesis.strike(fault)
                 self._wait_for_jobs(jobs)
                 nemesis.write_by_hand()

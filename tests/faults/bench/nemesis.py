@@ -26,9 +26,9 @@ from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess
 
 #: A store that is healed or started takes appends again within this time, however busy the machine.
-READY_S = 45.0
+READY_S = 90.0
 #: A store has noticed an error of its disk within this time.
-_NOTICED_S = 5.0
+_NOTICED_S = 20.0
 _POLL_S = 0.02
 
 
@@ -305,7 +305,7 @@ class Nemesis:
 
     def _is_ready(self) -> bool:
         with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{self._server.url}/health/ready", timeout=5).is_success
+            return httpx.get(f"{self._server.url}/health/ready", timeout=30).is_success
         return False
 
     @staticmethod

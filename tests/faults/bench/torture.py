@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def load_of(exposure: Exposure) -> Load:
-    """Of a run with these faults: a small one. What a mutant does not give back need not be waited for."""
+    """Of a run with these faults: a small one. A log that a mutant has stopped need not be waited for."""
     segment_ms = "400" if exposure.rolled else "3600000"
     topics = (
         TopicSpec("plain", 2, {"segment.ms": segment_ms}),
@@ -109,7 +109,7 @@ def load_of(exposure: Exposure) -> Load:
         large=0.5,
         jobs=(),
         observed=exposure.observed,
-        patience_s=10 if exposure.told else READY_S,
+        patience_s=10 if exposure.stuck else READY_S,
     )
 
 

@@ -372,6 +372,16 @@ class Workload(BackgroundLoad):
         targets += [_bound(self._read, number) for number in range(readers)]
         super().__init__(targets)
 
+    def wait_for_an_acknowledgement(self, *, seconds: float) -> None:
+        """Until one record more is acknowledged, or the time is over."""
+        before, deadline = self._acknowledged_now(), time.monotonic() + seconds
+        while self._acknowledged_now() == before and time.monotonic() < deadline and not self.errors:
+            self._stop.wait(0.02)
+
+    def _acknowledged_now(self) -> int:
+        with self._counting:
+            return self.acknowledged.total()
+
     def wait_for_progress(self, *, seconds: float) -> list[tuple[str, int]]:
         """Until each log has taken a record more, and given an answer to a fetch; those that have not in time."""
         with self._counting:
