@@ -166,7 +166,7 @@ def test_storage_alone_goes_on_from_what_is_rolled_and_commits_nothing(spark, st
         assert len(places(batch.df)) == 28
     assert "group stored reads from storage alone" in caplog.text
     assert committed(admin, "stored") == {(topic, 0): 12, (topic, 1): 10}
-    with pytest.raises(InvalidRequestError, match="cannot be committed; only a store can"):
+    with pytest.raises(InvalidRequestError, match="cannot be committed; to commit, give bootstrap="):
         batch.commit()
 
 
