@@ -1,4 +1,4 @@
-"""One Spark session for all tests, topics written through the real committer, and what a plan has opened."""
+"""One Spark session for all tests, topics written through the real committer, and a count of opened files."""
 
 import os
 import uuid

@@ -175,7 +175,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
     assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
 
 
-@pytest.mark.parametrize("commits", [1, 4])
+@pytest.mark.parametrize("commits", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
     """With fewer commits than the first one had, and with more."""
     t = topic(1)
@@ -251,7 +251,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
-    """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
+    """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
     with SegmentWriter(tmp_path, 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish().path

@@ -176,7 +176,7 @@ def test_a_job_that_ends_before_its_commit_leaves_files_that_nobody_reads(spark,
 
 
 def test_a_job_that_dies_in_its_commit_leaves_the_table_as_before_or_as_after(spark, tmp_path):
-    """Of real processes, and at every step: ``python -m tests.faults.fail_points --jobs``."""
+    """``python -m tests.faults.fail_points --jobs`` does this with real processes, at every step."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     for point in ("job.written", "delta.committed"):
         topic.roll({0: [Record(b"%d" % (n % 3), b"%d" % n, NOW_MS) for n in range(10)]})

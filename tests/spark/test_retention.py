@@ -1,4 +1,4 @@
-"""Retention with a log start inside a segment: what executors write, and what readers of the table see."""
+"""Retention with a log start inside a segment: files that executors write, and records that readers see."""
 
 import json
 

@@ -75,7 +75,7 @@ def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes
                 model = {
                     o: record
                     for o, record in model.items()
-                    # What lies below the log start goes with retention, where compaction meets no whole file of it.
+                    # Retention removes records below the log start, so that compaction meets no whole file of them.
                     if (o < log_start or latest.get(record.key) == o)
                     and not (record.value is None and now - first_cleaned[o] >= DELETE_RETENTION_MS)
                 }
@@ -139,7 +139,7 @@ def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
 
 
 def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
-    """Of producers the newest file tells all; of keys each tells its own, and only those whose window is open."""
+    """The newest file tells of all producers. Each file tells of its own keys, and only of those in their window."""
     topic = KeyedTopic.create(tmp_path, "users")
     producers = [RememberedBatch(7, 0, n, 5, 5 * n, 1000 * n) for n in range(3)]
     keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
