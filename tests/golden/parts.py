@@ -1,4 +1,4 @@
-"""Writes parts of a store by themselves (frames, a journal, segments, group offsets), and what they say."""
+"""Writes parts of a store by themselves (frames, a journal, segments, group offsets), and their content."""
 
 import asyncio
 import base64
@@ -58,7 +58,7 @@ _MARKERS = (Marker(6, 1, 3, 14, 1_002), Marker(7, 0, -(2**31), 0, -(2**63)))
 
 
 def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
-    """Frames with extremes in every field, and where they stand."""
+    """Frames with extremes in every field, and their places."""
     place = {"position": 1_000, "durable_end": 900, "file_id": 2**64 - 1}
     least, greatest = -(2**63), 2**63 - 1
     for flags in range(4):
@@ -171,7 +171,7 @@ def kafka_record_batch() -> bytes:
 
 
 def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
-    """As JSON keeps them."""
+    """The rows as JSON keeps them."""
     return [_plain({name: getattr(row, name) for name in row.__slots__}) for row in rows]
 
 
@@ -195,7 +195,7 @@ def write_segments(directory: Path) -> None:
 
 
 def footer_row(footer: SegmentFooter) -> dict[str, Any]:
-    """As JSON keeps it."""
+    """The row as JSON keeps it."""
     return dict(_plain(dataclasses.asdict(footer)))
 
 

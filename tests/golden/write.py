@@ -1,14 +1,14 @@
 """Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` made it.
 
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
-name: nothing that was written once is written again. With parts named it writes these, as
-``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal; without, all.
+name: a golden file is never written again. With parts named it writes only these, as
+``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal.
 
-- ``data.tar.gz`` a data directory, sealed and un-sealed records; ``data.json`` what a store answers from it. It takes a
-  Spark, for the jobs
+- ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
+  need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
-- ``refused`` journals by the name of what this release refuses in them; ``refused.json`` their frames
-- ``bytes.json`` what the code must still write byte by byte
+- ``refused``: journals, each named after the thing in it that this release refuses; ``refused.json``: their frames
+- ``bytes.json``: bytes that the code must still write
 """
 
 import argparse

@@ -67,7 +67,7 @@ class ProducerModel(RuleBasedStateMachine):
     def expected(
         self, producer_id: int, epoch: int, sequence: int, count: int
     ) -> type[LogStoreError] | Appended | None:
-        """What the rules of KIP-98 say, looking at all that ever was."""
+        """The outcome by the rules of KIP-98, with all earlier batches known."""
         batches = self.model.get(producer_id, [])
         whole = producer_id > self.evicted_up_to
         if not batches:
@@ -167,7 +167,7 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.pending)
     @rule()
     def fail(self) -> None:
-        """The disk is full: nothing of what is on its way is stored, and appends go on."""
+        """The disk is full: nothing that is on its way is stored, and appends go on."""
         for frame in self.pending:
             self.log.failed(frame, StorageFullError(""))
         self.forget_pending()
@@ -197,7 +197,7 @@ class ProducerModel(RuleBasedStateMachine):
                 tail.add(RecoveredFrame(entry, FrameLocation(at, 1), None))
         tail.settle()
         assert tail.end_offset == end
-        # Where the journal does not reach, the table does: what it holds here, is another test's business.
+        # Below the journal the table has the records; other tests check its content.
         self.log.recover(tail, sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
         self.lead()
@@ -205,7 +205,7 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model and not self.pending)
     @rule()
     def lose_journal(self) -> None:
-        """All is sealed, the newest segment tells of it, and nobody knows what was behind."""
+        """All is sealed, and the newest segment tells of it; later batches are forgotten."""
         end, packed = self.log.log_end_offset, self.log.producers.pack()
         self.log = self.new_log()
         tail = JournalTail()

@@ -107,7 +107,7 @@ def log_entry(table: TopicTable, version: int) -> Path:
 
 
 def overwrite_entry(table: TopicTable, version: int) -> None:
-    """What a Spark commit that lost the race does on a local file system: its own entry is renamed over ours."""
+    """Rename another writer's entry over ours, as a Spark commit that lost the race does on a local file system."""
     info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
     foreign = log_entry(table, version).with_name(".foreign.tmp")
     foreign.write_text(json.dumps(info) + "\n")
@@ -129,7 +129,7 @@ def foreign_commit(
 
 
 def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
-    """As a plain reader sees them."""
+    """The offsets that a plain reader sees."""
     rows = DeltaTable(str(table.path)).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
     return sorted(row["offset"] for row in rows if row["partition"] == partition)
 
@@ -145,7 +145,7 @@ def rewrite_files(
     cleaned: int | None = None,
     operation: str = "rewrite",
 ) -> int:
-    """Replace files of one partition, as a job does; the version. Raises what refuses it."""
+    """Replace files of one partition, as a job does; the version. Raises the refusal."""
     part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
     done = table.commit_rewrites([part], data_change=data_change, operation=operation)
     for error in done.refused.values():
