@@ -46,7 +46,7 @@ def _attempt(
     if parts:
         with context.progress.step(f"{topic.name}: removing {removed.segments:,} segments"):
             outcome = commit(topic, snapshot, parts, data_change=True, operation=OPERATION)
-        topic.table.filesystem.reached("retention.start_moved")
+        topic.table.files.reached("retention.start_moved")
     boundaries = {p: file for p, file in boundaries.items() if p not in outcome.refused}
     if boundaries:
         with context.progress.step(f"{topic.name}: cutting {len(boundaries):,} segments at the log start"):
@@ -62,7 +62,7 @@ def _cut(
     tasks = [
         WriteTask(
             topic=topic.name,
-            table=str(topic.table.path),
+            table=topic.table.files.uri,
             partition=partition,
             sources=(Source(partition, file.path, file.num_records, 0),),
             base_offset=snapshot.partitions[partition].log_start,

@@ -10,7 +10,6 @@ its partition, and the journal keeps its records.
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import UUID
 
 import structlog
@@ -24,6 +23,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.reader import read_footer
+from logstore.table_files import TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -95,7 +95,7 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
     """
     footers: list[SegmentFooter] = []
     for segment in reversed(partition_log.segments):
-        footer = _footer_of(topic.table.path / segment.path)
+        footer = _footer_of(topic.table.files, segment.path)
         if footer is None:
             break
         footers.append(footer)
@@ -104,12 +104,12 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
     return footers
 
 
-def _footer_of(path: Path) -> SegmentFooter | None:
+def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
     try:
-        return read_footer(path)
+        return read_footer(files, name)
     except (CorruptionError, OSError) as error:
         # The file is a foreign writer's, damaged or gone: other topics are served all the same.
-        log.error("recovery.no_footer", file=str(path), error=str(error))
+        log.error("recovery.no_footer", file=files.where(name), error=str(error))
         return None
 
 

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from logstore.delta.log_entries import Removal
 from logstore.delta.snapshot import TopicSnapshot
@@ -16,6 +15,7 @@ from logstore.segments.footer import ROLL
 from logstore.segments.names import parse_segment_name
 from logstore.segments.reader import find_segments, read_footer, verify_segment
 from logstore.segments.writer import Segment
+from logstore.table_files import TableFiles
 
 
 class MissingSegmentsError(CorruptionError):
@@ -69,7 +69,7 @@ class RemovedRange:
 
 
 def removed_ranges(
-    removals: Mapping[str, Removal], before: TopicSnapshot | None, table_path: Path
+    removals: Mapping[str, Removal], before: TopicSnapshot | None, files: TableFiles
 ) -> dict[int, list[RemovedRange]]:
     """The ranges of removed files by partition, from ``before``, the log or their own footers. A file of unknown range
     is left out. CorruptionError, OSError.
@@ -85,7 +85,7 @@ def removed_ranges(
         elif name is not None:
             partition, start, end = name.partition, name.base_offset, name.base_offset + 1
             with contextlib.suppress(FileNotFoundError, CorruptionError):
-                end = read_footer(table_path / path).end_offset
+                end = read_footer(files, path).end_offset
         else:
             continue
         found.setdefault(partition, []).append(RemovedRange(start, end, removal))
@@ -120,7 +120,7 @@ def missing_ranges(
 
 
 def sealed_segments_on_disk(
-    table_path: Path, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
+    files: TableFiles, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
 ) -> tuple[Segment, ...]:
     """Files that together hold exactly [start, end) of a partition, by offset; among rivals the one of the highest
     leader epoch. Only files of rolls count, and only those that are ``wanted`` by their path: a job that was not
@@ -130,7 +130,7 @@ def sealed_segments_on_disk(
     CorruptionError if one of them is damaged.
     """
     by_base: dict[int, list[Segment]] = {}
-    found = find_segments(table_path, partition, start)
+    found = find_segments(files, partition, start)
     for segment in found.segments:
         if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)
@@ -138,12 +138,12 @@ def sealed_segments_on_disk(
     if chain is None:
         unreadable = f" (unreadable: {', '.join(found.unreadable)})" if found.unreadable else ""
         raise MissingSegmentsError(
-            f"{table_path}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
+            f"{files}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
             f"names them and no segment files on disk hold exactly them{unreadable}. Restore the table directory from "
             "a backup."
         )
     for segment in chain:
-        verify_segment(table_path / segment.path)
+        verify_segment(files, segment.path)
     return chain
 
 

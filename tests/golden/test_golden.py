@@ -11,11 +11,11 @@ import pytest
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.segments.reader import read_footer, verify_segment
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import deterministic, encoded_frame, footer_row, frame_rows, frames, snapshot
 from tests.golden.write import GOLDEN, segment_row
 from tests.support.journals import recovered_frames
+from tests.support.table_paths import read_footer, verify_segment
 
 pytestmark = pytest.mark.anyio
 

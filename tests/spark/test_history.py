@@ -17,7 +17,9 @@ from logstore.errors import (
 )
 from logstore.segments.writer import SegmentWriter
 from logstore.spark import read_offsets
+from logstore.table_files import open_table
 from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
+from tests.support.table_paths import path_of
 
 pytestmark = pytest.mark.spark
 
@@ -54,7 +56,7 @@ def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
         t.roll(p, 100, end)
     rows = spark.sql(
         f"SELECT partition, count(*) n, count(DISTINCT offset) d, min(offset) lo, max(offset) hi, max(timestamp) t "
-        f"FROM delta.`{t.table.path}` GROUP BY partition ORDER BY partition"
+        f"FROM delta.`{path_of(t.table)}` GROUP BY partition ORDER BY partition"
     ).collect()
     assert [tuple(r)[:5] for r in rows] == [(0, 250, 250, 0, 249), (1, 130, 130, 0, 129)]
     assert rows[1].t.astimezone(dt.UTC).timestamp() == EPOCH_MS / 1000 + 129
@@ -155,7 +157,7 @@ def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark,
     frame = read_offsets(spark, t.name, storage=t.data)
     evaluated, lazy = frame.where("offset >= 5"), frame.select("offset")
     assert evaluated.count() == 55
-    shutil.rmtree(t.table.path)
+    shutil.rmtree(path_of(t.table))
     anew = topic(1, t.name)
     for start in range(0, 10 * commits, 10):
         anew.roll(0, start, start + 10)
@@ -171,8 +173,8 @@ def test_the_first_commit_may_have_been_cleaned_up(spark, topic):
     """The id of the table is then in checkpoints alone."""
     t = topic(1)
     t.roll(0, 0, 20)
-    deltalake.DeltaTable(t.table.path).create_checkpoint()
-    (t.table.path / "_delta_log" / f"{0:020}.json").unlink()
+    deltalake.DeltaTable(path_of(t.table)).create_checkpoint()
+    (path_of(t.table) / "_delta_log" / f"{0:020}.json").unlink()
     assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(20))
 
 
@@ -223,7 +225,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
     """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
-    with SegmentWriter(tmp_path, 0, 0, 0, "uncompressed") as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish(40).path
     good = spark.read.parquet(str(file)).agg({"value": "max"}).collect()

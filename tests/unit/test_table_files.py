@@ -1,6 +1,7 @@
 import errno
 import os
 import random
+import shutil
 import threading
 import time
 import uuid
@@ -75,13 +76,25 @@ def test_names_with_dots_and_odd_characters_are_names(files: TableFiles) -> None
 # ---- listing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_listing_is_of_all_depths_by_rising_name_and_begins_after_a_name(files: TableFiles) -> None:
+def test_a_listing_is_of_all_depths_by_rising_name(files: TableFiles) -> None:
     names = ["a-b", "a/c", "a/d/e", "a0", "b", "partition=0/x", "partition=1/y"]
     for name in reversed(names):
         put(files, name)
     assert [entry.name for entry in files.list("")] == sorted([ENTRY, *names])
     assert [entry.name for entry in files.list("a")] == ["a/c", "a/d/e"]
     assert files.list("not/there") == []
+    shutil.rmtree(files.where(LOG))
+    with pytest.raises(FileNotFoundError):
+        files.list(LOG)
+    shutil.rmtree(files.uri)
+    for under in ("", "not/there"):
+        with pytest.raises(FileNotFoundError):
+            files.list(under)
+
+
+def test_a_listing_begins_after_a_name(files: TableFiles) -> None:
+    for name in ("a-b", "a/c", "a/d/e", "a0", "b", "partition=0/x"):
+        put(files, name)
     everything = [entry.name for entry in files.list("")]
     for after in (*everything, "a", "a/", "a/d", "a-", "zzz", LOG):
         assert [entry.name for entry in files.list("", after)] == [name for name in everything if name > after]

@@ -240,7 +240,7 @@ def take_a_copy_for_the_topic() -> None:
     from logstore.broker import topic_catalog
     from logstore.delta.topic_table import TopicTable
 
-    topic_catalog.TopicCatalog._open = lambda self, path: TopicTable.recover(path, filesystem=self._filesystem)  # type: ignore[method-assign]
+    topic_catalog.TopicCatalog._open = lambda self, name: TopicTable.recover(self._root.open(name))  # type: ignore[method-assign]
     topic_catalog._same_id = lambda _: {}
 
 

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta.topic_table import TopicTable
+from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, expected_row, rewrite_files, roll, write_segment
 
 EXPECTED = [expected_row(offset, partition) for partition in (0, 1) for offset in range(40)]
@@ -34,13 +35,13 @@ def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_delta_rs(table: TopicTable, checkpoint: bool) -> None:
     if checkpoint:
-        DeltaTable(str(table.path)).create_checkpoint()
-    rows = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
+        DeltaTable(str(path_of(table))).create_checkpoint()
+    rows = DeltaTable(str(path_of(table))).to_pyarrow_table().to_pylist()
     assert ordered(rows) == EXPECTED
 
 
 def test_delta_rs_skips_by_offset_and_time(table: TopicTable) -> None:
-    dataset = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    dataset = DeltaTable(str(path_of(table))).to_pyarrow_dataset()
     for condition in (ds.field("offset") >= 20, ds.field("timestamp") >= MIDDLE):
         fragments = list(dataset.get_fragments(condition))
         assert len(fragments) == 2
@@ -48,7 +49,7 @@ def test_delta_rs_skips_by_offset_and_time(table: TopicTable) -> None:
 
 
 def test_polars(table: TopicTable) -> None:
-    frame = pl.scan_delta(str(table.path))
+    frame = pl.scan_delta(str(path_of(table)))
     assert ordered(frame.collect().to_dicts()) == EXPECTED
     assert frame.filter(pl.col("timestamp") >= MIDDLE).collect().height == 30
     assert frame.filter((pl.col("offset") == 7) & (pl.col("partition") == 1)).collect().to_dicts() == [
@@ -57,7 +58,7 @@ def test_polars(table: TopicTable) -> None:
 
 
 def test_duckdb(table: TopicTable) -> None:
-    topic = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    topic = DeltaTable(str(path_of(table))).to_pyarrow_dataset()
     connection = duckdb.connect()
     connection.register("topic", topic)
     connection.execute("SET TimeZone = 'UTC'")
@@ -75,4 +76,4 @@ def test_duckdb(table: TopicTable) -> None:
 def test_a_rewrite_is_seen_as_one(table: TopicTable) -> None:
     old = [file.path for file in table.snapshot().segments(0)]
     rewrite_files(table, 0, old, [write_segment(table, 0, 0, 40)], data_change=False)
-    assert ordered(DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()) == EXPECTED
+    assert ordered(DeltaTable(str(path_of(table))).to_pyarrow_table().to_pylist()) == EXPECTED

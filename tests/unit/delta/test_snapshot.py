@@ -11,6 +11,7 @@ from logstore.delta.log_entries import LogEntry, LogState
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot, read_snapshot
 from logstore.errors import CorruptionError
 from logstore.records.schema import TABLE_SCHEMA
+from tests.support.table_paths import path_of
 from tests.support.topics import (
     TIMESTAMP_MS,
     create_topic,
@@ -34,7 +35,7 @@ def test_what_a_new_topic_shows(tmp_path: Path) -> None:
     snapshot = table.snapshot()
     assert snapshot.version == 0
     assert snapshot.num_partitions == 2
-    assert snapshot.topic_id == uuid.UUID(str(DeltaTable(str(table.path)).metadata().id))
+    assert snapshot.topic_id == uuid.UUID(str(DeltaTable(str(path_of(table))).metadata().id))
     assert snapshot.segments(0) == snapshot.segments(1) == ()
     assert {(s.sealed, s.leader_epoch, s.log_start, s.rewrite, s.cleaned) for s in snapshot.partitions.values()} == {
         (0, 0, 0, 0, 0)
@@ -78,7 +79,7 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
         for i in reversed(range(5_000))
         for p in (0, 1)
     ]
-    foreign_commit(table.path, adds, [("logstore/0/sealed", 50_000), ("logstore/1/sealed", 50_000)])
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 50_000), ("logstore/1/sealed", 50_000)])
     files = table.snapshot().segments(1)
     assert [f.min_offset for f in files] == list(range(0, 50_000, 10))
     assert [f.size for f in files] == list(range(1, 5_001))
@@ -96,7 +97,7 @@ def test_a_missing_sealed_is_corruption(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     with pytest.raises(CorruptionError, match="logstore/1/sealed"):
         read_snapshot(
-            DeltaTable(str(table.path)), LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())])
+            DeltaTable(str(path_of(table))), LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())])
         )
 
 
@@ -106,7 +107,7 @@ def test_a_foreign_append_over_our_offsets_is_never_served(tmp_path: Path, offse
     roll(table, 0, 0, 10)
     roll(table, 1, 0, 10)
     roll(table, 0, 10, 30)
-    foreign_append(table.path, offsets)
+    foreign_append(path_of(table), offsets)
     snapshot = table.snapshot()
     with pytest.raises(CorruptionError, match="overlap"):
         snapshot.segments(0)
@@ -117,7 +118,7 @@ def test_a_foreign_append_over_our_offsets_is_never_served(tmp_path: Path, offse
 def test_a_foreign_append_beyond_sealed_is_never_served(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    foreign_append(table.path, [10])
+    foreign_append(path_of(table), [10])
     with pytest.raises(CorruptionError, match="sealed up to 10"):
         table.snapshot().segments(0)
 
@@ -125,14 +126,14 @@ def test_a_foreign_append_beyond_sealed_is_never_served(tmp_path: Path) -> None:
 def test_a_foreign_file_without_statistics_is_never_served(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    foreign_commit(table.path, [AddAction("partition=0/x.parquet", 1, {"partition": "0"}, 1, True, "{}")])
+    foreign_commit(path_of(table), [AddAction("partition=0/x.parquet", 1, {"partition": "0"}, 1, True, "{}")])
     with pytest.raises(CorruptionError, match=r"x\.parquet has no statistics"):
         table.snapshot().segments(0)
 
 
 def test_a_foreign_file_of_a_partition_that_is_not_there_is_named(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
-    foreign_append(table.path, [0], partition=9)
+    foreign_append(path_of(table), [0], partition=9)
     snapshot: TopicSnapshot = table.snapshot()
     assert snapshot.segments(0) == ()
     assert len(snapshot.foreign_files()) == 1

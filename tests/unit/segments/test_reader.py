@@ -8,9 +8,10 @@ from logstore.errors import CorruptionError
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments import checksums, reader
 from logstore.segments.footer import SegmentFooter, encode_footer
-from logstore.segments.reader import (
-    FoundSegments,
-    find_segments,
+from logstore.segments.reader import FoundSegments, find_segments
+from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import (
     read_footer,
     read_row_group,
     row_group_batches,
@@ -18,12 +19,11 @@ from logstore.segments.reader import (
     segment_from_file,
     verify_segment,
 )
-from logstore.segments.writer import Segment, SegmentWriter
 from tests.support.topics import log_batch
 
 
 def write(path: Path, base: int, end: int, epoch: int = 0) -> Segment:
-    with SegmentWriter(path, 0, base, epoch) as writer:
+    with SegmentWriter(open_table(path), 0, base, epoch) as writer:
         writer.write(log_batch(range(base, end)))
         return writer.finish(end)
 
@@ -64,7 +64,7 @@ def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
 def test_a_row_group_comes_bit_by_bit_as_it_comes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
     batch = log_batch(range(0, 300, 3))
-    with SegmentWriter(tmp_path, 0, 0, 1) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 1) as writer:
         writer.write(batch)
         path = tmp_path / writer.finish(300).path
     (group,) = row_groups(path)
@@ -172,5 +172,5 @@ def test_segments_on_disk_are_found_without_a_log(tmp_path: Path) -> None:
     torn = write(tmp_path, 25, 30)
     (tmp_path / torn.path).write_bytes(b"PAR1")
     write_foreign(tmp_path / "partition=0" / "part-0.parquet", [10])
-    assert find_segments(tmp_path, 0, 10) == FoundSegments((new, old), (torn.path,))
-    assert find_segments(tmp_path, 1, 0) == FoundSegments((), ())
+    assert find_segments(open_table(tmp_path), 0, 10) == FoundSegments((new, old), (torn.path,))
+    assert find_segments(open_table(tmp_path), 1, 0) == FoundSegments((), ())
