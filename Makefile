@@ -5,6 +5,8 @@ BIN := .venv/bin
 PORT ?= 8082
 RUN := $(BIN)/python -m
 export PYTHON
+# Compiled modules are kept, whatever the shell says: tests start hundreds of processes, and each would compile anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-airflow demo test test-quick test-all test-airflow test-wheel torture run lint format bench docs lock clean
@@ -16,13 +18,13 @@ demo: setup ## From nothing to the result: 336,776 real flights over HTTP into D
 	@$(RUN) docs.demo
 
 test: lint ## Lint, types and tests: quick ones, those of real processes and those on Spark; six minutes
-	@$(RUN) pytest --numprocesses 3
+	@$(RUN) pytest --numprocesses 4
 
 test-quick: setup ## The tests that start no process and no JVM; two minutes
-	@$(RUN) pytest --numprocesses 3 -m "not system and not spark and not long and not airflow and not wheel"
+	@$(RUN) pytest --numprocesses 4 -m "not system and not spark and not long and not airflow and not wheel"
 
 test-all: lint setup-airflow ## What continuous integration runs: all tests, with documentation, notebook, demo, wheel and Airflow
-	@$(RUN) pytest --numprocesses 3 --hypothesis-profile many -m "not airflow and not wheel"
+	@$(RUN) pytest --numprocesses 4 --hypothesis-profile many -m "not airflow and not wheel"
 	@$(RUN) pytest -m wheel tests/install
 	@$(RUN) pytest -m airflow tests/airflow
 

@@ -1,7 +1,7 @@
 """The run of a case: every contender in turn, round after round, alone on the machine during its turn."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -92,7 +92,7 @@ class Stage:
 def run_case(
     case: Case, directory: Path, peers: Peers, *, rounds: int, seconds: float, tell: Callable[[str], None]
 ) -> CaseResult:
-    """``rounds`` rounds after one to warm up, which does not count. Raises BenchmarkError."""
+    """``rounds`` rounds after one to warm up, which does not count. Raises BenchmarkError; it names the contender."""
     lacking = {
         contender.name: ", ".join(need for need in contender.needs if getattr(peers, need) is None)
         for contender in case.contenders
@@ -103,23 +103,40 @@ def run_case(
     samples: dict[str, list[Sample]] = {}
     with ExitStack() as stack:
         stage = Stage(directory, peers, stack)
-        turns = {c.name: c.start(stage) for c in case.contenders if c.name not in absent}
+        turns = {}
+        for contender in case.contenders:
+            if contender.name not in absent:
+                with _named(contender.name):
+                    turns[contender.name] = contender.start(stage)
         for number in range(min(rounds, case.rounds or rounds) + 1):
             for name, turn in turns.items():
-                sample = turn(seconds if number else seconds / 2)
+                with _named(f"{name}, {_round(number)}"):
+                    sample = turn(seconds if number else seconds / 2)
                 if number:
                     samples.setdefault(name, []).append(sample)
                 tell(_line(case, name, number, sample))
     return CaseResult(case, samples, absent)
 
 
+@contextmanager
+def _named(side: str) -> Iterator[None]:
+    """A failure says on which side and when it was."""
+    try:
+        yield
+    except BenchmarkError as error:
+        raise BenchmarkError(f"{side}: {error}") from error
+
+
+def _round(number: int) -> str:
+    return f"round {number}" if number else "warm-up"
+
+
 def _line(case: Case, name: str, number: int, sample: Sample) -> str:
-    turn = f"round {number}" if number else "warm-up"
     figures = [f"{sample.records_s:,.0f} records/s"] if sample.records_s is not None else []
     figures += [f"p99 {sample.p99_ms:.2f} ms"] if sample.p99_ms is not None else []
     figures += [f"ready in {sample.ready_s:.2f} s"] if sample.ready_s is not None else []
     figures += [f"{sample.resident_mb:,.0f} MB resident"] if not figures and sample.resident_mb is not None else []
-    return f"{case.name}: {turn}: {name}: {', '.join(figures)}"
+    return f"{case.name}: {_round(number)}: {name}: {', '.join(figures)}"
 
 
 __all__ = ["BenchmarkError", "Case", "CaseResult", "Contender", "Peers", "Stage", "run_case"]

@@ -233,7 +233,7 @@ def run_command(command: list[str], *, timeout: float, input_text: str = "", dir
 def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) -> Turn:
     """A turn in which ``load`` (called with its seconds) runs on ``server`` while all others stand still.
 
-    Pages that it left unwritten are on the disk before the next turn begins.
+    Pages that it left unwritten are on the disk before the next turn begins. BenchmarkError if no record got through.
     """
 
     def turn(seconds: float) -> Sample:
@@ -243,6 +243,9 @@ def turn_of(server: Server, record_bytes: int, load: Callable[[float], Result]) 
             server_cpu_s, client_cpu_s = server.cpu_s - server_cpu_s, _cpu_s_of_loads() - client_cpu_s
             peak_mb, resident_mb = server.peak_mb, server.resident_mb
         os.sync()
+        if not result.records:
+            refused = "" if result.throttled is None else f", {result.throttled:,.0f} answers were 429"
+            raise BenchmarkError(f"no record got through in {result.seconds:.1f} s{refused}")
         rate = result.records / result.seconds
         return Sample(
             records_s=rate,

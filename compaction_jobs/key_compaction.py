@@ -12,7 +12,7 @@ import numpy as np
 
 from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
-from compaction_jobs.planning import CompactionPlan, base_offset, group_files, plan_compaction
+from compaction_jobs.planning import CompactionPlan, group_files, group_ranges, plan_compaction
 from compaction_jobs.report import TopicReport, totals
 from compaction_jobs.rewriting import AttemptResult, commit, refused_as_overtaken, require_whole, rewrite
 from compaction_jobs.segment_tasks import (
@@ -26,6 +26,7 @@ from compaction_jobs.segment_tasks import (
     assign_tasks,
     count_by_source,
     scan_keys,
+    write_empty,
     write_kept,
 )
 from compaction_jobs.topics import JobTopic
@@ -66,15 +67,15 @@ def _attempt(
         # Only reading the keys tells which records stay.
         return AttemptResult(planned, totals(files), None)
     try:
-        tasks, written = _compact(context, topic, plans, config, now_ms)
-    except StorageError as error:
+        written = _compact(context, topic, plans, config, now_ms)
+    except (StorageError, CorruptionError) as error:
         return refused_as_overtaken(topic, planned, [file.path for file in files], error)
-    segments = {(tasks[w.task].partition, w.segment.base_offset): w.segment for w in written if w.segment}
+    segments = sorted((w.segment for w in written), key=lambda segment: segment.base_offset)
     parts = [
         RewritePart(
             plan.partition,
             tuple(file.path for file in plan.files),
-            tuple(segment for (partition, _), segment in sorted(segments.items()) if partition == plan.partition),
+            tuple(segment for segment in segments if segment.partition == plan.partition),
             cleaned=plan.clean_point,
         )
         for plan in plans
@@ -84,8 +85,10 @@ def _attempt(
 
 def _compact(
     context: JobContext, topic: JobTopic, plans: Sequence[CompactionPlan], config: TopicConfig, now_ms: int
-) -> tuple[list[WriteTask], list[Written]]:
-    """Write the records that stay. CorruptionError if they do not agree with the keys that were read; StorageError."""
+) -> list[Written]:
+    """Write the records that stay, and all ranges. CorruptionError if they do not agree with the keys that were read;
+    StorageError.
+    """
     sources, log_start = sources_of(plans), {plan.partition: plan.log_start for plan in plans}
     spark = context.spark.session
     with spark_errors("compaction"):
@@ -103,10 +106,11 @@ def _compact(
                 written = _write(latest, tasks) if kept.any() else []
         finally:
             latest.unpersist()
-    left = sum(w.expired + (w.segment.num_records if w.segment else 0) for w in written)
+    written += write_what_is_empty(tasks, written)
+    left = sum(w.expired + w.segment.num_records for w in written)
     if left != kept.sum():
         raise CorruptionError(f"{kept.sum()} records were to be kept, {left} were written: nothing is committed")
-    return tasks, written
+    return written
 
 
 def sources_of(plans: Sequence[CompactionPlan]) -> list[Source]:
@@ -140,14 +144,16 @@ def write_tasks(
     tasks = []
     by_path = {source.path: (source, count) for source, count in zip(sources, kept, strict=True)}
     for plan in plans:
-        sizes = [file.size * by_path[file.path][1] / file.num_records for file in plan.files]
-        for group in group_files(plan.files, sizes, config.segment_bytes):
+        sizes = [file.size * by_path[file.path][1] / max(1, file.num_records) for file in plan.files]
+        groups = group_files(plan.files, sizes, config.segment_bytes)
+        for group, (base, end) in zip(groups, group_ranges(plan, groups), strict=True):
             task = WriteTask(
                 topic=topic.name,
                 table=topic.table.files.uri,
                 partition=plan.partition,
                 sources=tuple(by_path[file.path][0] for file in group),
-                base_offset=max(plan.log_start, base_offset(group[0])),
+                base_offset=base,
+                end_offset=end,
                 log_start=plan.log_start,
                 codec=config.segment_codec,
                 operation=OPERATION,
@@ -158,6 +164,12 @@ def write_tasks(
             )
             tasks.append(task)
     return tasks
+
+
+def write_what_is_empty(tasks: Sequence[WriteTask], written: Sequence[Written]) -> list[Written]:
+    """The segments of tasks that no row came in for."""
+    done = {w.task for w in written}
+    return [write_empty(number, task) for number, task in enumerate(tasks) if number not in done]
 
 
 def _write(latest: "DataFrame", tasks: Sequence[WriteTask]) -> list[Written]:

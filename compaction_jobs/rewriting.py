@@ -13,7 +13,7 @@ from compaction_jobs.waiting import Waiting
 from logstore.delta.log_entries import removals_since
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
-from logstore.errors import CommitRefusedError, LogStoreError, MissingRecordsError, StorageError
+from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError, MissingRecordsError, StorageError
 from logstore.log.history import history_gaps, missing_ranges, removed_ranges
 from logstore.topic_config import TopicConfig
 
@@ -127,7 +127,7 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
 
 
 def refused_as_overtaken(
-    topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError
+    topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError | CorruptionError
 ) -> AttemptResult:
     """The error of reading ``planned`` files as a refusal, if the files left the table meanwhile; otherwise the error
     is raised.

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from compaction_jobs.planning import Cleanings, join_cleanings
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, storage_error
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.layout import layout_of
@@ -44,7 +44,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class WriteTask:
-    """Make one segment of neighbouring ``sources``, without the records below ``log_start``. ``table`` is its ``uri``.
+    """Make one segment of [base_offset, end_offset) from neighbouring ``sources``, without the records below
+    ``log_start``. ``end_offset`` None is the end of the last source. ``table`` is the ``uri`` of its files.
 
     The rest is for compaction: tombstones first compacted ``delete_retention_ms`` ago or earlier are dropped.
     """
@@ -54,6 +55,7 @@ class WriteTask:
     partition: int
     sources: tuple[Source, ...]
     base_offset: int
+    end_offset: int | None
     log_start: int
     codec: str
     operation: str
@@ -65,15 +67,15 @@ class WriteTask:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """``segment`` is None if no record was left; ``expired`` counts tombstones that were dropped."""
+    """``segment`` has no record if none was left; ``expired`` counts tombstones that were dropped."""
 
     task: int
     expired: int
-    segment: Segment | None
+    segment: Segment
 
     @classmethod
-    def from_row(cls, task: int, expired: int, segment: str | None) -> "Written":
-        return cls(task, expired, None if segment is None else Segment(**json.loads(segment)))
+    def from_row(cls, task: int, expired: int, segment: str) -> "Written":
+        return cls(task, expired, Segment(**json.loads(segment)))
 
 
 # ---- reading keys ---------------------------------------------------------------------------------------------------
@@ -165,8 +167,7 @@ def write_kept(tasks: Sequence[WriteTask]) -> Callable[[Batches], Batches]:
 
 
 def _as_batch(written: Written) -> pa.RecordBatch:
-    segment = None if written.segment is None else json.dumps(asdict(written.segment))
-    row = {"task": [written.task], "expired": [written.expired], "segment": [segment]}
+    row = {"task": [written.task], "expired": [written.expired], "segment": [json.dumps(asdict(written.segment))]}
     return pa.RecordBatch.from_pydict(row, schema=_WRITTEN_SCHEMA)
 
 
@@ -198,38 +199,50 @@ class _KeptRows:
         return np.concatenate(taken) if taken else self._rows
 
 
+def write_empty(number: int, task: WriteTask) -> Written:
+    """Write the segment of a task of which no record is left: its range, and the state at its end. It reads footers
+    only, and needs no executor. Raises StorageFullError, StorageError, CorruptionError.
+    """
+    try:
+        return write_segment(number, task, _KeptRows(iter(())))
+    except OSError as error:
+        raise storage_error(f"writing a segment of topic {task.topic!r}", error) from error
+
+
 def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Written:
     """Write the segment of a task; ``kept`` None keeps all from the log start on. CorruptionError, OSError."""
     # It makes no table: one that was deleted meanwhile must not come back.
     files = open_table(task.table)
     footers = [read_footer(files, source.path) for source in task.sources]
     last = footers[-1]
+    end_offset = last.end_offset if task.end_offset is None else task.end_offset
+    if last.end_offset > end_offset:
+        raise CorruptionError(
+            f"{files.where(task.sources[-1].path)} ends at offset {last.end_offset}, its place in the Delta log "
+            f"at {end_offset}"
+        )
     expired = 0
     with SegmentWriter(
         files,
         task.partition,
         task.base_offset,
+        end_offset,
         last.leader_epoch,
         task.codec,
         layout=layout_of(task.topic),
     ) as writer:
-        left = 0
         for source, footer in zip(task.sources, footers, strict=True):
             for batch in _records(files, source, kept):
                 records = batch.filter(pa.array(batch.column("offset").to_numpy() >= task.log_start))
                 lasting = _without_expired(records, task, footer)
                 writer.write(lasting)
-                left += lasting.num_rows
                 expired += records.num_rows - lasting.num_rows
-        if not left:
-            return Written(number, expired, None)
         segment = writer.finish(
-            last.end_offset,
             last.leader_epochs,
             last.producers,
             _keys_in_window(task, footers),
             operation=task.operation,
-            cleanings=_cleanings(task, footers),
+            cleanings=_cleanings(task, footers, end_offset),
             append_time_ms=last.append_time_ms,
         )
     return Written(number, expired, segment)
@@ -269,8 +282,8 @@ def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[R
     return [batch for footer in footers for batch in footer.idempotency_keys if batch.append_time_ms > over_ms]
 
 
-def _cleanings(task: WriteTask, footers: Sequence[SegmentFooter]) -> Cleanings:
+def _cleanings(task: WriteTask, footers: Sequence[SegmentFooter], end_offset: int) -> Cleanings:
     if task.delete_retention_ms is None:
         return footers[-1].cleanings
     parts = [(footer.cleanings, footer.end_offset) for footer in footers]
-    return join_cleanings(parts, task.first_dirty, footers[-1].end_offset, task.now_ms)
+    return join_cleanings(parts, task.first_dirty, end_offset, task.now_ms)

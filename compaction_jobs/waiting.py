@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from compaction_jobs.planning import plan_compaction
+from compaction_jobs.planning import dirty_files, is_young, plan_compaction
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.topic_config import LONG_MAX, TopicConfig
 
@@ -46,9 +46,9 @@ def retention_waits(
         return Waiting(partition, "policy", "cleanup.policy is compact: only what delete-records deleted is removed")
     if config.retention_ms < 0 and config.retention_bytes < 0:
         return Waiting(partition, "unlimited", "retention.ms=-1 and retention.bytes=-1 keep everything")
-    live = [file for file in files if file.max_offset >= state.log_start]
-    if not live:
-        return Waiting(partition, "empty", "it has no segments; only what is rolled can be removed")
+    live = [file for file in files if file.end_offset > state.log_start]
+    if not any(file.num_records for file in live):
+        return Waiting(partition, "empty", "it has no segments with records; only what is rolled can be removed")
     first = live[0]
     rules, due_ms = [], None
     if config.retention_ms >= 0:
@@ -59,7 +59,8 @@ def retention_waits(
         missing = config.retention_bytes + first.size - sum(file.size for file in live)
         rules.append(f"retention.bytes={config.retention_bytes} keeps it until {missing:,} more bytes are rolled")
     message = f"the oldest segment ({_offsets(first)}) stays: {'; '.join(rules)}"
-    behind = sum(0 <= config.retention_ms < now_ms - file.max_timestamp_ms for file in live[1:])
+    old = (file for file in live[1:] if file.num_records)
+    behind = sum(0 <= config.retention_ms < now_ms - file.max_timestamp_ms for file in old)
     if behind:
         message += f"; {behind:,} older {'segments wait' if behind > 1 else 'segment waits'} behind it"
     return Waiting(partition, "young", message, _dated(due_ms), first.path)
@@ -72,11 +73,11 @@ def compaction_waits(
     if not config.compacted:
         return Waiting(partition, "policy", "cleanup.policy is delete: keys are not compacted")
     first_dirty = max(state.cleaned, state.log_start)
-    live = [file for file in files if file.max_offset >= state.log_start]
-    dirty = [file for file in live if file.max_offset >= first_dirty]
+    live = [file for file in files if file.end_offset > state.log_start]
+    dirty = dirty_files(live, first_dirty)
     if not dirty:
-        if not live:
-            return Waiting(partition, "empty", "it has no segments; only what is rolled can be compacted")
+        if not any(file.num_records for file in live):
+            return Waiting(partition, "empty", "it has no segments with records; only what is rolled can be compacted")
         return Waiting(partition, "clean", f"nothing was rolled since the last compaction, up to offset {first_dirty}")
     # The plan changes only when a segment is no longer young, or a record overdue; once due, it stays due.
     lag, overdue = config.min_compaction_lag_ms, config.max_compaction_lag_ms
@@ -88,14 +89,14 @@ def compaction_waits(
         candidates, True, key=lambda time: plan_compaction(partition, state, files, config, time) is not None
     )
     due_ms = _dated(candidates[at]) if at < len(candidates) else None
-    young = next((file for file in dirty if lag > 0 and file.max_timestamp_ms > now_ms - lag), None)
+    young = next((file for file in dirty if is_young(file, lag, now_ms)), None)
     until = "" if due_ms is None else f"; due at {instant(due_ms)}"
     if young is dirty[0]:
         newest = f"its newest record is of {instant(young.max_timestamp_ms)}"
         message = f"the first segment to compact ({_offsets(young)}) is younger than min.compaction.lag.ms={lag}"
         return Waiting(partition, "young", f"{message}: {newest}{until}", due_ms, young.path)
     dirty_bytes = sum(file.size for file in dirty[: dirty.index(young) if young else None])
-    total = dirty_bytes + sum(file.size for file in live if file.max_offset < first_dirty)
+    total = dirty_bytes + sum(file.size for file in live if file.end_offset <= first_dirty)
     message = (
         f"{dirty_bytes:,} of {total:,} bytes were never compacted, a ratio of {dirty_bytes / max(1, total):.3g}; "
         f"more than min.cleanable.dirty.ratio={config.min_cleanable_dirty_ratio:g} is needed"
@@ -149,7 +150,7 @@ def _dated(ms: int | None) -> int | None:
 
 
 def _offsets(file: SegmentFile) -> str:
-    return f"offsets {file.min_offset} to {file.max_offset}"
+    return f"offsets {file.base_offset} to {file.end_offset - 1}"
 
 
 def _count(chosen: Mapping[str, int], files: Mapping[str, tuple[int, int]]) -> str:

@@ -3,6 +3,7 @@
 Invariant: every answer with a body has a Content-Length.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +21,24 @@ from logstore.errors import LogStoreError
 from logstore.filesystem import Buffer
 
 _PIECE_BYTES = 256 * 1024
-_OFFSET = b'{"partition":%d,"offset":%d,"error_code":null,"error":null}'
 # For fewer records, an object each costs less than the steps over columns.
 _MATRIX_RECORDS_MIN = 64
 _OFFSETS_BEGIN, _OFFSETS_END = b'{"offsets":[', b'],"key_schema_id":null,"value_schema_id":null}'
+
+
+class _Offset(msgspec.Struct, gc=False):
+    """The place of a record, or why it has none."""
+
+    partition: int | None
+    offset: int | None
+    error_code: int | None = None
+    error: str | None = None
+
+
+class _Offsets(msgspec.Struct):
+    offsets: list[_Offset]
+    key_schema_id: None = None
+    value_schema_id: None = None
 
 
 class BytesResponse(Response):
@@ -93,20 +108,13 @@ def offsets_of(
 
     Records that were not stored have no place and the error of their partition, from ``errors``, as in REST Proxy v2.
     """
+    places = zip(partitions, offsets, strict=True)
     if errors:
-        return _offsets_or_errors(partitions, offsets, errors)
-    return b"".join(
-        (_OFFSETS_BEGIN, b",".join(map(_OFFSET.__mod__, zip(partitions, offsets, strict=True))), _OFFSETS_END)
-    )
-
-
-def _offsets_or_errors(partitions: Iterable[int], offsets: Iterable[int], errors: Mapping[int, LogStoreError]) -> bytes:
-    refused = {partition: {"partition": None, "offset": None, **_told(error)} for partition, error in errors.items()}
-    told = [
-        refused.get(partition) or {"partition": partition, "offset": offset, "error_code": None, "error": None}
-        for partition, offset in zip(partitions, offsets, strict=True)
-    ]
-    return msgspec.json.encode({"offsets": told, "key_schema_id": None, "value_schema_id": None})
+        refused = {partition: _Offset(None, None, **_told(error)) for partition, error in errors.items()}
+        told = [refused.get(partition) or _Offset(partition, offset) for partition, offset in places]
+    else:
+        told = list(itertools.starmap(_Offset, places))
+    return msgspec.json.encode(_Offsets(told))
 
 
 def _told(error: LogStoreError) -> dict[str, Any]:

@@ -315,6 +315,10 @@ class CorruptionError(LogStoreError):
     kafka_name, kafka_code = "CORRUPT_MESSAGE", 2
 
 
+class NewerFormatError(CorruptionError):
+    """Stored bytes, or the name of a file, have a form that this release does not know. They need not be damaged."""
+
+
 class FencedLeaderEpochError(LogStoreError):
     """The table holds a leader epoch above the caller's: another leader took over."""
 

@@ -5,7 +5,7 @@ from columns too.
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers
@@ -42,7 +42,7 @@ from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
-from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecord, decode_plain, plain_columns
+from logstore.records.json_decoder import PlainRecords, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
@@ -139,7 +139,7 @@ def read_head(query_string: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> 
     )
 
 
-def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
+def decode_small(topic: Topic, body: bytes) -> PlainRecords | None:
     """The records of a JSON body that may join others; None for a body that must be appended by itself (any mistake,
     too).
     """
@@ -149,11 +149,11 @@ def decode_small(topic: Topic, body: bytes) -> Sequence[PlainRecord] | None:
     return decode_plain(body) or None
 
 
-def held_bytes(body: bytes, records: Sequence[PlainRecord]) -> int:
+def held_bytes(body: bytes, records: PlainRecords) -> int:
     """Bytes of memory that ``decode_small``'s records hold while they wait for others: for tiny records many times
     their body.
     """
-    return len(body) + len(records) * PLAIN_RECORD_BYTES
+    return len(body) + records.nbytes
 
 
 # Producers send the same heads again and again.

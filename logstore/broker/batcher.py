@@ -3,12 +3,13 @@
 Columns cost the same for one record as for a hundred, so the requests that come while an append of their topic is being
 fsynced become the next one: the journal would not have begun it earlier. Invariants: each request is answered with its
 own places, when they are durable; a request that must be refused is refused before it joins others, so that requests
-share only errors of the journal and of a partition; the records of a request stay together in their order.
+share only errors of the journal and of a partition; the records of a request stay together in their order. Requests
+that join become one frame, and a frame has one sender: so only plain ones come here, never one of a producer with an
+id, of an idempotency key or of a transaction.
 """
 
 import asyncio
-import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from typing import Any, NamedTuple, Protocol
 
 import structlog
@@ -38,7 +39,8 @@ _BYTES_MAX = 1 * MIB
 _TIME_OUT_LATE = 0.1
 _TIME_OUTS_MAX = 100
 
-#: Makes columns of the records of many requests at once. Only the listener knows the kind of these records.
+#: Makes columns of the records of many requests at once, given for each request as ``Batcher.begin`` got them. Only the
+#: listener knows their kind.
 ToColumns = Callable[[Sequence[Any]], DecodedRecords]
 
 
@@ -70,7 +72,7 @@ class _Waiting:
 
     def __init__(
         self,
-        records: Sequence[Any],
+        records: Sized,
         num_bytes: int,
         told: Told,
         time_out: "_TimeOut",
@@ -157,7 +159,7 @@ class Batcher:
         self,
         context: RequestContext,
         topic: Topic,
-        records: Sequence[Any],
+        records: Sized,
         to_columns: ToColumns,
         *,
         num_bytes: int,
@@ -167,9 +169,9 @@ class Batcher:
         """Queue a request, as ``Broker.produce`` with acks=all; ``told`` is called on the event loop. A request whose
         time is up before its append has begun is not stored.
 
-        ``may_join(topic, num_bytes)`` holds. ``to_columns`` takes ``records`` together with those of other requests;
-        give the same function each time. Raises TopicAuthorizationError, InvalidTopicError, ThrottledError (of a
-        quota).
+        ``may_join(topic, num_bytes)`` holds. ``to_columns`` takes ``records``, whose length is their number, together
+        with those of other requests; give the same function each time. Raises TopicAuthorizationError,
+        InvalidTopicError, ThrottledError (of a quota).
         """
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         topic.require_not_internal()
@@ -195,7 +197,7 @@ class Batcher:
         self,
         context: RequestContext,
         topic: Topic,
-        records: Sequence[Any],
+        records: Sized,
         to_columns: ToColumns,
         *,
         num_bytes: int,
@@ -241,7 +243,7 @@ class Batcher:
 
     async def _append_all(self, queue: _Queue, batch: list[_Waiting]) -> None:
         try:
-            records = queue.to_columns(list(itertools.chain.from_iterable(waiting.records for waiting in batch)))
+            records = queue.to_columns([waiting.records for waiting in batch])
             # Each request has a time-out of its own, so this has none. INTERNAL: each request was authorized before.
             result = await self._produce(INTERNAL, queue.topic, records, timeout_ms=None)
         except InvalidRecordError as error:

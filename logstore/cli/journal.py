@@ -11,9 +11,10 @@ from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.data_directory import journal_directories, stopped_store, topic_names
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
+from logstore.errors import CorruptionError
 
 if TYPE_CHECKING:
-    from logstore.journal.inspect import DumpRow, RepairReport
+    from logstore.journal.inspect import DumpRow, RepairReport, VerifyReport
 
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
@@ -23,7 +24,7 @@ DirectoryArgument = Annotated[
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="A data directory: all of its journals. Default: the setting data (data).")
 ]
-_DUMP_LINE = "{:>14} {:>10} {:8} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
+_DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
 
 
 @app.command(
@@ -75,17 +76,6 @@ def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
     print(_DUMP_LINE.format("position", "bytes", "type", "topic", "partition", "offset", "records", "epoch", "notes"))
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 (the number of rows)
-        notes = [note for note, holds in (("relocated", row.relocated), ("append time", row.log_append_time)) if holds]
-        if row.snapshot is not None:
-            notes.append(f"sealed {row.snapshot.sealed_offset}")
-            if producers := len({batch.owner for batch in row.snapshot.producers}):
-                notes.append(counted(producers, "producer"))
-            if keys := len({batch.owner for batch in row.snapshot.idempotency_keys}):
-                notes.append(counted(keys, "idempotency key"))
-        if row.identity is not None and row.identity.is_producers:
-            notes.append(f"producer {row.identity.owner} epoch {row.identity.epoch} sequence {row.identity.sequence}")
-        elif row.identity is not None:
-            notes.append(f"idempotency key {row.identity.owner:016x}")
         topic = names.get(str(row.topic_id), str(row.topic_id))
         print(
             _DUMP_LINE.format(
@@ -97,10 +87,39 @@ def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
                 row.base_offset,
                 row.record_count,
                 row.leader_epoch,
-                ", ".join(notes),
+                ", ".join(_notes(row)),
             ).rstrip()
         )
     return count
+
+
+def _notes(row: "DumpRow") -> list[str]:
+    flags = (
+        ("refused by this release", not row.honoured),
+        ("relocated", row.relocated),
+        ("append time", row.log_append_time),
+        ("transactional", row.transactional),
+    )
+    notes = [note for note, holds in flags if holds]
+    if row.type == "TRUNCATE":
+        notes.append(f"the log ends at {row.base_offset}")
+    if row.control is not None:
+        notes.append(f"{row.control.type} coordinator epoch {row.control.coordinator_epoch}")
+    if row.snapshot is not None:
+        notes.append(f"sealed {row.snapshot.sealed_offset}")
+        remembered = (
+            (len({batch.owner for batch in row.snapshot.producers}), "producer"),
+            (len({batch.owner for batch in row.snapshot.idempotency_keys}), "idempotency key"),
+            (len(row.snapshot.open_transactions), "open transaction"),
+            (len(row.snapshot.markers), "transaction marker"),
+        )
+        notes += [counted(count, what) for count, what in remembered if count]
+    if row.identity is not None and row.identity.is_keys:
+        notes.append(f"idempotency key {row.identity.owner:016x}")
+    elif row.identity is not None:
+        sequence = "" if row.control is not None else f" sequence {row.identity.sequence}"
+        notes.append(f"producer {row.identity.owner} epoch {row.identity.epoch}{sequence}")
+    return notes
 
 
 @app.command(
@@ -143,7 +162,7 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
                     bytes_text(report.bytes),
                     report.end_position,
                     bytes_text(report.tail_bytes),
-                    "damaged" if report.damage else "good",
+                    _state(report),
                 )
                 for journal, report in reports
             ],
@@ -153,6 +172,12 @@ def verify(directory: DirectoryArgument = None, data: DataOption = None, json: J
             typer.echo(f"logstore: {report.damage.message}", err=True)
     if any(report.damage for _, report in reports):
         raise typer.Exit(FAILED)
+
+
+def _state(report: "VerifyReport") -> str:
+    if report.damage is None:
+        return "good"
+    return "damaged" if isinstance(report.damage, CorruptionError) else "refused"
 
 
 @app.command(

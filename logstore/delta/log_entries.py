@@ -24,6 +24,7 @@ import pyarrow.parquet as pq
 from logstore.crc32c import crc32c
 from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_digest, stored_digest
 from logstore.errors import CorruptionError
+from logstore.segments.names import known_segment_name
 from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
 
 #: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
@@ -128,7 +129,7 @@ def read_entry(files: TableFiles, version: int) -> LogEntry:
 class Removal:
     """The commit that took a file out of the table: ``ours``, or another writer's ``operation``.
 
-    ``bounds`` are the file's partition, first offset and end, if an entry with its statistics is still there.
+    ``bounds`` are the file's partition, base offset and end, if the entry that added it is still there.
     """
 
     version: int
@@ -165,8 +166,11 @@ def removals_since(files: TableFiles, version: int) -> dict[str, Removal]:
 
 
 def _bounds(add: Add) -> tuple[int, int, int] | None:
-    """Partition, first offset and end of a file, as its statistics have them."""
+    """Partition, base offset and end of a file, as its name or its statistics have them."""
     try:
+        name = known_segment_name(add.path)
+        if name is not None and name.end_offset is not None:
+            return name.partition, name.base_offset, name.end_offset
         stats = msgspec.json.decode(add.stats or "null", type=_Stats)
         return (
             int((add.partition_values or {})["partition"] or ""),

@@ -18,9 +18,9 @@ from logstore.table_files import TableFiles
 
 @dataclass(frozen=True, slots=True)
 class RollPart:
-    """One partition's share of a roll: [base_offset, end_offset) in ``segments``, in order.
+    """One partition's share of a roll: [base_offset, end_offset) in ``segments``, in order, at least one.
 
-    Without segments no record of the range is kept (all aborted): only the facts are committed.
+    A segment without records stands for a range of which none is kept (all aborted).
     """
 
     partition: int
@@ -50,7 +50,7 @@ def is_rolled(part: RollPart, snapshot: TopicSnapshot, files: TableFiles) -> boo
     check_epoch(snapshot, part.partition, part.leader_epoch, files)
     snapshot.check(part.partition)
     if state.sealed >= part.end_offset and all(segment.path in snapshot.paths for segment in part.segments):
-        return bool(part.segments) or state.sealed == part.end_offset
+        return True
     if state.sealed != part.base_offset:
         raise CommitRefusedError(
             f"{files}: partition {part.partition} is sealed up to {state.sealed} in version {snapshot.version}; "
@@ -83,8 +83,6 @@ def epoch_transaction(snapshot: TopicSnapshot, partition: int, leader_epoch: int
 def check_part(part: RollPart) -> None:
     if not 0 <= part.base_offset < part.end_offset:
         raise ValueError(f"a roll of [{part.base_offset}, {part.end_offset})")
-    if not part.segments:
-        return
     ends = [part.base_offset, *(segment.end_offset for segment in part.segments)]
     starts = [*(segment.base_offset for segment in part.segments), part.end_offset]
     if ends != starts or any(segment.partition != part.partition for segment in part.segments):
@@ -102,7 +100,8 @@ def rewrite_facts(
         raise CommitRefusedError(f"{files}: {', '.join(gone)} not active in partition {part.partition}")
     old = [active[removed] for removed in part.removes]
     removed = set(part.removes)
-    check_replacement(part.adds, old, [file for file in active.values() if file.path not in removed], files)
+    kept = [file for file in active.values() if file.path not in removed]
+    check_replacement(part.adds, old, kept, state.sealed, files)
     transactions = {app_id(part.partition, REWRITE): state.rewrite + 1}
     if part.log_start is not None and part.log_start > state.log_start:
         if part.log_start > state.sealed:
@@ -116,22 +115,26 @@ def rewrite_facts(
 
 
 def check_replacement(
-    adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], files: TableFiles
+    adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], sealed: int, files: TableFiles
 ) -> None:
-    """CommitRefusedError if ``adds`` would hold an offset that ``old`` did not, or one twice."""
-    low, high = min(file.min_offset for file in old), max(file.max_offset for file in old)
-    last = low - 1
-    for segment in sorted(adds, key=lambda segment: segment.min_offset):
-        if segment.min_offset <= last or segment.max_offset > high:
+    """CommitRefusedError if the ranges of ``adds`` are not in the place that ``old`` leaves: from the end of the file
+    before them to the base of the one after them, among the ``kept`` ones, or to ``sealed``; or if they hold more.
+    """
+    first, last = min(file.base_offset for file in old), max(file.end_offset for file in old)
+    low = max((file.end_offset for file in kept if file.end_offset <= first), default=0)
+    high = min((file.base_offset for file in kept if file.base_offset >= last), default=sealed)
+    end = low
+    for segment in sorted(adds, key=lambda segment: segment.base_offset):
+        if segment.base_offset < end or segment.end_offset > high:
             raise CommitRefusedError(
-                f"{files}: {segment.path} does not fit into offsets {low} to {high} that it replaces"
+                f"{files}: {segment.path} does not fit into [{low}, {high}), the place of the files that it replaces"
             )
-        last = segment.max_offset
+        end = segment.end_offset
         for file in kept:
-            if file.min_offset <= segment.max_offset and segment.min_offset <= file.max_offset:
+            if file.base_offset < segment.end_offset and segment.base_offset < file.end_offset:
                 raise CommitRefusedError(f"{files}: {segment.path} overlaps {file.path}, which stays")
     if sum(segment.num_records for segment in adds) > sum(file.num_records for file in old):
-        raise CommitRefusedError(f"{files}: a rewrite of offsets {low} to {high} would add records")
+        raise CommitRefusedError(f"{files}: a rewrite of [{first}, {last}) would add records")
 
 
 def check_partition_count(num_partitions: int) -> None:

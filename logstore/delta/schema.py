@@ -52,12 +52,13 @@ def timestamp_stat(timestamp_us: int) -> str:
 def add_action(segment: Segment, *, data_change: bool) -> "AddAction":
     from deltalake.transaction import AddAction
 
-    stats = {
-        "numRecords": segment.num_records,
-        "minValues": {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)},
-        "maxValues": {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)},
-        "nullCount": {"offset": 0, "timestamp": 0},
-    }
+    # With nullCount readers know that numRecords is all there is, and skip a file without a record whatever they want.
+    stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": {"offset": 0, "timestamp": 0}}
+    if segment.num_records:
+        stats |= {
+            "minValues": {"offset": segment.min_offset, "timestamp": timestamp_stat(segment.min_timestamp_us)},
+            "maxValues": {"offset": segment.max_offset, "timestamp": timestamp_stat(segment.max_timestamp_us)},
+        }
     return AddAction(
         path=segment.path,
         size=segment.size,

@@ -1,8 +1,11 @@
 """One version of a topic's Delta table, and its invariants.
 
 They are checked where they are relied on: every partition below ``logstore.partitions`` has a ``sealed`` transaction;
-active files of a partition carry statistics, do not overlap, and end below ``sealed``. A breach, for example by a
-foreign append, is a CorruptionError with the names of the files: no record is served twice.
+active files of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach,
+for example by a foreign append, is a CorruptionError with the names of the files: no record is served twice.
+
+The range [base, end) of a file is what its name says, with records or without. Names of earlier releases and of other
+writers do not say it; the range of such a file is that of its records, as its statistics have them.
 """
 
 import uuid
@@ -27,7 +30,7 @@ from logstore.delta.schema import (
     app_id,
 )
 from logstore.errors import CorruptionError
-from logstore.segments.names import parse_segment_name
+from logstore.segments.names import known_segment_name, parse_segment_names, unknown_name
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -46,11 +49,16 @@ class PartitionState:
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """An active file as its add action describes it. Bounds are inclusive; timestamps are rounded outwards to ms."""
+    """An active file as its name and its add action describe it: it stands for [base_offset, end_offset).
+
+    Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none.
+    """
 
     path: str
     size: int
     num_records: int
+    base_offset: int
+    end_offset: int
     min_offset: int
     max_offset: int
     min_timestamp_ms: int
@@ -96,22 +104,29 @@ class TopicSnapshot:
         rows = columns.rows_of(partition)
         if not len(rows):
             return
+        for row in rows[columns.unknown[rows]]:
+            raise unknown_name(f"{self.location}: {columns.path(row)}")
         for row in rows[columns.incomplete[rows]]:
             raise CorruptionError(
                 f"{self.location}: {columns.path(row)} has no statistics of offset and timestamp: "
                 "a foreign write; remove the file from the table (DELETE) to go on"
             )
-        ends = columns.max_offset[rows]
-        for at in np.nonzero(columns.min_offset[rows][1:] <= ends[:-1])[0]:
+        for row in rows[columns.misnamed[rows]]:
+            raise CorruptionError(
+                f"{self.location}: {columns.path(row)} has statistics of offsets that are not in the range of its "
+                "name: not what a roll or a job committed. Restore _delta_log from a backup"
+            )
+        ends = columns.end[rows]
+        for at in np.nonzero(columns.base[rows][1:] < ends[:-1])[0]:
             raise CorruptionError(
                 f"{self.location}: {columns.path(rows[at + 1])} and {columns.path(rows[at])} overlap in offset: "
                 "the records of one of them would be served twice. Remove the foreign one from the table (DELETE)"
             )
         sealed = self.partitions[partition].sealed
-        if ends[-1] >= sealed:
+        if ends[-1] > sealed:
             raise CorruptionError(
-                f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1]}, but partition {partition} is "
-                f"sealed up to {sealed}: a foreign write. Remove the file from the table (DELETE) to go on"
+                f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1] - 1}, but partition {partition} "
+                f"is sealed up to {sealed}: a foreign write. Remove the file from the table (DELETE) to go on"
             )
 
     @property
@@ -129,45 +144,49 @@ class TopicSnapshot:
         return frozenset(self._actions.column("path").to_pylist())
 
     def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
-        """Ranges from ``start`` to ``sealed`` that no active file reaches over; they must not overlap (``check``)."""
+        """Ranges from ``start`` to ``sealed`` that no active file stands for; they must not overlap (``check``)."""
         columns = self._columns
         rows = columns.rows_of(partition)
         sealed = self.partitions[partition].sealed
-        begins = np.append(columns.min_offset[rows], sealed)
-        ends = np.maximum(np.append(start, columns.max_offset[rows] + 1), start)
+        begins = np.append(columns.base[rows], sealed)
+        ends = np.maximum(np.append(start, columns.end[rows]), start)
         gaps = np.flatnonzero(begins > ends)
         return list(zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
 
+    def touches_unnamed(self, partition: int, start: int, end: int) -> bool:
+        """Whether the name of a file that ends where the gap [start, end) begins, or begins where it ends, does not
+        tell its range: compaction of an earlier release may have left the gap.
+        """
+        columns = self._columns
+        rows = columns.rows_of(partition)
+        beside = (columns.end[rows] == start) | (columns.base[rows] == end)
+        return bool((beside & ~columns.named[rows]).any())
+
     def ranges(self) -> dict[str, tuple[int, int, int]]:
-        """Partition, first offset and end of every active file that has statistics, by path."""
+        """Partition, base offset and end of every active file of a known range, by path."""
         columns = self._columns
         rows = np.flatnonzero(~columns.incomplete)
         paths = columns.paths.take(pa.array(rows)).to_pylist()
-        values = (columns.partition[rows], columns.min_offset[rows], columns.max_offset[rows] + 1)
+        values = (columns.partition[rows], columns.base[rows], columns.end[rows])
         return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
 
     def foreign_files(self) -> tuple[str, ...]:
-        """Active files that logstore did not write, or of a partition that the topic does not have."""
-        names = {path: parse_segment_name(path) for path in self.paths}
-        return tuple(sorted(p for p, name in names.items() if name is None or name.partition >= self.num_partitions))
+        """Active files that logstore did not write, or of a partition that the topic does not have. A file that a
+        later release named is none.
+        """
+        columns = self._columns
+        rows = np.flatnonzero((columns.foreign | (columns.partition >= self.num_partitions)) & ~columns.unknown)
+        return tuple(sorted(columns.paths.take(pa.array(rows)).to_pylist()))
 
     def foreign_removals(self) -> tuple[Removal, ...]:
         """``foreign_files``, and files with names of ours that reach beyond ``sealed``: no roll has committed them."""
         columns = self._columns
-        sealed = {number: state.sealed for number, state in self.partitions.items()}
-        foreign = set(self.foreign_files())
-        rows = zip(
-            columns.paths.to_pylist(),
-            columns.size.tolist(),
-            columns.partition.tolist(),
-            columns.max_offset.tolist(),
-            strict=True,
-        )
-        return tuple(
-            Removal(path, size, partition)
-            for path, size, partition, last in rows
-            if path in foreign or last >= sealed[partition]
-        )
+        not_there = columns.partition >= self.num_partitions
+        sealed = np.array([state.sealed for _, state in sorted(self.partitions.items())], dtype=np.int64)
+        beyond = columns.end > sealed[np.where(not_there, 0, columns.partition)]
+        rows = np.flatnonzero((columns.foreign | not_there | beyond) & ~columns.unknown)
+        paths = columns.paths.take(pa.array(rows)).to_pylist()
+        return tuple(map(Removal, paths, columns.size[rows].tolist(), columns.partition[rows].tolist()))
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
         """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
@@ -176,7 +195,7 @@ class TopicSnapshot:
         younger than ``TOMBSTONES_KEPT_MS``.
         """
         gone = earlier.paths - self.paths - self.tombstones
-        return tuple(sorted(path for path in gone if parse_segment_name(path) is not None))
+        return tuple(sorted(path for path in gone if known_segment_name(path) is not None))
 
     @cached_property
     def _columns(self) -> "_Columns":
@@ -197,6 +216,8 @@ class TopicSnapshot:
                 for values in (
                     columns.size,
                     columns.num_records,
+                    columns.base,
+                    columns.end,
                     columns.min_offset,
                     columns.max_offset,
                     columns.min_timestamp_us // 1000,
@@ -207,24 +228,41 @@ class TopicSnapshot:
         return tuple(map(SegmentFile, *fields))
 
 
+#: -1 ms.
+_NO_TIMESTAMP_US = -1000
+
+
 class _Columns:
-    """Add actions as numpy columns, ordered by partition and first offset: rows of a partition are adjacent."""
+    """Add actions as numpy columns, ordered by partition and base offset: rows of a partition are adjacent."""
 
     def __init__(self, actions: pa.Table) -> None:
-        partition = _numbers(actions, "partition.partition", -1)
-        order = np.lexsort((_numbers(actions, "min.offset"), partition))
+        partition = _numbers(actions, "partition.partition")
+        paths = actions.column("path").combine_chunks()
+        names = parse_segment_names(paths)
+        first, last = _numbers(actions, "min.offset"), _numbers(actions, "max.offset")
+        base = np.where(names.has_range, names.base, first)
+        order = np.lexsort((base, partition))
         self.partition = partition[order]
-        self.paths = actions.column("path").combine_chunks().take(pa.array(order))
-        self.size = _numbers(actions, "size_bytes")[order]
+        self.paths = paths.take(pa.array(order))
+        self.size = _numbers(actions, "size_bytes", 0)[order]
         self.num_records = _numbers(actions, "num_records")[order]
-        self.min_offset = _numbers(actions, "min.offset")[order]
-        self.max_offset = _numbers(actions, "max.offset")[order]
-        self.min_timestamp_us = _numbers(actions, "min.timestamp")[order]
-        self.max_timestamp_us = _numbers(actions, "max.timestamp")[order]
+        self.base = base[order]
+        self.end = np.where(names.has_range, names.end, last + 1)[order]
+        self.min_offset, self.max_offset = first[order], last[order]
+        self.min_timestamp_us = _numbers(actions, "min.timestamp", _NO_TIMESTAMP_US)[order]
+        self.max_timestamp_us = _numbers(actions, "max.timestamp", _NO_TIMESTAMP_US)[order]
         complete = np.ones(len(order), dtype=bool)
         for name in ("num_records", "min.offset", "max.offset", "min.timestamp", "max.timestamp"):
             complete &= actions.column(name).is_valid().to_numpy() if name in actions.column_names else False
-        self.incomplete = ~complete[order]
+        empty = names.has_range & (_numbers(actions, "num_records") == 0)
+        self.unknown = names.unknown[order]
+        #: The name tells the range.
+        self.named = names.has_range[order]
+        self.foreign = ~names.ours[order]
+        #: Neither of records that are known, nor of a range without any.
+        self.incomplete = ~(complete | empty)[order]
+        #: Of a range that its records do not lie in.
+        self.misnamed = (names.has_range & ~empty & ((first < names.base) | (last >= names.end)))[order]
 
     def rows_of(self, partition: int) -> np.ndarray[Any, np.dtype[np.int64]]:
         low, high = np.searchsorted(self.partition, [partition, partition + 1])
@@ -234,7 +272,7 @@ class _Columns:
         return str(self.paths[int(row)].as_py())
 
 
-def _numbers(actions: pa.Table, name: str, missing: int = 0) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _numbers(actions: pa.Table, name: str, missing: int = -1) -> np.ndarray[Any, np.dtype[np.int64]]:
     if name not in actions.column_names:
         return np.full(actions.num_rows, missing, dtype=np.int64)
     column = actions.column(name)

@@ -191,7 +191,7 @@ class TopicTable:
                     raise CommitRefusedError(f"{self.files}: {segment.path} reaches past sealed: roll it instead")
                 snapshot.check(segment.partition)
                 for other in snapshot.segments(segment.partition):
-                    if other.min_offset <= segment.max_offset and segment.min_offset <= other.max_offset:
+                    if other.base_offset < segment.end_offset and segment.base_offset < other.end_offset:
                         raise CommitRefusedError(f"{self.files}: {segment.path} overlaps {other.path}, which is active")
             return Plan("recommit", adds=lost) if lost else None
 

@@ -92,6 +92,11 @@ class FrameHeader(NamedTuple):
         return self.base_offset + self.record_count
 
     @property
+    def is_honoured(self) -> bool:
+        """Whether this release takes such a frame; it refuses others at a start and in reads."""
+        return not _unhonoured(self.type, self.flags)
+
+    @property
     def takes_offsets(self) -> bool:
         """Whether the frame is part of the log; if not, it tells something about the log."""
         return self.has_records or self.type is _CONTROL
@@ -212,12 +217,20 @@ KNOWN: Final[Kinds] = {
     for kind in kinds
     for flags in range(all_flags + 1)
 }
+
+
+def _unhonoured(kind: int, flags: int) -> list[str]:
+    """What of a type and flags this release does not honour, in words."""
+    found = []
+    if kind == FrameType.KAFKA_BATCH:
+        found.append(f"is of type KAFKA_BATCH ({kind})")
+    if flags & FrameFlags.TRANSACTIONAL:
+        found.append(f"has the flag TRANSACTIONAL ({int(FrameFlags.TRANSACTIONAL)})")
+    return found
+
+
 #: Those of them that it honours: a log with any other is not what this release would make of it.
-HONOURED: Final[Kinds] = {
-    key: (kind, flags)
-    for key, (kind, flags) in KNOWN.items()
-    if kind is not FrameType.KAFKA_BATCH and FrameFlags.TRANSACTIONAL not in flags
-}
+HONOURED: Final[Kinds] = {key: known for key, known in KNOWN.items() if not _unhonoured(*known)}
 _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 
 
@@ -287,14 +300,9 @@ def _refusal(version: int, kind: int, flags: int, position: int) -> DataDirector
             f"{where} (format version {version}) has type {kind}, flags {flags:#x}, which this release does not know "
             "in that version: a newer release wrote it; start that one"
         )
-    what = []
-    if kind == FrameType.KAFKA_BATCH:
-        what.append(f"is of type KAFKA_BATCH ({kind})")
-    if flags & FrameFlags.TRANSACTIONAL:
-        what.append(f"has the flag TRANSACTIONAL ({int(FrameFlags.TRANSACTIONAL)})")
     return DataDirectoryError(
-        f"{where} {' and '.join(what)}, which this release does not serve. A newer release wrote it: start that one. "
-        "Nothing was changed"
+        f"{where} {' and '.join(_unhonoured(kind, flags))}, which this release does not serve. A newer release wrote "
+        "it: start that one. Nothing was changed"
     )
 
 

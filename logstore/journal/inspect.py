@@ -14,12 +14,12 @@ from uuid import UUID
 from logstore.errors import LogStoreError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
-from logstore.journal.frame import HEADER_BYTES, FrameFlags
+from logstore.journal.frame import HEADER_BYTES, KNOWN, FrameFlags, FrameType
 from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import JournalScan, find_headers, payload_is_good
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
-from logstore.records.transactions import Marker, OpenTransaction
+from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
 CORRUPT_SUFFIX: Final = ".corrupt"
 
@@ -54,6 +54,19 @@ class DumpedSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class DumpedControl:
+    type: str
+    """COMMIT or ABORT."""
+    coordinator_epoch: int
+
+    @classmethod
+    def decode(cls, payload: bytes, position: int) -> Self:
+        """Raises CorruptionError, DataDirectoryError."""
+        found = EndTransactionMarker.decode(payload, f"the journal frame at position {position}")
+        return cls(found.type.name, found.coordinator_epoch)
+
+
+@dataclass(frozen=True, slots=True)
 class DumpRow:
     """One frame, flat, for a table or JSON."""
 
@@ -63,6 +76,7 @@ class DumpRow:
     type: str
     relocated: bool
     log_append_time: bool
+    transactional: bool
     topic_id: UUID
     partition: int
     base_offset: int
@@ -74,6 +88,9 @@ class DumpRow:
     identity: BatchIdentity | None
     """None for a batch without an identity."""
     snapshot: DumpedSnapshot | None
+    control: DumpedControl | None
+    honoured: bool
+    """Whether this release takes the frame; a start refuses a journal with another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +126,11 @@ class RepairReport:
 
 
 def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[DumpRow]:
-    """Every good frame in journal order. Raises CorruptionError behind the last good one, StorageError."""
+    """Every good frame in journal order, also those that a start refuses. Raises CorruptionError behind the last good
+    one, StorageError, DataDirectoryError on a frame that has no name here.
+    """
     _check_directory(directory)
-    scan = JournalScan(directory, filesystem or local_filesystem())
+    scan = JournalScan(directory, filesystem or local_filesystem(), KNOWN)
     starts = [start for start, _ in list_files(directory)]
     current = 0
     for header, location, payload in scan.frames():
@@ -124,6 +143,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.type.name,
             FrameFlags.RELOCATED in header.flags,
             FrameFlags.LOG_APPEND_TIME in header.flags,
+            FrameFlags.TRANSACTIONAL in header.flags,
             header.topic_id,
             header.partition,
             header.base_offset,
@@ -133,7 +153,11 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             header.max_timestamp_ms,
             header.inflated_bytes,
             None if header.identity == NO_IDENTITY else header.identity,
-            DumpedSnapshot.decode(payload) if payload is not None else None,
+            DumpedSnapshot.decode(payload) if payload is not None and header.type is FrameType.SNAPSHOT else None,
+            DumpedControl.decode(payload, location.position)
+            if payload is not None and header.type is FrameType.CONTROL
+            else None,
+            header.is_honoured,
         )
     _close(scan.verdict.files)
 
@@ -163,6 +187,7 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
 
     The damaged file is copied to ``<name>.corrupt`` and cut, and all later files are renamed in the same way; nothing
     is deleted. The report counts the readable frames in the part taken out. Raises StorageError; run it again then.
+    Raises DataDirectoryError, and changes nothing, where a newer release wrote: that one repairs it.
     """
     _check_directory(directory)
     filesystem = filesystem or local_filesystem()

@@ -7,7 +7,8 @@ and not an earlier one), and the journal ends before it. A file may have such a 
 follows it: a process that had lost its lock wrote it. That tail is passed over.
 
 Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
-not kept.
+not kept. A frame of a kind that is not among ``kinds`` is refused, as is a control record that this release does not
+know: what a newer release wrote is neither cut nor passed over.
 """
 
 import itertools
@@ -23,14 +24,17 @@ from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import (
     FRAME_MAGIC,
     HEADER_BYTES,
+    HONOURED,
     FrameHeader,
     FrameLocation,
     FrameType,
+    Kinds,
     StoredHeader,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, list_files
 from logstore.limits import MIB
+from logstore.records.transactions import EndTransactionMarker
 
 WINDOW_BYTES: Final = 4 * MIB
 # Small payloads that a recovery looks into.
@@ -73,7 +77,7 @@ def payload_is_good(file: JournalFile, position: int, stored: StoredHeader) -> b
     return crc == stored.payload_crc
 
 
-def good_frames(file: JournalFile, limit: int) -> Iterator[tuple[StoredHeader, int]]:
+def good_frames(file: JournalFile, limit: int, kinds: Kinds = HONOURED) -> Iterator[tuple[StoredHeader, int]]:
     """The headers and positions of a file's good frames from its beginning to the first bad one, before ``limit``.
 
     Raises StorageError, JournalRangeFreedError, DataDirectoryError.
@@ -84,7 +88,7 @@ def good_frames(file: JournalFile, limit: int) -> Iterator[tuple[StoredHeader, i
         at = position - window_at
         if at + HEADER_BYTES > len(window):
             window, window_at, at = file.read(position, min(WINDOW_BYTES, limit - position)), position, 0
-        stored = decode_frame_header(window, at, position, file.file_id)
+        stored = decode_frame_header(window, at, position, file.file_id, kinds)
         if stored is None:
             return
         payload_at = at + HEADER_BYTES
@@ -99,7 +103,9 @@ def good_frames(file: JournalFile, limit: int) -> Iterator[tuple[StoredHeader, i
         position = window_at + payload_end
 
 
-def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple[StoredHeader, int]]:
+def find_headers(
+    file: JournalFile, position: int, limit: int, kinds: Kinds = HONOURED
+) -> Iterator[tuple[StoredHeader, int]]:
     """Frame headers anywhere from ``position`` on, good payload or not, and their positions.
 
     Raises StorageError, JournalRangeFreedError, DataDirectoryError.
@@ -108,7 +114,7 @@ def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple
         chunk = file.read(position, min(WINDOW_BYTES, limit - position))
         index = chunk.find(FRAME_MAGIC)
         while index >= 0:
-            stored = decode_frame_header(chunk, index, position + index, file.file_id)
+            stored = decode_frame_header(chunk, index, position + index, file.file_id, kinds)
             if stored is not None:
                 yield stored, position + index
             index = chunk.find(FRAME_MAGIC, index + 1)
@@ -118,11 +124,11 @@ def find_headers(file: JournalFile, position: int, limit: int) -> Iterator[tuple
         position += len(chunk) - HEADER_BYTES + 1
 
 
-def _attested_end(file: JournalFile, position: int) -> tuple[int, int]:
+def _attested_end(file: JournalFile, position: int, kinds: Kinds) -> tuple[int, int]:
     """The highest ``durable_end`` in the frames from ``position`` on, and that frame's position; -1 without one. A
     header counts without its payload: its ``durable_end`` was true when it was written.
     """
-    headers = find_headers(file, position, file.start + file.allocated)
+    headers = find_headers(file, position, file.start + file.allocated, kinds)
     return max(((stored.durable_end, at) for stored, at in headers), default=(-1, -1))
 
 
@@ -139,7 +145,8 @@ def _used_bytes(file: JournalFile, position: int) -> int:
 class JournalScan:
     """One pass over a journal directory: exhaust ``frames()``, then take ``verdict``."""
 
-    def __init__(self, directory: Path, filesystem: FileSystem) -> None:
+    def __init__(self, directory: Path, filesystem: FileSystem, kinds: Kinds = HONOURED) -> None:
+        self._kinds = kinds
         self._directory = directory
         self._filesystem = filesystem
         self._verdict: Verdict | None = None
@@ -169,7 +176,7 @@ class JournalScan:
     def _frames(self, files: list[JournalFile]) -> Iterator[RecoveredFrame]:
         unborn = files[-1] if files and files[-1].file_id is None else None
         if unborn is not None:
-            _check_unborn(unborn, alone=len(files) == 1)
+            _check_unborn(unborn, self._kinds, alone=len(files) == 1)
         end = attested_end = tail_bytes = 0
         for file, following in itertools.zip_longest(files, files[1:]):
             if file is unborn:
@@ -182,7 +189,7 @@ class JournalScan:
             end = file.start + HEADER_BYTES
             attested_end = file.start
             tail = end
-            for stored, position in good_frames(file, limit):
+            for stored, position in good_frames(file, limit, self._kinds):
                 header, length, _, durable_end = stored
                 attested_end = max(attested_end, durable_end)
                 tail = position + HEADER_BYTES + length
@@ -191,20 +198,22 @@ class JournalScan:
                 end = tail
                 file.add(header, {})
                 payload = file.read(position + HEADER_BYTES, length) if header.type in _KEPT else None
+                if header.type is FrameType.CONTROL and payload is not None:
+                    EndTransactionMarker.decode(payload, f"the journal frame at position {position}")
                 yield RecoveredFrame(header, FrameLocation(position, HEADER_BYTES + length), payload)
             file.size = end - file.start
             if following is not None:
-                _check_finished(file, following)
+                _check_finished(file, following, self._kinds)
                 attested_end = end
             else:
-                tail_bytes = _check_tail(file, tail)
+                tail_bytes = _check_tail(file, tail, self._kinds)
         kept = tuple(file for file in files if file is not unborn)
         self._verdict = Verdict(kept, end, attested_end, unborn.path if unborn else None, tail_bytes)
 
 
-def _check_unborn(file: JournalFile, *, alone: bool) -> None:
+def _check_unborn(file: JournalFile, kinds: Kinds, *, alone: bool) -> None:
     """A last file without a good header was never begun, unless something says that it was."""
-    if _attested_end(file, file.start)[0] > file.start:
+    if _attested_end(file, file.start, kinds)[0] > file.start:
         raise JournalCorruptionError(file.path, file.start, "its header is damaged, and frames in it were durable")
     if alone and file.start > 0:
         raise JournalCorruptionError(
@@ -212,12 +221,12 @@ def _check_unborn(file: JournalFile, *, alone: bool) -> None:
         )
 
 
-def _check_finished(file: JournalFile, following: JournalFile) -> None:
+def _check_finished(file: JournalFile, following: JournalFile, kinds: Kinds) -> None:
     """A file that another one follows was cut and synced exactly to the other's start. Bytes behind that place were
     written by a process that had lost its lock. It acknowledged none of them, and its frames claim to be durable only
     if they were.
     """
-    durable_end, witness = _attested_end(file, following.start)
+    durable_end, witness = _attested_end(file, following.start, kinds)
     if file.end == following.start and durable_end <= following.start:
         return
     if file.end == following.start:
@@ -234,9 +243,9 @@ def _check_finished(file: JournalFile, following: JournalFile) -> None:
     raise JournalCorruptionError(file.path, min(file.end, following.start), reason)
 
 
-def _check_tail(file: JournalFile, tail: int) -> int:
+def _check_tail(file: JournalFile, tail: int, kinds: Kinds) -> int:
     """Rule R1 in the last file, whose good frames end at its ``end``, a mark included at ``tail``; the bytes to cut."""
-    durable_end, witness = _attested_end(file, tail)
+    durable_end, witness = _attested_end(file, tail, kinds)
     if durable_end > file.end:
         raise JournalCorruptionError(
             file.path,

@@ -12,7 +12,7 @@ from logstore.delta.log_entries import Removal
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
 from logstore.segments.footer import ROLL
-from logstore.segments.names import parse_segment_name
+from logstore.segments.names import known_segment_name
 from logstore.segments.reader import find_segments, read_footer, verify_segment
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
@@ -23,9 +23,10 @@ class MissingSegmentsError(CorruptionError):
 
 
 def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
-    """Offset ranges from the log start to ``sealed`` that no file holds.
+    """Offset ranges from the log start to ``sealed`` that no file stands for.
 
-    Rolls leave no gaps; compaction does, below the clean point.
+    Rolls and jobs leave none: a file stands for a range whether it has records of it or not. Compaction of earlier
+    releases left gaps below the clean point, and a DELETE leaves them anywhere.
     """
     return snapshot.uncovered(partition, snapshot.partitions[partition].log_start)
 
@@ -77,19 +78,24 @@ def removed_ranges(
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
     for path, removal in removals.items():
-        name = parse_segment_name(path)
-        if path in known:
-            partition, start, end = known[path]
-        elif removal.bounds is not None:
-            partition, start, end = removal.bounds
-        elif name is not None:
-            partition, start, end = name.partition, name.base_offset, name.base_offset + 1
-            with contextlib.suppress(FileNotFoundError, CorruptionError):
-                end = read_footer(files, path).end_offset
-        else:
+        bounds = known.get(path) or removal.bounds or _named_bounds(files, path)
+        if bounds is None:
             continue
+        partition, start, end = bounds
         found.setdefault(partition, []).append(RemovedRange(start, end, removal))
     return found
+
+
+def _named_bounds(files: TableFiles, path: str) -> tuple[int, int, int] | None:
+    """Partition, base offset and end of a file by its name, and its footer if that does not tell the end."""
+    name = known_segment_name(path)
+    if name is None:
+        return None
+    if name.end_offset is not None:
+        return name.partition, name.base_offset, name.end_offset
+    with contextlib.suppress(FileNotFoundError, CorruptionError):
+        return name.partition, name.base_offset, read_footer(files, path).end_offset
+    return name.partition, name.base_offset, name.base_offset + 1
 
 
 def missing_ranges(
@@ -130,7 +136,7 @@ def sealed_segments_on_disk(
     CorruptionError if one of them is damaged.
     """
     by_base: dict[int, list[Segment]] = {}
-    found = find_segments(files, partition, start)
+    found = find_segments(files, partition, start, end)
     for segment in found.segments:
         if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)

@@ -21,11 +21,11 @@ class IdempotencyKeys(RecentBatches):
         self._partition = partition
         self.keys_max = 0
         # By the epoch of keys; each secret of the store has one.
-        self._last_append_ms: dict[int, int] = {}
+        self._last_of_epoch_ms: dict[int, int] = {}
 
     def remember(self, batch: RememberedBatch) -> None:
         super().remember(batch)
-        self._last_append_ms[batch.epoch] = batch.append_time_ms
+        self._last_of_epoch_ms[batch.epoch] = batch.append_time_ms
 
     def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[KnownBatch]:
         """The stored ones among a request's ``batches`` for this partition, (fingerprint, record count). They are the
@@ -48,7 +48,7 @@ class IdempotencyKeys(RecentBatches):
         """ThrottledError while a key is remembered that was stored with another secret than that of ``epoch``. Any new
         request may repeat that one, and the store cannot tell.
         """
-        others = [last for other, last in self._last_append_ms.items() if other != epoch]
+        others = [last for other, last in self._last_of_epoch_ms.items() if other != epoch]
         if others and (wait_ms := max(others) + self.remembered_ms - now_ms) > 0:
             raise self._throttled(
                 f"{self._partition} remembers idempotency keys from before the store's secret was lost "
@@ -61,7 +61,8 @@ class IdempotencyKeys(RecentBatches):
         """ThrottledError unless ``count`` more batches can be remembered."""
         if self.num_batches + count <= self.keys_max:
             return
-        wait_ms = self._oldest().append_time_ms + self.remembered_ms - now_ms if self._durable else 0
+        oldest = self._oldest()
+        wait_ms = 0 if oldest is None else self._last_append_ms(oldest) + self.remembered_ms - now_ms
         raise self._throttled(
             f"{self._partition} remembers {self.num_batches} idempotency keys, and idempotency.keys.max is "
             f"{self.keys_max}: nothing was stored. Wait until the oldest are {self.remembered_ms} ms old "

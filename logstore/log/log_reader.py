@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import functools
 import threading
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -231,7 +231,9 @@ class LogReader:
         async def find() -> tuple[int, int] | None:
             log.require_served()
             start, sealed, end = log.log_start_offset, log.sealed_offset, log.last_stable_offset
-            segments = [s for s in log.segments if s.max_offset >= start and s.max_timestamp_ms >= timestamp_ms]
+            segments = [
+                s for s in log.segments if s.num_records and s.end_offset > start and s.max_timestamp_ms >= timestamp_ms
+            ]
             tail = list(log.index.frames_since(max(start, sealed), end, timestamp_ms))
             found = await self._in_thread(
                 lambda: self._find_timestamp(topic, segments, tail, start, sealed, timestamp_ms)
@@ -253,12 +255,14 @@ class LogReader:
             return _Slice([], 0, 0, wanted.start)
         sealed = log.sealed_offset
         segments = log.segments
-        at = bisect_left(segments, wanted.start, key=lambda s: s.max_offset)
-        if at == len(segments) or segments[at].min_offset >= sealed:
-            # Compaction left no record between this place and the tail.
+        at = bisect_right(segments, wanted.start, key=lambda s: s.end_offset)
+        while at < len(segments) and not segments[at].num_records:
+            at += 1
+        if at == len(segments) or segments[at].base_offset >= min(sealed, wanted.end):
+            # No record is left up to there.
             return _Slice([], 0, 0, min(sealed, wanted.end))
         segment = segments[at]
-        following = min(sealed, segments[at + 1].min_offset) if at + 1 < len(segments) else sealed
+        following = min(sealed, segments[at + 1].base_offset) if at + 1 < len(segments) else sealed
         wanted = dataclasses.replace(wanted, end=min(sealed, wanted.end))
         files = topic.table.files
 

@@ -16,7 +16,7 @@ every pending append fails with it, and ``next_offset`` falls back to ``log_end_
 
 import asyncio
 import itertools
-from bisect import bisect_left
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -136,16 +136,16 @@ class PartitionLog:
         """The number of records that readers see. If the log start lies inside a compacted segment, all its records
         count.
         """
-        kept = sum(segment.num_records for segment in self.segments if segment.max_offset >= self.log_start_offset)
+        kept = sum(segment.num_records for segment in self.segments if segment.end_offset > self.log_start_offset)
         offsets = self.high_watermark - self.log_start_offset
         return min(offsets, kept + self.high_watermark - max(self.sealed_offset, self.log_start_offset))
 
     @property
     def newest_timestamp_ms(self) -> int | None:
-        """The largest timestamp of the last frame of the tail, or of the last segment."""
+        """The largest timestamp of the last frame of the tail, or of the last segment with a record."""
         if (newest := self.index.newest_timestamp_ms) is not None:
             return newest
-        return self.segments[-1].max_timestamp_ms if self.segments else None
+        return next((segment.max_timestamp_ms for segment in reversed(self.segments) if segment.num_records), None)
 
     @property
     def unsealed_bytes(self) -> int:
@@ -214,12 +214,12 @@ class PartitionLog:
         0 only if there are none.
         """
         total = 0
-        for segment in self.segments[bisect_left(self.segments, start, key=lambda s: s.max_offset) :]:
-            if segment.min_offset >= min(end, self.sealed_offset):
+        for segment in self.segments[bisect_right(self.segments, start, key=lambda s: s.end_offset) :]:
+            if segment.base_offset >= min(end, self.sealed_offset):
                 break
-            offsets = segment.max_offset + 1 - segment.min_offset
             wanted = min(segment.max_offset + 1, end) - max(segment.min_offset, start)
-            total += max(1, segment.size * wanted // offsets)
+            if segment.num_records and wanted > 0:
+                total += max(1, segment.size * wanted // (segment.max_offset + 1 - segment.min_offset))
         return total + self.index.record_bytes(max(start, self.sealed_offset), end)
 
     def is_missing(self, offset: int) -> bool:

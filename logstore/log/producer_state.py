@@ -1,11 +1,16 @@
-"""One partition's state of idempotent producers: their epochs, and the last batches of each (KIP-98, KIP-360).
+"""One partition's state of idempotent producers: their epochs, and the last batches and the newest marker of each
+(KIP-98, KIP-360, KIP-890).
 
 The rules are those of Kafka's ``ProducerStateManager``: the last five batches are remembered, so that a retry gets the
-offsets of its first try, and a batch must follow the one before it. Invariant: no producer with an id above
-``evicted_up_to`` was evicted. If such a producer is unknown here, it has stored nothing here; batches older than its
-remembered ones were stored. Other producers may have been evicted: any first sequence number is taken from them, as in
-Kafka.
+offsets of its first try, and a batch must follow the one before it. A marker may raise the epoch: batches of the epoch
+before are fenced and forgotten, and the first batch of the new one begins at sequence 0.
+
+Invariants: no producer with an id above ``evicted_up_to`` was evicted. If such a producer is unknown here, it has
+stored nothing here; batches older than its remembered ones were stored. Other producers may have been evicted: any
+first sequence number is taken from them, as in Kafka. A producer with an open transaction is never evicted.
 """
+
+from collections.abc import Container, Iterable
 
 import structlog
 
@@ -13,7 +18,15 @@ from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, O
 from logstore.limits import PRODUCERS_PER_PARTITION_MAX
 from logstore.log.recent_batches import KnownBatch, RecentBatches
 from logstore.observability import PRODUCERS_FORGOTTEN
-from logstore.records.batch_identity import PACKED_BYTES, SEQUENCE_MAX, RememberedBatch, next_sequence, unpack_batches
+from logstore.records.batch_identity import (
+    PACKED_BYTES,
+    SEQUENCE_MAX,
+    RememberedBatch,
+    last_append_ms,
+    next_sequence,
+    unpack_batches,
+)
+from logstore.records.transactions import Marker
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -22,9 +35,13 @@ BATCHES_REMEMBERED = 5
 
 
 class ProducerStates(RecentBatches):
-    def __init__(self, partition: str, *, expiration_ms: int) -> None:
+    def __init__(self, partition: str, *, expiration_ms: int, in_transaction: Container[int] = ()) -> None:
+        """``in_transaction`` holds, at each moment, the ids of the producers with an open transaction."""
         super().__init__(expiration_ms)
         self._partition = partition
+        self._in_transaction = in_transaction
+        # Their producers are in ``_durable``, too, with or without batches.
+        self._markers: dict[int, Marker] = {}
         self._told = False
         self.evicted_up_to = -1
         """The highest id of a producer that may have been evicted."""
@@ -39,22 +56,24 @@ class ProducerStates(RecentBatches):
         self.expire(now_ms)
         recent = self.known(producer_id)[-BATCHES_REMEMBERED:]
         who = f"Producer {producer_id} (epoch {producer_epoch}) in {self._partition}"
-        if not recent:
+        marker = self._markers.get(producer_id)
+        if not recent and marker is None:
             if base_sequence and producer_id > self.evicted_up_to:
                 raise OutOfOrderSequenceError(
                     f"{who} has stored nothing yet and begins at sequence 0, not {base_sequence}: a batch is missing."
                 )
             return None
-        last = recent[-1].batch
-        if producer_epoch < last.epoch:
+        epoch = max(recent[-1].batch.epoch if recent else -1, marker.producer_epoch if marker else -1)
+        if producer_epoch < epoch:
             raise InvalidProducerEpochError(
-                f"{who} is fenced: the epoch is {last.epoch} by now. Ask POST /producers for a new one."
+                f"{who} is fenced: the epoch is {epoch} by now. Ask POST /producers for a new one."
             )
-        if producer_epoch > last.epoch:
+        recent = [known for known in recent if known.batch.epoch == producer_epoch]
+        if not recent:
             if base_sequence:
                 raise OutOfOrderSequenceError(f"{who} is new and begins at sequence 0, not {base_sequence}.")
             return None
-        recent = [known for known in recent if known.batch.epoch == producer_epoch]
+        last = recent[-1].batch
         for known in recent:
             if (known.batch.sequence, known.batch.record_count) == (base_sequence, record_count):
                 return known
@@ -82,8 +101,61 @@ class ProducerStates(RecentBatches):
 
     def remember(self, batch: RememberedBatch) -> None:
         super().remember(batch)
-        if len(self._durable) > PRODUCERS_PER_PARTITION_MAX:
-            forgotten = self._forget_oldest()
+        self._evict()
+
+    def remember_marker(self, marker: Marker) -> None:
+        """A durable marker. Markers and batches come by rising offset."""
+        producer_id = marker.producer_id
+        packed = self._durable.get(producer_id, b"")
+        if packed:
+            (last,) = unpack_batches(packed[-PACKED_BYTES:])
+            if last.epoch < marker.producer_epoch:
+                self.num_batches -= len(packed) // PACKED_BYTES
+                packed = b""
+        self._markers[producer_id] = marker
+        self._durable[producer_id] = packed
+        self._durable.move_to_end(producer_id)
+        self._evict()
+
+    @property
+    def markers(self) -> tuple[Marker, ...]:
+        """The newest marker of each producer that has one, by rising offset."""
+        return tuple(sorted(self._markers.values(), key=lambda marker: marker.offset))
+
+    def replace(self, batches: Iterable[RememberedBatch], markers: Iterable[Marker] = ()) -> None:
+        """Take over batches and markers that were stored."""
+        self._markers.clear()
+        super().replace(batches)
+        for marker in markers:
+            self.remember_marker(marker)
+        if self._markers:
+            for producer_id in sorted(self._durable, key=self._last_offset):
+                self._durable.move_to_end(producer_id)
+
+    def _last_offset(self, producer_id: int) -> int:
+        marker = self._markers.get(producer_id)
+        batches = unpack_batches(self._durable[producer_id][-PACKED_BYTES:])
+        return max([batch.base_offset for batch in batches] + ([marker.offset] if marker else []))
+
+    # ---- forgetting -------------------------------------------------------------------------------------------------
+
+    def _oldest(self) -> int | None:
+        for producer_id in self._durable:
+            if producer_id not in self._in_transaction:
+                return producer_id
+        return None
+
+    def _last_append_ms(self, owner: int) -> int:
+        packed = self._durable[owner]
+        marker = self._markers.get(owner)
+        if marker is None:
+            return last_append_ms(packed)
+        return max(marker.append_time_ms, last_append_ms(packed)) if packed else marker.append_time_ms
+
+    def _evict(self) -> None:
+        """Keep the number of producers bounded."""
+        if len(self._durable) > PRODUCERS_PER_PARTITION_MAX and (forgotten := self._oldest()) is not None:
+            self._forget(forgotten)
             PRODUCERS_FORGOTTEN.inc()
             if not self._told:
                 self._told = True
@@ -95,7 +167,7 @@ class ProducerStates(RecentBatches):
                     meaning="a retry of a producer that is forgotten is stored again",
                 )
 
-    def _forget_oldest(self) -> int:
-        producer_id = super()._forget_oldest()
-        self.evicted_up_to = max(self.evicted_up_to, producer_id)
-        return producer_id
+    def _forget(self, owner: int) -> None:
+        super()._forget(owner)
+        self._markers.pop(owner, None)
+        self.evicted_up_to = max(self.evicted_up_to, owner)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from logstore.journal.frame import FrameLocation
-from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, unpack_batches
+from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, unpack_batches
 
 
 class KnownBatch(NamedTuple):
@@ -70,18 +70,21 @@ class RecentBatches:
 
     def expire(self, now_ms: int) -> None:
         """Forget the owners whose time is over."""
-        while self._durable and self._oldest().append_time_ms + self.remembered_ms <= now_ms:
-            self._forget_oldest()
+        while self._durable:
+            owner = self._oldest()
+            if owner is None or self._last_append_ms(owner) + self.remembered_ms > now_ms:
+                return
+            self._forget(owner)
 
-    def _oldest(self) -> RememberedBatch:
-        """The last batch of the owner that has not appended for longest."""
-        (batch,) = unpack_batches(next(iter(self._durable.values()))[-PACKED_BYTES:])
-        return batch
+    def _oldest(self) -> int | None:
+        """The owner that has not appended for longest, of those that may be forgotten."""
+        return next(iter(self._durable), None)
 
-    def _forget_oldest(self) -> int:
-        owner, packed = self._durable.popitem(last=False)
-        self.num_batches -= len(packed) // PACKED_BYTES
-        return owner
+    def _last_append_ms(self, owner: int) -> int:
+        return last_append_ms(self._durable[owner])
+
+    def _forget(self, owner: int) -> None:
+        self.num_batches -= len(self._durable.pop(owner)) // PACKED_BYTES
 
     def pack(self) -> bytes:
         """All durable batches, packed to be stored."""

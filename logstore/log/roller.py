@@ -284,6 +284,7 @@ class Roller:
             topic.table.files,
             span.partition,
             piece.base_offset,
+            piece.end_offset,
             span.leader_epoch,
             codec,
             layout=layout_of(topic.name),
@@ -296,7 +297,6 @@ class Roller:
                 append_time_ms = max((append_time_ms, *(frame.header.append_time_ms for frame in stored)))
             base, end = piece.base_offset, piece.end_offset
             return writer.finish(
-                end,
                 leader_epochs=tuple(entry for entry in span.leader_epochs if entry[1] < end),
                 producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
@@ -454,9 +454,11 @@ class Roller:
         segments: list[Segment] = []
         cleaned = snapshot.partitions[partition].cleaned
         for start, end in history_gaps(snapshot, partition):
-            if end <= cleaned:
-                continue  # compaction leaves gaps
-            start = max(start, cleaned)  # noqa: PLW2901
+            if snapshot.touches_unnamed(partition, start, end):
+                # Below the clean point compaction of an earlier release left gaps.
+                start = max(start, cleaned)  # noqa: PLW2901
+            if start >= end:
+                continue
             try:
                 segments += sealed_segments_on_disk(files, partition, start, end, wanted=was_lost)
             except MissingSegmentsError as error:

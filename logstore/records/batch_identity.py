@@ -62,6 +62,8 @@ class RememberedBatch(NamedTuple):
 
 
 PACKED_BYTES = _ROW.size
+# The append time comes last.
+_TIME_BYTES = 8
 
 
 def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
@@ -69,6 +71,11 @@ def unpack_batches(packed: bytes) -> Iterator[RememberedBatch]:
     if len(packed) % PACKED_BYTES:
         raise ValueError(f"{len(packed)} bytes are not a whole number of remembered batches")
     return map(RememberedBatch._make, _ROW.iter_unpack(packed))
+
+
+def last_append_ms(packed: bytes) -> int:
+    """The append time of the last of packed batches, at least one."""
+    return int.from_bytes(packed[-_TIME_BYTES:], "little", signed=True)
 
 
 def batches_from_rows(rows: Iterable[Iterable[int]]) -> tuple[RememberedBatch, ...]:

@@ -75,7 +75,7 @@ class _Request(msgspec.Struct, Generic[R], forbid_unknown_fields=True):
     value_schema_id: msgspec.Raw = ABSENT
 
 
-class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+class _PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     """A record with nothing but a key and a value, as JSON texts."""
 
     key: msgspec.Raw = ABSENT
@@ -83,13 +83,29 @@ class PlainRecord(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class _PlainRequest(msgspec.Struct, forbid_unknown_fields=True):
-    records: list[PlainRecord]
+    records: list[_PlainRecord]
 
 
-#: What a PlainRecord takes in memory besides its body: the record, and an object for each of its texts.
-PLAIN_RECORD_BYTES = 160
-# With more records, joining their texts costs less than a step for each.
-_FEW_RECORDS = 5
+class PlainRecords:
+    """The records of a body that have nothing but keys and values, as JSON texts."""
+
+    __slots__ = ("keys", "values")
+
+    def __init__(self, records: Sequence[_PlainRecord]) -> None:
+        self.keys = Texts.of([record.key for record in records])
+        self.values = Texts.of([record.value for record in records])
+
+    def __len__(self) -> int:
+        return len(self.keys.texts)
+
+    @property
+    def nbytes(self) -> int:
+        """What they take in memory, besides the body that their texts are slices of."""
+        return len(self.keys.data) + len(self.values.data) + len(self) * _PLAIN_RECORD_BYTES
+
+
+#: An object and a length for each text of a record.
+_PLAIN_RECORD_BYTES = 160
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
 _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
 _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])
@@ -100,13 +116,11 @@ def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = Fals
 
     Raises InvalidRequestError, InvalidRecordError, RecordTooLargeError, RequestTooLargeError.
     """
-    plain = _plain_records(body)
+    plain = decode_plain(body)
     if plain is not None:
-        texts = _plain_texts(plain)
-        if not has_doubled_field(body, *texts):
-            decoded = _plain_columns(*texts, string_keys=string_keys)
-            check_records(decoded.batch, max_message_bytes)
-            return decoded
+        decoded = plain_columns([plain], string_keys=string_keys)
+        check_records(decoded.batch, max_message_bytes)
+        return decoded
     request = _decode_body(body, _JSON_DECODER, _JsonRecord)
     keys = Texts.of([record.key for record in request.records])
     values = Texts.of([record.value for record in request.records])
@@ -146,41 +160,21 @@ def is_utf8(data: bytes) -> bool:
     return True
 
 
-def decode_plain(body: bytes) -> list[PlainRecord] | None:
+def decode_plain(body: bytes) -> PlainRecords | None:
     """The records if they have only keys and values, as most have (a third faster); None for any other body."""
-    records = _plain_records(body)
-    if records is None:
-        return None
-    if len(records) > _FEW_RECORDS:
-        return None if has_doubled_field(body, *_plain_texts(records)) else records
-    # As ``has_doubled_field``, but for few records.
-    dropped_quotes = body.count(b'"') - 2
-    for record in records:
-        for text in (record.key, record.value):
-            if text:
-                dropped_quotes -= 2 + bytes(text).count(b'"')
-    return None if dropped_quotes else records
-
-
-def plain_columns(records: Sequence[PlainRecord], *, string_keys: bool = False) -> DecodedRecords:
-    """The records of ``decode_plain`` as columns; their sizes are not checked."""
-    return _plain_columns(*_plain_texts(records), string_keys=string_keys)
-
-
-def _plain_records(body: bytes) -> list[PlainRecord] | None:
     if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
         return None
     try:
-        return _PLAIN_DECODER.decode(body).records
+        records = PlainRecords(_PLAIN_DECODER.decode(body).records)
     except (msgspec.MsgspecError, RecursionError):
         return None
+    return None if has_doubled_field(body, records.keys, records.values) else records
 
 
-def _plain_texts(records: Sequence[PlainRecord]) -> tuple[Texts, Texts]:
-    return Texts.of([record.key for record in records]), Texts.of([record.value for record in records])
-
-
-def _plain_columns(keys: Texts, values: Texts, *, string_keys: bool) -> DecodedRecords:
+def plain_columns(requests: Sequence[PlainRecords], *, string_keys: bool = False) -> DecodedRecords:
+    """The records of several bodies one after another as columns; their sizes are not checked."""
+    keys = Texts.joined([records.keys for records in requests])
+    values = Texts.joined([records.values for records in requests])
     rows = len(keys.texts)
     columns = [_key_column(keys, string_keys=string_keys), _json_text_column(values)]
     columns = [pa.nulls(rows, _TIMESTAMP_TYPE), *columns, null_headers(rows)]

@@ -30,10 +30,9 @@ def split_by_partition(batch: pa.RecordBatch, partitions: np.ndarray) -> Partiti
     # numpy sorts 16-bit integers by radix.
     narrow = partitions.astype(np.int16) if partitions.max() <= np.iinfo(np.int16).max else partitions
     order = np.argsort(narrow, kind="stable")
-    ordered = partitions[order]
-    starts = np.flatnonzero(np.diff(ordered, prepend=-1))
-    begins = starts.tolist()
-    ranges = list(zip(ordered[starts].tolist(), begins, [*begins[1:], len(order)], strict=True))
+    ordered = narrow[order]
+    begins = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
+    ranges = list(zip(ordered[begins].tolist(), begins, [*begins[1:], len(order)], strict=True))
     rows = pa.array(order)
     *columns, headers = batch.columns
     # A column of nulls is the same in any order; elements below null headers mean nothing.

@@ -6,6 +6,7 @@ object for each record, or looks at a body more than a few times.
 
 import binascii
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -31,6 +32,17 @@ class Texts(NamedTuple):
         rows = len(texts)
         lengths = None if rows < VECTOR_ROWS_MIN else np.fromiter(map(len, texts), np.int32, rows)
         return cls(texts, b"".join(texts), lengths)
+
+    @classmethod
+    def joined(cls, parts: "Sequence[Texts]") -> "Texts":
+        """The texts of ``parts`` one after another; nothing is counted or copied twice."""
+        if len(parts) == 1:
+            return parts[0]
+        lengths = [part.lengths for part in parts if part.lengths is not None]
+        texts = list(chain.from_iterable(part.texts for part in parts))
+        if len(lengths) < len(parts):
+            return cls.of(texts)
+        return cls(texts, b"".join(part.data for part in parts), np.concatenate(lengths))
 
     @property
     def present(self) -> int:

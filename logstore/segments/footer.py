@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.batch_identity import RememberedBatch, batches_from_rows
 
 FORMAT_VERSION = 2
@@ -64,7 +64,7 @@ def is_segment(metadata: Mapping[bytes, bytes], path: str) -> bool:
     if not text.isdigit():
         raise CorruptionError(f"{path} has no valid segment format ({text!r})")
     if int(text) != FORMAT_VERSION:
-        raise CorruptionError(
+        raise NewerFormatError(
             f"{path} has segment format {int(text)}, and this release knows {FORMAT_VERSION}: read it with the release "
             "that wrote it"
         )

@@ -136,9 +136,11 @@ def open_parquet(files: TableFiles, name: str) -> ParquetFile:
     known = parse_segment_name(name)
     if known is not None:
         footer = file.footer
-        told = footer.partition, footer.base_offset, footer.leader_epoch
-        if told != (known.partition, known.base_offset, known.leader_epoch):
-            raise damaged(place, ValueError("it is the segment of partition {}, offset {}, epoch {}".format(*told)))
+        told = footer.partition, footer.base_offset, footer.leader_epoch, footer.end_offset
+        end_offset = footer.end_offset if known.end_offset is None else known.end_offset
+        if told != (known.partition, known.base_offset, known.leader_epoch, end_offset):
+            what = "it is the segment of partition {}, offset {}, epoch {}, up to offset {}".format(*told)
+            raise damaged(place, ValueError(what))
     return file
 
 

@@ -48,8 +48,6 @@ def segment_from_file(files: TableFiles, name: str) -> Segment:
     file = open_parquet(files, name)
     footer = file.footer
     groups = _row_groups(file)
-    if not groups:
-        raise CorruptionError(f"{file.place} holds no records")
     return Segment(
         path=name,
         size=file.size,
@@ -58,10 +56,10 @@ def segment_from_file(files: TableFiles, name: str) -> Segment:
         end_offset=footer.end_offset,
         leader_epoch=footer.leader_epoch,
         num_records=file.metadata.num_rows,
-        min_offset=groups[0].first_offset,
-        max_offset=groups[-1].last_offset,
-        min_timestamp_us=min(group.min_timestamp_ms for group in groups) * 1000,
-        max_timestamp_us=max(group.max_timestamp_ms for group in groups) * 1000,
+        min_offset=groups[0].first_offset if groups else -1,
+        max_offset=groups[-1].last_offset if groups else -1,
+        min_timestamp_us=min((group.min_timestamp_ms for group in groups), default=-1) * 1000,
+        max_timestamp_us=max((group.max_timestamp_ms for group in groups), default=-1) * 1000,
         operation=footer.operation,
     )
 
@@ -79,19 +77,21 @@ class FoundSegments:
     unreadable: tuple[str, ...]
 
 
-def find_segments(files: TableFiles, partition: int, from_offset: int) -> FoundSegments:
-    """Segments on disk, committed or not, whose base offset is at least ``from_offset``; rising, newest epoch first.
-    Only their ends are read. For rule R7 at start-up: the caller knows the sealed offset from its journal, and picks
-    the chain that reaches it.
+def find_segments(files: TableFiles, partition: int, start: int, end: int) -> FoundSegments:
+    """Segments on disk, committed or not, of ranges within [start, end); rising, newest epoch first. Only the ends of
+    files are read, and none whose name says another range. For rule R7 at start-up: the caller knows the sealed offset
+    from its journal, and picks the chain that reaches it.
     """
     found, unreadable = [], []
     directory = partition_directory(partition)
-    for entry in files.list(directory, f"{directory}/{from_offset:020d}"):
-        name = parse_segment_name(entry.name)
-        if name is None or name.base_offset < from_offset:
-            continue
+    for entry in files.list(directory, f"{directory}/{start:020d}"):
         try:
-            found.append(segment_from_file(files, entry.name))
+            name = parse_segment_name(entry.name)
+            if name is None or name.base_offset < start or (name.end_offset or 0) > end:
+                continue
+            segment = segment_from_file(files, entry.name)
+            if segment.end_offset <= end:
+                found.append(segment)
         except CorruptionError:
             unreadable.append(entry.name)
     found.sort(key=lambda segment: (segment.base_offset, -segment.leader_epoch, segment.path))

@@ -1,6 +1,7 @@
 """Writes one segment: a sorted Parquet file whose footer has everything needed to commit it.
 
-Invariants: offsets rise strictly and lie in [base offset, end offset); a row group has at most 128 Ki rows and, unless
+Invariants: the file stands for [base offset, end offset), which its name says, and may hold no record of it; offsets of
+records rise strictly and lie in that range; a row group has at most 128 Ki rows and, unless
 it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
 ``finish`` the file and its directory entry are durable (rule R7); a writer that is left without ``finish`` leaves no
 file. The file is written from its begin to its end, and nothing twice: its end waits for the checksums in it.
@@ -34,7 +35,8 @@ _PARQUET_CODECS = {"uncompressed": "none"}
 class Segment:
     """A finished file. ``path`` is relative to the table; it seals [base_offset, end_offset); timestamps in µs.
 
-    ``operation`` wrote it: a roll, or a job from other segments.
+    ``operation`` wrote it: a roll, or a job from other segments. Without a record its smallest and largest offsets are
+    -1, and its timestamps -1 ms.
     """
 
     path: str
@@ -101,10 +103,11 @@ class _Sink(io.RawIOBase):
 
 
 class SegmentWriter:
-    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(end_offset, ...)``.
+    """``with SegmentWriter(...) as writer: writer.write(batch) ...; segment = writer.finish(...)``.
 
-    ``codec`` is a value of ``compression.type`` or Parquet's own name of it; ``layout`` is the topic's
-    (``layout_of``), and its extra columns are derived here. Raises OSError as the disk does.
+    The file seals [base_offset, end_offset). ``codec`` is a value of ``compression.type`` or Parquet's own name of it;
+    ``layout`` is the topic's (``layout_of``), and its extra columns are derived here. Raises ValueError for an empty
+    range, and OSError as the disk does.
     """
 
     def __init__(
@@ -112,19 +115,23 @@ class SegmentWriter:
         files: TableFiles,
         partition: int,
         base_offset: int,
+        end_offset: int,
         leader_epoch: int,
         codec: str = "zstd",
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> None:
-        self.path = segment_name(partition, base_offset, leader_epoch, new_unique())
+        if not 0 <= base_offset < end_offset:
+            raise ValueError(f"a segment of [{base_offset}, {end_offset})")
+        self.path = segment_name(partition, base_offset, end_offset, leader_epoch, new_unique())
         self._files = files
-        self._partition, self._base_offset, self._leader_epoch = partition, base_offset, leader_epoch
+        self._partition, self._leader_epoch = partition, leader_epoch
+        self._base_offset, self._end_offset = base_offset, end_offset
         self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = self._row_groups = 0
         self._min_offset = self._max_offset = -1
-        self._min_timestamp = self._max_timestamp = 0
+        self._min_timestamp = self._max_timestamp = -1
         self._upload = files.create(self.path)
         self._sink = _Sink(self._upload)
         try:
@@ -150,7 +157,9 @@ class SegmentWriter:
         )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before."""
+        """Append a LOG_SCHEMA batch. ValueError if its offsets do not rise from those written before, or leave the
+        range.
+        """
         if batch.num_rows == 0:
             return
         if not batch.schema.equals(LOG_SCHEMA):
@@ -165,6 +174,8 @@ class SegmentWriter:
             raise ValueError(
                 f"offsets of {self.path} must rise from {self._base_offset}: [{first}, {last}] after {self._max_offset}"
             )
+        if last >= self._end_offset:
+            raise ValueError(f"{self.path} ends at {self._end_offset}, and offset {last} is beyond it")
         bounds = pc.min_max(timestamps.cast(pa.int64()))
         low, high = bounds["min"].as_py(), bounds["max"].as_py()
         if self._num_records == 0:
@@ -176,7 +187,6 @@ class SegmentWriter:
 
     def finish(
         self,
-        end_offset: int,
         leader_epochs: Sequence[tuple[int, int]] = (),
         producers: Sequence[RememberedBatch] = (),
         idempotency_keys: Sequence[RememberedBatch] = (),
@@ -185,17 +195,15 @@ class SegmentWriter:
         cleanings: Sequence[tuple[int, int]] = (),
         append_time_ms: int = 0,
     ) -> Segment:
-        """Write the footer and make the file durable. ValueError if it is empty or reaches past ``end_offset``."""
+        """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
+        its footer has the state at its end.
+        """
         if not self._upload.is_open:
             raise ValueError(f"{self.path} is finished or aborted")
-        if self._num_records == 0:
-            raise ValueError(f"{self.path} would be empty: an empty range is committed without a file")
-        if end_offset <= self._max_offset:
-            raise ValueError(f"{self.path} holds offset {self._max_offset}, beyond its end {end_offset}")
         footer = SegmentFooter(
             self._partition,
             self._base_offset,
-            end_offset,
+            self._end_offset,
             self._leader_epoch,
             tuple(leader_epochs),
             tuple(producers),
@@ -218,7 +226,7 @@ class SegmentWriter:
             size=self._upload.size,
             partition=self._partition,
             base_offset=self._base_offset,
-            end_offset=end_offset,
+            end_offset=self._end_offset,
             leader_epoch=self._leader_epoch,
             num_records=self._num_records,
             min_offset=self._min_offset,

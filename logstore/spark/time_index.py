@@ -21,7 +21,7 @@ def first_offset_at(
     from logstore.segments.reader import read_row_group, row_groups
 
     for segment in segments:
-        if segment.max_offset < log_start or segment.max_timestamp_ms < timestamp_ms:
+        if not segment.num_records or segment.end_offset <= log_start or segment.max_timestamp_ms < timestamp_ms:
             continue
         for group in row_groups(files, segment.path):
             if group.last_offset >= log_start and group.max_timestamp_ms >= timestamp_ms:

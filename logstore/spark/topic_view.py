@@ -51,6 +51,7 @@ class TopicView:
             FileRange(r.partition, segment.min_offset, segment.max_offset)
             for r in ranges
             for segment in self.snapshot.segments(r.partition)
+            if segment.num_records
         )
         return plan_read(ranges, sealed, files)
 

@@ -95,7 +95,7 @@ def test_the_setting_is_a_list_or_separated_by_commas(tmp_path, monkeypatch):
         load_settings(allowed_hosts="http://a.example")
 
 
-def test_what_reads_may_come_from_anywhere_what_changes_only_from_a_page_of_the_store_itself():
+def test_reads_may_come_from_any_page_changes_only_from_a_page_of_the_store():
     hosts = AllowedHosts()
     host = (b"host", b"LocalHost:8082")
     foreign = [b"http://evil.example", b"null", b"", b"http://localhost", b"http://localhost:3000", b"localhost:8082"]
@@ -149,7 +149,7 @@ async def test_a_page_of_elsewhere_changes_nothing(api):
     assert (await api.post("/topics/t/roll", headers={"Origin": "http://localhost"})).status_code == 200
 
 
-async def test_by_the_short_way_too(api):
+async def test_a_page_of_elsewhere_changes_nothing_by_the_short_way(api):
     await api.create_topic("t")
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         for headers, expected in (

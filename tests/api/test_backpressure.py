@@ -25,7 +25,7 @@ def test_reservations_add_up_to_the_limit_and_no_further():
     assert bytes_in_flight.reserved == 0
 
 
-def test_what_was_held_stays_held_when_growing_fails():
+def test_reserved_bytes_stay_reserved_when_growing_fails():
     bytes_in_flight = in_flight(100)
     with bytes_in_flight.reserve(60), bytes_in_flight.reserve(10) as second:
         with pytest.raises(ThrottledError):
@@ -61,7 +61,7 @@ def test_asking_for_room_takes_none():
         assert bytes_in_flight.reserved == 60
 
 
-async def test_what_has_come_of_a_body_is_reserved_and_given_back_after(tmp_path):
+async def test_arrived_bytes_of_a_body_are_reserved_and_given_back_after(tmp_path):
     async with running_api(tmp_path / "data", max_request_size=10_000, queued_max_request_bytes=10_000) as api:
         await api.create_topic("t")
         requests = api.app.state.api.requests
@@ -111,7 +111,7 @@ async def test_bodies_of_unknown_length_are_reserved_as_they_grow(tmp_path, codi
         assert api.app.state.api.requests.reserved == 0
 
 
-async def test_what_arrow_buffers_inflate_to_is_reserved(tmp_path):
+async def test_inflated_bytes_of_arrow_buffers_are_reserved(tmp_path):
     async with running_api(tmp_path / "data", max_request_size=400_000, queued_max_request_bytes=400_000) as api:
         await api.create_topic("t")
         batch = pa.record_batch({"value": pa.array([bytes(300_000)], pa.binary())})

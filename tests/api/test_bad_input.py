@@ -726,7 +726,7 @@ async def test_paths_about_groups_that_are_not_there(shared_api, path):
         assert_error(await shared_api.request(method, path), range(404, 406))
 
 
-async def test_after_all_that_nothing_is_stored_where_nothing_good_was_sent(shared_api):
+async def test_after_all_bad_requests_nothing_is_stored(shared_api):
     assert shared_api.end_offsets("untouched") == [0]
     assert shared_api.end_offsets("compacted") == [0]
     assert shared_api.app.state.api.requests.reserved == 0

@@ -82,7 +82,7 @@ def test_several_accept_lines_are_one_list():
 
 
 @pytest.mark.parametrize("accept", ["x/y", "application/json;q=0", "*/*;q=0", "nonsense", "application/json;q=2"])
-def test_what_cannot_be_accepted_is_refused_naming_what_there_is(accept):
+def test_an_unacceptable_accept_is_refused_naming_the_types_on_offer(accept):
     with pytest.raises(NotAcceptableError, match=f"Ask for one of {JSON}, {TEXT}"):
         answer_media_type(headers(("accept", accept)), (JSON, TEXT))
 

@@ -63,7 +63,7 @@ async def test_the_browser_is_told_to_ask_nobody_else(shared_api):
     assert "//" not in script
 
 
-async def test_a_page_of_elsewhere_does_not_get_it_by_another_name(shared_api):
+async def test_a_page_of_elsewhere_does_not_get_the_page_by_another_name(shared_api):
     assert_error(await shared_api.get("/docs", headers={"Host": "elsewhere"}), 421, 42101)
     assert_error(await shared_api.get("/docs?url=http://elsewhere/openapi.json"), 422, 422)
     assert_error(await shared_api.post("/docs"), 405, 405)
@@ -71,7 +71,7 @@ async def test_a_page_of_elsewhere_does_not_get_it_by_another_name(shared_api):
         assert_error(await shared_api.get(path), 404, 404)
 
 
-async def test_it_is_there_while_the_store_starts(tmp_path):
+async def test_the_page_is_there_while_the_store_starts(tmp_path):
     import httpx
 
     app = create_app(Settings(data=tmp_path / "data"), Authorizer(), Quotas())

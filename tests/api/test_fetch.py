@@ -75,7 +75,7 @@ async def test_a_record_of_any_partition_ends_the_wait(api, partition):
     await loop_turns()
     assert not waiting.done()
     await api.produce("t", [1], partition=partition)
-    assert await asyncio.wait_for(waiting, 20) == {partition: (0, [b"1"], 1)}
+    assert await asyncio.wait_for(waiting, 30) == {partition: (0, [b"1"], 1)}
 
 
 async def test_waits_for_as_many_bytes_as_asked_over_all_partitions(api):
@@ -85,7 +85,7 @@ async def test_waits_for_as_many_bytes_as_asked_over_all_partitions(api):
     await loop_turns()
     assert not waiting.done()
     await api.produce("t", ["x" * 9_998], partition=1)
-    assert len(await asyncio.wait_for(waiting, 20)) == 2
+    assert len(await asyncio.wait_for(waiting, 30)) == 2
     assert await fetch(api, ("t", 0, 1), ("t", 1, 1), max_wait_ms=10) == {}
 
 
@@ -95,7 +95,7 @@ async def test_a_topic_that_is_deleted_ends_the_wait(api):
     waiting = asyncio.create_task(fetch(api, ("t", 0, 0), ("u", 0, 0), max_wait_ms=60_000))
     await loop_turns()
     await api.delete(f"{api.topics_url}/u")
-    found = await asyncio.wait_for(waiting, 20)
+    found = await asyncio.wait_for(waiting, 30)
     assert {index: code for index, (code, _, _) in found.items()} == {1: 40401}
 
 

@@ -141,7 +141,7 @@ def poll(offset: int, **more: int) -> bytes:
     ],
     ids=lambda value: repr(value[:60]),
 )
-def test_what_was_sent_whole_is_answered_though_nothing_more_will_come(server, sent, statuses):
+def test_a_whole_request_is_answered_though_nothing_more_will_come(server, sent, statuses):
     """As ``nc -N`` and shell scripts ask: the last answer closes the connection."""
     before = server.end_offset()
     with server.connection() as connection:

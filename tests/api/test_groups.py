@@ -52,7 +52,7 @@ async def filled(api: ApiClient) -> ApiClient:
     return api
 
 
-async def test_what_a_group_commits_it_gets_back(filled):
+async def test_a_group_gets_back_its_committed_offsets(filled):
     assert (await filled.get("/groups")).json() == []
     began = int(time.time() * 1000)
     await commit(filled, "g.1", offset("t", 1, 5, 'é "x"\n'), offset("t", 0, 0))

@@ -123,7 +123,7 @@ async def exchange(port: int, pieces: list[bytes], count: int, *, heads_only: bo
 
 
 async def read_answer(reader: asyncio.StreamReader, heads_only: bool) -> tuple[int, bytes]:
-    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 10)).decode()
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)).decode()
     fields = dict(line.lower().split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
     size = 0 if heads_only else int(fields.get("content-length", 0))
     return int(head.split(" ")[1]), await reader.readexactly(size)

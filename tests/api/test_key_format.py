@@ -111,7 +111,7 @@ async def produce_bytes(api, *stored: bytes | None) -> None:
 @pytest.mark.parametrize(
     "accept", ["", "*/*", "application/*", "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"]
 )
-async def test_who_leaves_the_choice_reads_every_record(api, accept):
+async def test_an_accept_without_a_json_type_shows_every_record(api, accept):
     await api.create_topic("t")
     await produce_bytes(api, b'{"a":1}', b"ada", b"\xff", None)
     answer = await api.get("/topics/t/partitions/0/records", headers={"Accept": accept})
@@ -126,7 +126,7 @@ async def test_who_leaves_the_choice_reads_every_record(api, accept):
 
 
 @pytest.mark.parametrize("accept", [JSON_V2, "application/json", "application/json, text/plain, */*"])
-async def test_who_asks_for_json_gets_json_or_is_told(api, accept):
+async def test_a_client_that_asks_for_json_gets_json_or_an_error(api, accept):
     await api.create_topic("t")
     await produce_bytes(api, b'{"a":1}', b"ada")
     assert "offset 1 of t-0 is not JSON" in assert_error(await api.fetch("t", accept=accept), 422, 42207)

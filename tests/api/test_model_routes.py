@@ -78,7 +78,7 @@ async def api(tmp_path, monkeypatch, anyio_backend) -> AsyncIterator[ApiClient]:
         yield client
 
 
-async def test_what_a_query_model_refuses_has_the_form_of_every_refusal(api):
+async def test_refusals_of_a_query_model_have_the_form_of_every_refusal(api):
     assert (await api.get("/words?word=abc")).json() == {"count": 3}
     message = assert_error(await api.get("/words?word=abcd"), 422, 422)
     assert message == "query.word: String should have at most 3 characters."
@@ -109,7 +109,7 @@ async def test_a_body_that_is_not_the_model_reaches_no_endpoint(api, path, body)
 
 
 @pytest.mark.parametrize("path", ["/counts", "/perhaps"])
-async def test_nor_does_one_that_is_not_called_json_or_is_too_large(api, path):
+async def test_a_body_that_is_not_called_json_or_is_too_large_reaches_no_endpoint(api, path):
     assert_error(await api.post(path, content=b'{"count":1}'), 415, 415)
     assert_error(await api.post(path, content=b'{"count":1}', headers={"Content-Type": "text/plain"}), 415, 415)
     large = b" " * (1 << 20) + b'{"count":1}'

@@ -167,5 +167,5 @@ async def test_every_metric_of_ours_is_explained(exposed):
         ("sum by (state) (logstore_topic_problems) / logstore_gone", {"logstore_gone"}),
     ],
 )
-async def test_what_is_not_exposed_is_found(exposed, expression, wrong):
+async def test_a_metric_that_is_not_exposed_is_found(exposed, expression, wrong):
     assert unknown(expression, exposed) == wrong

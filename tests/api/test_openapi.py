@@ -116,7 +116,7 @@ async def test_bounds_of_64_bits_are_exact(document):
     assert (lag["maximum"], type(lag["maximum"])) == (2**63 - 1, int)
 
 
-async def test_it_is_openapi(document):
+async def test_the_description_is_valid_openapi(document):
     OpenAPIV31SpecValidator(document).validate()
 
 

@@ -87,7 +87,7 @@ async def test_a_long_poll_ends_with_the_first_record(api):
     await loop_turns()
     assert not poll.done()
     await api.produce("t", ["now"])
-    answer = await asyncio.wait_for(poll, 10)
+    answer = await asyncio.wait_for(poll, 30)
     assert [record["value"] for record in answer.json()] == ["now"]
 
 
@@ -98,13 +98,13 @@ async def test_a_long_poll_waits_for_min_bytes(api):
         await loop_turns()
         assert not poll.done()
         await api.produce("t", [f"{n}" * 1000])
-    assert len((await asyncio.wait_for(poll, 10)).json()) == 3
+    assert len((await asyncio.wait_for(poll, 30)).json()) == 3
 
 
 async def test_min_bytes_above_max_bytes_does_not_wait_for_what_cannot_come(api):
     await api.create_topic("t")
     await api.produce("t", ["x" * 1000])
-    answer = await asyncio.wait_for(api.fetch("t", offset=0, max_bytes=10, min_bytes=9999, max_wait_ms=60_000), 10)
+    answer = await asyncio.wait_for(api.fetch("t", offset=0, max_bytes=10, min_bytes=9999, max_wait_ms=60_000), 30)
     assert len(answer.json()) == 1
 
 
@@ -160,7 +160,7 @@ async def test_a_client_that_leaves_a_long_poll_leaves_nothing_behind(api):
     assert {"client_left", "answer_wanted"} <= running_coroutines()
     assert api.app.state.api.stopping._waiters
     messages.put_nowait({"type": "http.disconnect"})
-    await asyncio.wait_for(polling, 10)
+    await asyncio.wait_for(polling, 30)
     assert sent == []
     await eventually_async(lambda: not {"client_left", "answer_wanted"} & running_coroutines())
     assert not api.app.state.api.stopping._waiters
@@ -172,7 +172,7 @@ async def test_a_poll_of_a_topic_that_is_deleted_ends_with_404(api):
     poll = asyncio.create_task(api.fetch("t", offset=0, max_wait_ms=60_000))
     await loop_turns()
     assert (await api.delete(f"{api.topics_url}/t")).status_code == 204
-    assert_error(await asyncio.wait_for(poll, 10), 404, 40401)
+    assert_error(await asyncio.wait_for(poll, 30), 404, 40401)
 
 
 async def test_polls_answer_when_the_server_begins_to_stop(api):
@@ -181,7 +181,7 @@ async def test_polls_answer_when_the_server_begins_to_stop(api):
     await loop_turns()
     await api.produce("t", [1])
     api.app.state.api.stopping.set()
-    answer = await asyncio.wait_for(poll, 10)
+    answer = await asyncio.wait_for(poll, 30)
     assert [record["value"] for record in answer.json()] == [1]
 
 

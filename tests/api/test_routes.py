@@ -23,7 +23,7 @@ def test_a_route_that_does_not_say_what_it_does_cannot_be_made(shared_api):
             make("/topics/{topic}/shred")(nothing)
 
 
-def test_nor_can_a_router_of_another_kind_be_among_ours():
+def test_a_router_of_another_kind_cannot_be_among_ours():
     from fastapi import APIRouter
 
     router = APIRouter()
@@ -33,7 +33,7 @@ def test_nor_can_a_router_of_another_kind_be_among_ours():
 
 
 @pytest.mark.parametrize(("path", "names_in"), [("/topics/{topic}/x", "body"), ("/x", "path")])
-def test_where_its_names_are_must_be_so(path, names_in):
+def test_a_route_whose_names_are_elsewhere_cannot_be_made(path, names_in):
     async def endpoint(request: Request) -> None:
         pass
 
@@ -88,7 +88,7 @@ async def deny(api):
     return set_denied
 
 
-async def test_what_a_path_names_is_asked_for_by_the_guard(api, deny):
+async def test_the_guard_asks_for_names_in_the_path(api, deny):
     topic, one = "/topics/theirs", {"records": [{"value": 1}]}
     v3 = f"{api.topics_url}/theirs"
     attempts = [

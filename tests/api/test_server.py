@@ -22,7 +22,7 @@ from tests.support.eventually import eventually
 
 
 @pytest.mark.system
-def test_it_says_where_it_listens_once_it_does(tmp_path):
+def test_a_store_says_where_it_listens_once_it_does(tmp_path):
     server = RealServer(tmp_path / "data")
     try:
         assert server.wait_until_listening() == f"listening on http://127.0.0.1:{server.port}\n"

@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.protocol import HttpProtocol
 from logstore.broker.batcher import SMALL_REQUEST_BYTES_MAX
 from logstore.errors import StorageError, ThrottledError
@@ -123,11 +124,11 @@ async def exchange(port: int, *pieces: bytes) -> tuple[str, list[str], dict[str,
         for piece in pieces:
             writer.write(piece)
             await loop_turns()
-        return comparable(await asyncio.wait_for(read_answer(reader), 10))
+        return comparable(await asyncio.wait_for(read_answer(reader), 30))
 
 
 @pytest.mark.parametrize("requests", [TAKEN, LEFT], ids=["taken", "left"])
-async def test_it_is_answered_the_same_at_once_and_in_pieces(api, short, requests):
+async def test_a_short_request_is_answered_the_same_at_once_and_in_pieces(api, short, requests):
     async with listening(api.app) as (port, _):
         for name, whole in requests.items():
             short.clear()
@@ -143,7 +144,7 @@ async def test_a_request_that_comes_again_is_answered_the_same(api, short):
 
         async def answered(whole: bytes):
             writer.write(whole)
-            return comparable(await asyncio.wait_for(read_answer(reader), 10))
+            return comparable(await asyncio.wait_for(read_answer(reader), 30))
 
         for name, whole in TAKEN.items():
             first, *others = [await answered(whole) for _ in range(3)]
@@ -176,7 +177,7 @@ async def test_however_a_request_is_cut_it_is_one(api, short):
                     writer.write(piece)
                     await loop_turns()
                 for _ in range(sum(map(len, pieces)) // len(whole)):
-                    assert comparable(await asyncio.wait_for(read_answer(reader), 10)) == expected
+                    assert comparable(await asyncio.wait_for(read_answer(reader), 30)) == expected
         offsets = await asyncio.gather(*(api.get(f"/topics/t/partitions/{p}/offsets") for p in range(3)))
         assert sum(found.json()["end_offset"] for found in offsets) == 1 + 2 + 1 + 1 + 1 + 3 + 1
 
@@ -188,11 +189,11 @@ async def test_the_end_of_a_head_is_no_head(api, short):
             await exchange(port, whole[:cut], whole[cut:])
             async with connected(port) as (reader, writer):
                 writer.write(whole[cut:])
-                status, *_ = await asyncio.wait_for(read_answer(reader), 10)
+                status, *_ = await asyncio.wait_for(read_answer(reader), 30)
                 assert status.startswith("HTTP/1.1 400"), cut
 
 
-async def test_what_looks_like_a_request_within_another_is_part_of_that(api, short):
+async def test_bytes_like_a_request_in_a_body_are_part_of_that_body(api, short):
     whole = request()
     body = b'{"records":[{"value":"%b"}]}' % whole
     before, _, after = request(body).rpartition(whole)
@@ -203,7 +204,7 @@ async def test_what_looks_like_a_request_within_another_is_part_of_that(api, sho
         async with connected(port) as (reader, writer):
             for piece in (b"\r\n\r\n" + whole, b"\r\n\r\n" + ONE):
                 writer.write(piece)
-                status, *_ = await asyncio.wait_for(read_answer(reader), 10)
+                status, *_ = await asyncio.wait_for(read_answer(reader), 30)
             assert status.startswith("HTTP/1.1 400")
     assert sum(api.end_offsets("t")) == 2
 
@@ -219,7 +220,7 @@ async def test_a_request_behind_one_that_is_not_answered_yet_waits_for_its_turn(
             writer.write(piece)
             await loop_turns()
         durable.set()
-        places = [json.loads((await asyncio.wait_for(read_answer(reader), 10))[2])["offsets"][0] for _ in range(2)]
+        places = [json.loads((await asyncio.wait_for(read_answer(reader), 30))[2])["offsets"][0] for _ in range(2)]
     values = {partition: await api.values("t", partition) for partition in range(3)}
     assert [values[place["partition"]][place["offset"]]["a"] for place in places] == [2, 1]
 
@@ -230,7 +231,7 @@ async def test_nothing_of_a_request_is_kept_when_it_is_answered(api, short):
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         for whole in (request(), large, LEFT["no such topic"]):
             writer.write(whole)
-            await asyncio.wait_for(read_answer(reader), 10)
+            await asyncio.wait_for(read_answer(reader), 30)
             connections = [found for found in gc.get_objects() if isinstance(found, HttpProtocol)]
             assert {found._short_body for found in connections} == {b""}
 
@@ -240,9 +241,18 @@ async def test_few_heads_are_remembered(api, short):
         for n in range(300):
             accept = ", ".join([f"a/b{n}"] * (200 if n % 3 == 0 else 1) + ["*/*"])
             writer.write(request(Accept=accept))
-            assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
+            assert (await asyncio.wait_for(read_answer(reader), 30))[0] == "HTTP/1.1 200 OK"
     assert sum(short) == 200
     assert 0 < api.app.short_requests._read_again.cache_info().currsize <= 256
+
+
+@pytest.mark.parametrize("name", sorted(IDENTITY_HEADERS))
+async def test_a_request_with_a_sender_is_not_short(api, short, name):
+    """Short ones share frames."""
+    plain = [(b"content-length", b"10"), (b"content-type", JSON_V2.encode())]
+    assert api.app.short_requests.head(b"/topics/t", plain) is not None
+    assert api.app.short_requests.head(b"/topics/t", [*plain, (name, b"1")]) is None
+    assert short == []
 
 
 async def test_every_record_is_where_the_answer_says(api, short):
@@ -264,7 +274,7 @@ async def test_pipelined_requests_are_answered_in_their_order(api, short):
     requests.insert(2, b"GET /topics HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: list\r\n\r\n")
     async with listening(api.app) as (port, _), connected(port) as (reader, writer):
         writer.write(b"".join(requests))
-        ids = [(await asyncio.wait_for(read_answer(reader), 10))[1]["x-request-id"] for _ in requests]
+        ids = [(await asyncio.wait_for(read_answer(reader), 30))[1]["x-request-id"] for _ in requests]
     assert ids == ["0", "1", "list", "2", "3", "4"]
     assert sum(api.end_offsets("t")) == 5
 
@@ -276,8 +286,8 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
         writer.write(request() + b"NONSENSE\r\n\r\n")
         await loop_turns()
         durable.set()
-        assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
-        assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 400")
+        assert (await asyncio.wait_for(read_answer(reader), 30))[0] == "HTTP/1.1 200 OK"
+        assert (await asyncio.wait_for(read_answer(reader), 30))[0].startswith("HTTP/1.1 400")
     assert short == [True]
 
 
@@ -286,9 +296,7 @@ async def test_a_broken_request_behind_a_short_one_is_refused_after_its_answer(a
     [(StorageError("broken"), 500), (ThrottledError("full"), 429), (RuntimeError("a bug"), 500)],
     ids=lambda given: type(given).__name__,
 )
-async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
-    api, short, monkeypatch, error, status, capsys
-):
+async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monkeypatch, error, status, capsys):
     async def fail(*_, **__):
         raise error
 
@@ -303,7 +311,7 @@ async def test_what_it_fails_with_is_told_and_counted_and_logged_the_same(
                 for piece in pieces:
                     writer.write(piece)
                     await loop_turns()
-                answers.append(comparable(await asyncio.wait_for(read_answer(reader), 10)))
+                answers.append(comparable(await asyncio.wait_for(read_answer(reader), 30)))
             lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
             logged.append([{k: line.get(k) for k in ("event", "request_id", "client_id", "status")} for line in lines])
             counted.append(answered(status))
@@ -325,7 +333,7 @@ def answered(status: int) -> float:
     )
 
 
-async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
+async def test_a_request_in_doubt_is_told_so_and_another_is_not_disturbed(api, short, monkeypatch):
     durable = held_appends(api, monkeypatch)
     async with (
         listening(api.app) as (port, _),
@@ -336,13 +344,13 @@ async def test_one_that_is_in_doubt_is_told_so_and_another_is_not_disturbed(api,
         writer.write(request(path="/topics/t?timeout_ms=20"))
         gone_writer.write(request())
         other_writer.write(request())
-        assert (await asyncio.wait_for(read_answer(reader), 10))[0].startswith("HTTP/1.1 504")
+        assert (await asyncio.wait_for(read_answer(reader), 30))[0].startswith("HTTP/1.1 504")
         gone_writer.transport.abort()
         await loop_turns()
         durable.set()
-        assert (await asyncio.wait_for(read_answer(other_reader), 10))[0] == "HTTP/1.1 200 OK"
+        assert (await asyncio.wait_for(read_answer(other_reader), 30))[0] == "HTTP/1.1 200 OK"
         writer.write(request(X_Request_Id="next"))
-        assert (await asyncio.wait_for(read_answer(reader), 10))[1]["x-request-id"] == "next", "answered twice"
+        assert (await asyncio.wait_for(read_answer(reader), 30))[1]["x-request-id"] == "next", "answered twice"
     assert short == [True] * 4
     assert api.app.state.api.requests.reserved == 0
 
@@ -353,12 +361,12 @@ async def test_at_the_bound_of_bytes_in_flight_the_long_way_refuses_it(tmp_path)
         held = api.app.state.api.requests.reserve(4090)
         async with listening(api.app) as (port, _), connected(port) as (reader, writer):
             writer.write(request())
-            status, headers, _ = await asyncio.wait_for(read_answer(reader), 10)
+            status, headers, _ = await asyncio.wait_for(read_answer(reader), 30)
             assert status.startswith("HTTP/1.1 429")
             assert headers["retry-after"]
             held.release()
             writer.write(request())
-            assert (await asyncio.wait_for(read_answer(reader), 10))[0] == "HTTP/1.1 200 OK"
+            assert (await asyncio.wait_for(read_answer(reader), 30))[0] == "HTTP/1.1 200 OK"
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["short way", "long way"])
@@ -379,7 +387,7 @@ async def test_records_that_wait_count_with_what_they_hold_and_not_with_their_bo
                 if not at_once:
                     await loop_turns()
                     writer.write(sent[-1:])
-                return (await asyncio.wait_for(read_answer(reader), 10))[0]
+                return (await asyncio.wait_for(read_answer(reader), 30))[0]
 
         async with listening(api.app) as (port, _):
             first = asyncio.create_task(post(port))
@@ -400,7 +408,7 @@ async def test_a_server_that_stops_answers_what_it_has_and_closes(api, short, mo
         for connection in list(state.connections):
             connection.shutdown()
         durable.set()
-        status, headers, _ = await asyncio.wait_for(read_answer(reader), 10)
+        status, headers, _ = await asyncio.wait_for(read_answer(reader), 30)
         assert status == "HTTP/1.1 200 OK"
         assert headers["connection"] == "close"
-        assert await asyncio.wait_for(reader.read(), 10) == b""
+        assert await asyncio.wait_for(reader.read(), 30) == b""

@@ -8,6 +8,8 @@ import pytest
 from ingest_api.schemas.records import ProducedOffsets
 from logstore.broker.context import INTERNAL
 from logstore.errors import StorageError, ThrottledError
+from logstore.log.frame_records import frame_records
+from logstore.records.batch_identity import NO_IDENTITY
 from logstore.records.json_decoder import decode_plain, plain_columns
 from logstore.records.murmur2 import murmur2
 from tests.api.api_client import JSON_V2, assert_error, held_appends
@@ -61,6 +63,50 @@ async def test_each_request_is_told_where_its_own_records_are(api, appends):
     assert len(appends) < len(requests) / 2, "they were not appended together"
 
 
+async def test_only_plain_requests_share_a_frame(api, appends):
+    """A frame has one sender."""
+    await api.create_topic("t")
+    producers = [(await api.post("/producers")).json()["producer_id"] for _ in range(2)]
+    senders = {
+        f"producer {number}": {
+            "Logstore-Producer-Id": str(producer),
+            "Logstore-Producer-Epoch": "0",
+            "Logstore-Base-Sequences": "0=0",
+        }
+        for number, producer in enumerate(producers)
+    } | {f"key {number}": {"Idempotency-Key": f"a key {number}"} for number in range(3)}
+
+    async def send(value: str, headers: dict[str, str]) -> None:
+        record = {"value": value} | ({"partition": 0} if "Logstore-Producer-Id" in headers else {})
+        content = json.dumps({"records": [record] * 2}).encode()
+        answer = await api.post("/topics/t", content=content, headers={"Content-Type": JSON_V2} | headers)
+        assert answer.status_code == 200, answer.text
+
+    plain = {f"plain {number}": {} for number in range(9)}
+    # By turns, so that a plain one waits beside each of the others.
+    mixed = [pair for both in zip(plain.items(), senders.items(), strict=False) for pair in both]
+    await asyncio.gather(*(send(*request) for request in [*mixed, *list(plain.items())[len(senders) :]]))
+
+    log = api.broker.topic(INTERNAL, "t").partition(0)
+    frames = api.broker.journal.read_many([frame.location for frame in log.index.frames(0, log.next_offset)])
+    joined = 0
+    seen = set()
+    for frame in frames:
+        (batch,) = frame_records([frame])
+        values = {json.loads(value) for value in batch.column("value").to_pylist()}
+        if frame.header.identity == NO_IDENTITY:
+            assert values <= plain.keys()
+            joined += len(values) > 1
+        else:
+            (sender,) = values & senders.keys()
+            assert values == {sender}
+            assert (frame.header.record_count, frame.header.identity.is_keys) == (2, sender.startswith("key"))
+        seen |= values
+    assert seen == plain.keys() | senders.keys()
+    assert joined, "the plain ones were appended together"
+    assert sum(appends) == 2 * len(plain), "no other came to the batcher"
+
+
 async def test_a_wrong_request_spoils_no_other(api):
     await api.create_topic("t", partitions=2, max_message_bytes="100")
     wrong = {
@@ -88,7 +134,7 @@ async def test_a_compacted_topic_refuses_the_request_without_a_key_alone(api):
 
 
 @pytest.mark.parametrize(("error", "status"), [(StorageError("broken"), 500), (ThrottledError("full"), 429)])
-async def test_what_fails_all_is_told_to_all(api, monkeypatch, error, status):
+async def test_an_error_of_the_append_is_told_to_every_request(api, monkeypatch, error, status):
     await api.create_topic("t")
 
     async def fail(*_, **__):
@@ -132,7 +178,7 @@ async def test_a_stopped_client_costs_only_its_own_answer(api):
     assert "staying" in await api.values("t")
 
 
-async def test_who_gave_up_before_the_append_began_is_not_stored_and_holds_nothing(api, monkeypatch):
+async def test_a_request_given_up_before_the_append_is_not_stored_and_holds_nothing(api, monkeypatch):
     await api.create_topic("t")
     durable = held_appends(api, monkeypatch)
     begun = [asyncio.create_task(post(api, body((None, "first"))))]
@@ -229,10 +275,11 @@ async def test_a_partition_that_takes_nothing_spoils_no_other_of_those_that_join
     assert await api.values("t", 1 - used) == [3, 3]
 
 
-async def test_one_who_cannot_be_told_leaves_the_others_and_the_topic_alone(api):
+async def test_a_callback_that_fails_leaves_the_other_requests_and_the_topic_alone(api):
     await api.create_topic("t")
     topic = api.broker.topic(INTERNAL, "t")
     records = decode_plain(body((None, 1)))
+    assert records
 
     def fail(*_):
         raise RuntimeError("a bug")
@@ -258,7 +305,7 @@ async def test_a_topic_that_is_altered_while_requests_wait_refuses_those_without
     assert await api.values("t") == [0, 1]
 
 
-async def test_those_that_go_alone_because_of_another_still_share_an_fsync(api, monkeypatch):
+async def test_requests_that_go_alone_because_of_another_still_share_an_fsync(api, monkeypatch):
     await api.create_topic("t")
     going_on = held_appends(api, monkeypatch)
     commit, groups = api.broker.journal._commit, []

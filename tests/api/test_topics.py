@@ -50,7 +50,7 @@ async def test_partitions_alone_are_those_of_the_topic(api):
     assert_error(await api.get("/topics/t/partitions/3"), 404, 40402)
 
 
-async def test_who_leads_and_who_is_in_sync_is_as_the_coordinator_says(api, monkeypatch):
+async def test_leader_and_in_sync_replicas_are_those_of_the_coordinator(api, monkeypatch):
     await api.create_topic("t")
     state = PartitionState(leader=2, leader_epoch=7, replicas=(1, 2, 3), in_sync_replicas=(2, 3))
     monkeypatch.setattr(api.broker, "partition_state", lambda *_: state)

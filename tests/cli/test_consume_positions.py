@@ -44,7 +44,7 @@ def filled(server, topic) -> str:
     ],
     ids=lambda value: " ".join(map(str, sorted(value) if isinstance(value, set) else value)) or "none",
 )
-def test_where_it_begins_and_stops(run, filled, arguments, expected):
+def test_the_first_and_the_last_position(run, filled, arguments, expected):
     lines = run("consume", filled, *arguments).stdout.splitlines()
     assert len(lines) == len(expected)
     assert set(lines) == expected

@@ -51,7 +51,7 @@ def test_the_store_that_is_named_is_asked(server, run_json, topic, monkeypatch):
     assert url in unreachable["found"]
 
 
-def test_what_is_wrong_with_a_store_is_said():
+def test_problems_of_a_store_are_told():
     problem = TopicProblem("orders", 1, "quarantined", "two files overlap", "logstore topic delete orders")
     store = StoreStatus(
         "0.0",

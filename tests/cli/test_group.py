@@ -70,7 +70,7 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
     ],
     ids=str,
 )
-def test_where_a_reset_goes(run, run_json, filled, group, target, offsets):
+def test_the_offsets_of_a_reset(run, run_json, filled, group, target, offsets):
     run("topic", "delete-records", filled, "--partition", 0, "--before-offset", 1)
     run("group", "reset", group, "--topic", filled, "--to-earliest")
     asked = ["group", "reset", group, "--topic", filled, *target]

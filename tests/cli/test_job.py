@@ -78,7 +78,7 @@ def test_a_dry_run_changes_nothing(job):
     assert "nothing to do in 3 of 3 topics" in job("vacuum", "--dry-run").stdout
 
 
-def test_why_nothing_was_done(job, data):
+def test_the_reasons_why_nothing_was_done(job, data):
     job("retention")
     why = job("retention").stdout.splitlines()
     assert why[1].startswith("users: cleanup.policy is compact")
@@ -86,7 +86,7 @@ def test_why_nothing_was_done(job, data):
         "web-a, web-b: the oldest segment (offsets 5 to 9) stays: retention.bytes=1 keeps it until"
     )
     assert job("compact").stdout.splitlines()[1:] == [
-        "users: it has no segments; only what is rolled can be compacted",
+        "users: it has no segments with records; only what is rolled can be compacted",
         "web-a, web-b: cleanup.policy is delete: keys are not compacted",
     ]
     users, web_a, _ = json.loads(job("retention", "--json").stdout)["topics"]

@@ -10,7 +10,7 @@ import pytest
 from logstore.journal.frame import HEADER_BYTES
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import RememberedBatch
-from tests.support.journals import running, snapshot_frame
+from tests.support.journals import control_frame, data_frame, kafka_frame, running, snapshot_frame, truncate_frame
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.system
@@ -38,7 +38,7 @@ def test_dump_shows_the_frames_of_a_running_store(run, server, topic):
 
     lines = run("journal", "dump", journal_of(server)).stdout.splitlines()
     assert lines[0].split()[:3] == ["position", "bytes", "type"]
-    assert any(f" data     {topic} " in line for line in lines)
+    assert any(f" data        {topic} " in line for line in lines)
     assert len(run("journal", "dump", journal_of(server), "--limit", 1).stdout.splitlines()) == 2
 
 
@@ -140,3 +140,22 @@ def test_dump_counts_what_a_snapshot_remembers(run, tmp_path):
 
     asyncio.run(scenario())
     assert "sealed 0, 2 producers, 3 idempotency keys\n" in run("journal", "dump", tmp_path).stdout
+
+
+def test_frames_that_a_start_refuses_are_shown_by_name(run, run_json, tmp_path):
+    async def scenario():
+        async with running(tmp_path) as (journal, _):
+            await journal.append([data_frame(0), control_frame(1), truncate_frame(1), kafka_frame(1)])
+
+    asyncio.run(scenario())
+    _, _, control, truncation, refused = run("journal", "dump", tmp_path).stdout.splitlines()
+    assert " control " in control
+    assert control.endswith("  COMMIT coordinator epoch 7, producer 5 epoch 2")
+    assert " truncate " in truncation
+    assert truncation.endswith("  the log ends at 1")
+    assert " kafka_batch " in refused
+    assert refused.endswith("  refused by this release")
+    (report,) = run_json("journal", "verify", tmp_path, code=1)
+    assert "KAFKA_BATCH (5)" in report["damage"]
+    assert " refused" in run("journal", "verify", tmp_path, code=1).stdout
+    assert "KAFKA_BATCH (5)" in run("journal", "repair", tmp_path, "--yes", code=1).stderr

@@ -100,7 +100,7 @@ def test_rows_are_objects_of_all_columns():
         (pa.array([[{"i": (1, 2, 3)}]], pa.list_(pa.struct([("i", pa.month_day_nano_interval())]))), "no JSON form"),
     ],
 )
-def test_what_has_no_form_is_named(column, says):
+def test_a_type_without_a_json_form_is_named(column, says):
     with pytest.raises(InvalidRecordError) as error:
         json_objects(pa.RecordBatch.from_arrays([column], ["c"]))
     assert says in error.value.message

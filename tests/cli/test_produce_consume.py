@@ -129,7 +129,7 @@ def test_produce_failures_are_one_line(run, topic, tmp_path):
     run("produce", topic, input="")
 
 
-def test_what_consume_prints(run, server, topic):
+def test_the_formats_of_consume(run, server, topic):
     import httpx
 
     encoded = base64.b64encode(b"\xff").decode()
@@ -151,7 +151,7 @@ def test_what_consume_prints(run, server, topic):
     assert list(map(json.loads, run("consume", topic, "--json").stdout.splitlines())) == [first | binary, second]
 
 
-def test_where_consume_starts_and_stops(run, topic):
+def test_the_start_and_the_end_of_consume(run, topic):
     run("produce", topic, "--partition", 0, input="a\nb\nc\nd\n")
     run("produce", topic, "--partition", 1, input="e\n")
     assert run("consume", topic, "-p", 0, "--offset", 2).stdout == "c\nd\n"
@@ -264,7 +264,7 @@ def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, sta
     assert run_json("group", "describe", group)["total_lag"] == 0
 
 
-def test_what_could_not_be_written_is_not_committed(run, start, server, topic, tmp_path):
+def test_offsets_of_records_that_could_not_be_written_are_not_committed(run, start, server, topic, tmp_path):
     group = f"group-of-{topic}"
     values = [random.Random(0).randbytes(20_000), b"b"]
     post(server.url, topic, 0, values)
@@ -428,13 +428,13 @@ def test_a_large_table_goes_in_parts(run, run_json, topic, tmp_path):
         ("value,to\nx,0\nx,9\n", ["--partition-field", "to"], "row 2: Partition 9 not found"),
     ],
 )
-def test_what_is_wrong_with_a_table_is_named(run, topic, text, arguments, says):
+def test_a_mistake_in_a_table_is_named(run, topic, text, arguments, says):
     result = run("produce", topic, "--format", "csv", *arguments, input=text, code=1)
     assert result.stderr.startswith("logstore: ")
     assert says in result.stderr
 
 
-def test_what_is_no_parquet_is_named(run, topic, tmp_path):
+def test_a_file_that_is_no_parquet_is_named(run, topic, tmp_path):
     (tmp_path / "no.parquet").write_text("nothing of the kind")
     assert "Parquet" in run("produce", topic, tmp_path / "no.parquet", code=1).stderr
 

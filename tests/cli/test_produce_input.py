@@ -221,7 +221,7 @@ def test_options_that_exclude_each_other_are_named(dry, tmp_path, arguments, say
         ("to\n5\n1.5\n", ["--partition-field", "to"], "row 2: '1.5' is not a partition"),
     ],
 )
-def test_what_is_wrong_with_csv_is_named(dry, text, arguments, says):
+def test_a_mistake_in_csv_is_named(dry, text, arguments, says):
     assert says in dry("--format", "csv", *arguments, input=text, code=1)
 
 

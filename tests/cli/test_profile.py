@@ -93,7 +93,7 @@ def _metrics(url: str) -> str:
     ],
     ids=str,
 )
-def test_what_is_wrong_is_one_line(arguments, says):
+def test_a_mistake_is_one_line(arguments, says):
     run("profile", "set", "staging", "format=json")
     before = file().read_text()
     error = run(*arguments, code=1)

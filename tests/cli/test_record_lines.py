@@ -43,7 +43,7 @@ def test_null_is_nothing_and_has_length_minus_1():
 
 
 @pytest.mark.parametrize("template", ["%z", "%", r"%s\q", "\\", r"\x4", "%é"])
-def test_what_a_template_cannot_say_is_named(template):
+def test_mistakes_in_a_template_are_named(template):
     with pytest.raises(ValueError, match=r"is no (field|escape): there are .*%s|\\n"):
         template_lines(template)
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.system
 
 
 #: Small enough for a run with each kind of fault in half a minute.
-LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=0.2, observed=False)
+LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, observed=False)
 
 
 def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:

@@ -82,11 +82,11 @@ def anomaly(*expected: str) -> Callable[[Anomalous], Anomalous]:
 
 
 @pytest.mark.parametrize(("make", "expected"), ANOMALIES)
-def test_anomaly_is_named(make: Anomalous, expected: list[str]) -> None:
+def test_an_anomaly_is_named(make: Anomalous, expected: list[str]) -> None:
     assert found(make()) == expected
 
 
-def test_a_right_history_has_none() -> None:
+def test_a_right_history_has_no_anomaly() -> None:
     assert check(story()) == []
 
 
@@ -1224,7 +1224,7 @@ def test_a_power_cut_may_take_what_nobody_was_told_of() -> None:
     assert check([event for event in events if event.get("kind") != "entry_lost"])
 
 
-def test_others_may_overwrite_entries() -> None:
+def test_other_writers_may_overwrite_entries() -> None:
     """A version without our commit, a log start that is forgotten, and a compaction that is undone."""
 
     def overwrite(store: ModelStore) -> None:
@@ -1255,7 +1255,7 @@ def test_others_may_overwrite_entries() -> None:
     assert check([event for event in events if event.get("kind") != "overwrite"])
 
 
-def test_what_others_do_to_a_table_is_theirs_until_it_is_undone() -> None:
+def test_foreign_commits_excuse_anomalies_of_their_table_until_they_are_undone() -> None:
     """A version without our files, and one with a row of somebody who knows nothing of offsets."""
 
     def meddle(store: ModelStore) -> None:
@@ -1539,7 +1539,7 @@ class Drive:
 
 @settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(_STEPS), st.integers(0, 2**16)), max_size=120))
-def test_silent_on_right_histories(steps: list[tuple[str, int]]) -> None:
+def test_the_checker_is_silent_on_right_histories(steps: list[tuple[str, int]]) -> None:
     drive = Drive()
     for step, number in steps:
         drive.take(step, number)

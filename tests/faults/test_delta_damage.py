@@ -261,7 +261,7 @@ def test_the_first_entry_of_a_topic_is_never_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["{}.json#1", "{}.json.tmp", ".{}.json.0e1f.tmp", "_commit_0e1f.json.tmp"])
-def test_what_a_killed_writer_leaves_is_in_nobodys_way(images: dict[str, Path], tmp_path: Path, name: str) -> None:
+def test_leftovers_of_a_killed_writer_harm_nobody(images: dict[str, Path], tmp_path: Path, name: str) -> None:
     shutil.copytree(images["roll"], tmp_path / "data")
     entry = newest(tmp_path / "data")
     for version in (int(entry.stem), int(entry.stem) + 1):
@@ -273,7 +273,7 @@ def test_what_a_killed_writer_leaves_is_in_nobodys_way(images: dict[str, Path], 
 
 
 @pytest.mark.parametrize("failing", ["delta.sync_file", "delta.sync_directory"])
-def test_what_was_acknowledged_after_a_failed_fsync_survives_a_power_cut(tmp_path: Path, failing: str) -> None:
+def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path: Path, failing: str) -> None:
     """The pages of a failed fsync count as clean: only other ones bring the entry to the disk."""
     data = tmp_path / "data"
     data.mkdir()

@@ -337,7 +337,7 @@ def test_power_cuts_under_load_lose_nothing_that_was_acknowledged(store: FaultyS
     load = load_on(store)
     changes = Changes(store.url)
     with load:
-        for number in range(40 if TORTURE else 3):
+        for number in range(40 if TORTURE else 2):
             changes = changes.after()
             with changes:
                 load.wait_for_acknowledged(300)

@@ -11,7 +11,14 @@ import pytest
 
 from tests.faults.fail_points import jobs
 from tests.faults.fail_points.fault import Fault, is_named
-from tests.faults.fail_points.loop import EACH, FailPointLoop, named_kills, named_power_cuts, sample_of_final
+from tests.faults.fail_points.loop import (
+    EACH,
+    FailPointLoop,
+    named_kills,
+    named_power_cuts,
+    sample_of_final,
+    sample_of_kills,
+)
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.support.examples import stride
@@ -77,15 +84,27 @@ def rng() -> random.Random:
     return random.Random(seed)
 
 
+@pytest.mark.parametrize("part", range(2))
+def test_killed_at_every_named_point_in_one_of_the_acts_that_come_there(loop, rng, part):
+    hits = {act: loop.hits(act) for act in ACTS}
+    steps = {(act, point) for act, point in STEPS.values() if act in ACTS}
+    for act, point in sorted(steps | set(sample_of_kills(hits, rng)))[part::2]:
+        kill_at(loop, rng, act, point)
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_at_every_named_point(loop, rng, act):
+    for point in {fault.point: None for fault in named_kills(loop.hits(act))}:
+        kill_at(loop, rng, act, point)
+
+
+def kill_at(loop: FailPointLoop, rng: random.Random, act: str, point: str) -> None:
     """At one of the times that the act comes there; every time in the long form."""
-    kills: dict[str, list[Fault]] = {}
-    for fault in named_kills(loop.hits(act)):
-        kills.setdefault(fault.point, []).append(fault)
-    for first, *later in kills.values():
-        # How often it does depends on when files are freed and rolls begin; that it does at all does not.
-        assert loop.run(act, [rng.choice([first, *later])]) or loop.run(act, [first]), f"{act} did not come to {first}"
+    count = loop.hits(act)[point]
+    # How often it does depends on when files are freed and rolls begin; that it does at all does not.
+    struck = (loop.run(act, [Fault(point, nth, "kill")]) for nth in (rng.randint(1, count), 1))
+    assert any(struck), f"{act} did not come to {point}"
 
 
 @pytest.mark.parametrize("part", range(2))
@@ -109,20 +128,23 @@ def test_every_step_is_reached(loop):
 
 @pytest.mark.parametrize("act", ACTS)
 def test_an_operation_that_fails_at_each_of_its_calls_is_done_in_the_end(loop, act):
-    for fault in EACH:
+    """With one of the errors in ``make test``, another in the next act."""
+    for fault in EACH[list(ACTS).index(act) % stride(1) :: stride(1)]:
         loop.run(act, [fault])
 
 
-@pytest.mark.parametrize("part", [0, 1, *(pytest.param(part, marks=pytest.mark.long) for part in (2, 3))])
+@pytest.mark.parametrize("part", range(2))
 def test_killed_in_calls_and_journal_stopped_for_good(loop, rng, part):
+    """At a third of them in ``make test``, each time others."""
     hits = {act: loop.hits(act) for act in ACTS}
-    for act, fault in sample_of_final(hits, rng)[part::4]:
+    apart = 2 * stride(1)
+    for act, fault in sample_of_final(hits, rng)[2 * rng.randrange(stride(1)) + part :: apart]:
         loop.run(act, [fault])
 
 
 @pytest.mark.parametrize("act", ACTS)
 def test_killed_in_recovery_again_and_again(loop, rng, act):
-    points = sorted(rng.sample(range(1, 80), 8))
+    points = sorted(rng.sample(range(1, 80), 9 // stride(1)))
     loop.kill_recovery(act, rng.choice(named_kills(loop.hits(act))), points)
 
 

@@ -189,7 +189,7 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
 
 
 @pytest.mark.parametrize("behind", ["zero", "garbage", "mark", "frames"])
-def test_what_a_process_without_the_lock_wrote_behind_the_end_of_an_older_file_is_passed_over(tmp_path, behind):
+def test_bytes_of_a_process_without_the_lock_behind_the_end_of_an_older_file_are_passed_over(tmp_path, behind):
     """It said of nothing of it that it was durable, and acknowledged nothing of it."""
     _killed_journal(tmp_path, _groups(12), file_bytes=1500)
     before = offsets(recovered_frames(tmp_path))

@@ -116,7 +116,7 @@ def test_a_full_disk_refuses_and_recovers_by_itself(tmp_path, call, written):
     assert offsets(recovered_frames(tmp_path)) == [0, 1, 2]
 
 
-def test_what_is_left_of_a_disk_is_used(tmp_path):
+def test_the_last_space_of_a_disk_is_used(tmp_path):
     filesystem = FaultyFileSystem()
 
     async def scenario():
@@ -294,7 +294,7 @@ def test_recovery_from_a_disk_that_cannot_be_read_is_an_error(tmp_path):
     assert offsets(recovered_frames(tmp_path)) == [0]
 
 
-def test_what_a_restart_reads_after_a_failed_sync_survives_a_power_cut(tmp_path):
+def test_records_read_by_a_restart_after_a_failed_sync_survive_a_power_cut(tmp_path):
     """The kernel counts the pages of a failed sync as clean: they are read, and never written unless written again."""
     directory = tmp_path / "0"
     filesystem = FaultyFileSystem(directory)

@@ -86,7 +86,7 @@ def test_a_store_that_lost_its_lock_commits_no_roll_at_its_stop(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("writes", [True, False])
-def test_what_the_older_of_two_stores_still_does_to_the_journal_is_passed_over_at_the_next_start(
+def test_bytes_of_the_older_of_two_stores_in_the_journal_are_passed_over_at_the_next_start(
     tmp_path: Path, writes: bool
 ) -> None:
     data = tmp_path / "data"

@@ -173,10 +173,10 @@ def join_all_segments(topic_path: Path) -> None:
     table = TopicTable.open(open_table(topic_path))
     segments = table.snapshot().segments(0)
     end = segments[-1].max_offset + 1
-    with SegmentWriter(open_table(topic_path), 0, segments[0].min_offset, 1) as writer:
+    with SegmentWriter(open_table(topic_path), 0, segments[0].base_offset, end, 1) as writer:
         for segment in segments:
             writer.write(read_row_group(topic_path / segment.path, 0))
-        joined = writer.finish(end, leader_epochs=((1, 0),), operation="key-compaction")
+        joined = writer.finish(leader_epochs=((1, 0),), operation="key-compaction")
     rewrite_files(
         table, 0, [s.path for s in segments], [joined], data_change=False, cleaned=end, operation="key-compaction"
     )
@@ -255,7 +255,7 @@ def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_a_user_deleted_with_sql_stays_deleted_when_its_removal_is_forgotten(tmp_path: Path) -> None:
+def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_path: Path) -> None:
     async def start_and_stop() -> list[int]:
         async with running_broker(tmp_path) as broker:
             topic = broker.topic(INTERNAL, "t")

@@ -52,11 +52,11 @@ class Damaged:
     def __init__(self, table: Path, kind: str) -> None:
         layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
         codec = "uncompressed" if kind == "uncompressed" else "zstd"
-        with SegmentWriter(open_table(table), 0, 5, 3, codec, layout=layout) as writer:
+        with SegmentWriter(open_table(table), 0, 5, 19, 3, codec, layout=layout) as writer:
             for base in (5, 12):
                 writer.write(_group_offsets(base) if kind == "group offsets" else log_batch(range(base, base + 7)))
                 writer._flush()  # a row group of its own
-            self.segment = writer.finish(19, leader_epochs=((1, 0), (3, 12)))
+            self.segment = writer.finish(leader_epochs=((1, 0), (3, 12)))
         self.table = table
         self.path = table / self.segment.path
         self.good = self.path.read_bytes()
@@ -183,9 +183,9 @@ def test_the_checksums_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
 def test_another_segment_under_this_name_is_refused(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
     for partition, base, epoch in ((1, 5, 3), (0, 4, 3), (0, 5, 2)):
-        with SegmentWriter(open_table(tmp_path), partition, base, epoch) as writer:
+        with SegmentWriter(open_table(tmp_path), partition, base, 19, epoch) as writer:
             writer.write(log_batch(range(5, 19)))
-            other = writer.finish(19)
+            other = writer.finish()
         damaged.refuses((tmp_path / other.path).read_bytes(), f"segment {other.path}")
 
 
@@ -227,7 +227,7 @@ async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:
     return str(raised.value)
 
 
-def test_what_is_damaged_is_not_served_and_all_else_is(tmp_path: Path) -> None:
+def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
@@ -280,9 +280,9 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
             topic = await two_segments_and_a_tail(broker)
             path = path_of(topic.table) / topic.partition(0).segments[0].path
             footer = read_footer(path)
-            with SegmentWriter(open_table(topic.table.files.uri), 0, 0, footer.leader_epoch) as writer:
+            with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 2, footer.leader_epoch) as writer:
                 writer.write(log_batch([0]))
-                rival = writer.finish(2)
+                rival = writer.finish()
             (path_of(topic.table) / path_of(rival)).rename(path)
             said = await is_refused(
                 lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
@@ -335,7 +335,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
     run(start())
 
 
-def test_what_could_not_be_committed_and_is_damaged_is_written_again(tmp_path: Path) -> None:
+def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path: Path) -> None:
     """The journal has all of it still."""
 
     async def scenario() -> None:
@@ -379,7 +379,7 @@ def one(number: int) -> Iterator[pa.RecordBatch]:
 def test_a_job_stops_at_a_damaged_file(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
     segment, good = damaged.segment, damaged.good
-    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 0, "zstd", "key-compaction", 0)
+    task = WriteTask("t", str(tmp_path), 0, (source(segment),), 5, 19, 0, "zstd", "key-compaction", 0)
     scan = scan_keys(str(tmp_path), [source(segment)], {0: 0})
     keys = [key for batch in scan(one(0)) for key in batch.column("key").to_pylist()]
     chosen = random.Random(7)

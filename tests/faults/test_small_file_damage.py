@@ -106,7 +106,7 @@ def test_a_newer_format_is_not_taken_for_damage(data: Path) -> None:
         elect(data)
 
 
-def test_what_the_message_says_helps(tmp_path: Path) -> None:
+def test_the_remedy_in_the_message_helps(tmp_path: Path) -> None:
     """Removed files are made anew: records, epochs above those of the tables, all but the cluster's id stay."""
 
     async def write() -> str:
@@ -135,7 +135,7 @@ def test_what_the_message_says_helps(tmp_path: Path) -> None:
         run(read(kept))
 
 
-def test_what_is_in_the_lock_file_is_harmless_because_only_its_lock_counts(tmp_path: Path) -> None:
+def test_the_content_of_a_lock_file_is_harmless_because_only_its_lock_counts(tmp_path: Path) -> None:
     async def scenario() -> None:
         (tmp_path / "lock").write_bytes(b"\xff" * 100)
         async with running_broker(tmp_path):

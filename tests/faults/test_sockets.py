@@ -282,7 +282,7 @@ async def end_after_body(client: RawClient, ending: Ending, request: Request) ->
         await end(client, ending)
 
 
-def test_what_came_before_a_cut_request_is_answered(server):
+def test_requests_before_a_cut_request_are_answered(server):
     requests = [server.request("before ") for _ in range(2)]
 
     async def run() -> None:

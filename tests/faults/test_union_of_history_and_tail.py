@@ -134,7 +134,7 @@ def test_readers_of_the_store_notice_no_roll(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_could_not_be_sealed_stays_in_the_journal(tmp_path: Path) -> None:
+def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) -> None:
     """Rule R7: a range is freed after its commit, not with the attempt."""
 
     async def scenario() -> None:

@@ -126,16 +126,16 @@ def write_segments(directory: Path) -> None:
     """One of each codec with gaps between offsets, and one of two row groups."""
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
         for number, codec in enumerate(SEGMENT_CODECS):
-            with SegmentWriter(open_table(directory), 3, number * 1_000, 7, codec) as writer:
+            with SegmentWriter(open_table(directory), 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:
                 writer.write(log_batch(range(number * 1_000, number * 1_000 + 50)))
                 writer.write(log_batch([number * 1_000 + 55, number * 1_000 + 170]))
-                writer.finish(number * 1_000 + 180, ((5, 0), (7, 120)), producers=_PRODUCERS, idempotency_keys=_KEYS)
-        with SegmentWriter(open_table(directory), 4, 0, 0) as writer:
+                writer.finish(((5, 0), (7, 120)), producers=_PRODUCERS, idempotency_keys=_KEYS)
+        with SegmentWriter(open_table(directory), 4, 0, 2, 0) as writer:
             for offset in range(2):
                 values = {"offset": [offset], "timestamp": [TIMESTAMP_MS], "key": [b"large"], "headers": [None]}
                 values["value"] = [bytes(LARGE_VALUE_BYTES)]
                 writer.write(pa.RecordBatch.from_pydict(values, schema=LOG_SCHEMA))
-            writer.finish(2)
+            writer.finish()
 
 
 def footer_row(footer: SegmentFooter) -> dict[str, Any]:

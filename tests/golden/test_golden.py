@@ -143,7 +143,7 @@ def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
     """A dumped frame as a release before transactions wrote it, with the fields that dumps have since."""
     if row["snapshot"] is not None:
         row["snapshot"] = {"open_transactions": [], "markers": []} | row["snapshot"]
-    return row
+    return {"transactional": False, "control": None, "honoured": True} | row
 
 
 def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:

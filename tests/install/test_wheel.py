@@ -94,7 +94,7 @@ def test_a_record_goes_in_and_out_by_what_is_installed(image: Path, url: str, tm
     assert logstore("consume", "events", "--from-beginning") == '{"user": "ada"}\n'
 
 
-def test_what_is_imported_is_what_was_installed(image: Path, tmp_path: Path):
+def test_the_imported_package_is_the_installed_one(image: Path, tmp_path: Path):
     code = "import logstore, ingest_api, consumer_offsets, compaction_jobs as c; print(logstore.__file__, c.__file__)"
     found = subprocess.check_output(
         [image / "opt/bin/python", "-c", code], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, text=True, timeout=60

@@ -77,9 +77,9 @@ class WrittenTopic:
         segments = []
         for first in range(start, end, file_offsets):
             last = min(first + file_offsets, end)
-            with SegmentWriter(open_table(self.table.files.uri), partition, first, 0) as writer:
+            with SegmentWriter(open_table(self.table.files.uri), partition, first, last, 0) as writer:
                 writer.write(log_batch(first, last, marker=f"{partition}-"))
-                segments.append(writer.finish(last))
+                segments.append(writer.finish())
         done = self.table.commit_roll([RollPart(partition, start, end, 0, tuple(segments))])
         assert done.committed == (partition,)
 

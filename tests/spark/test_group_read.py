@@ -69,7 +69,7 @@ def test_batches_are_every_record_once_in_history_and_tail_of_several_topics(spa
     assert set(batch.df.columns) == {"topic", "partition", "offset", "timestamp", "key", "value", "headers"}
 
 
-def test_what_fails_is_read_again_and_an_explicit_commit_counts_at_once(spark, store, admin):
+def test_a_failed_batch_is_read_again_and_an_explicit_commit_counts_at_once(spark, store, admin):
     topic = store.create("group-failing")
     store.produce(topic, 0, 0, 10)
     for is_committed in (False, True):
@@ -91,7 +91,7 @@ def test_what_fails_is_read_again_and_an_explicit_commit_counts_at_once(spark, s
     assert committed(admin, "failing") == {(topic, 0): 5}
 
 
-def test_where_a_partition_without_a_committed_offset_begins(spark, store, admin):
+def test_the_start_of_a_partition_without_a_committed_offset(spark, store, admin):
     topic = store.create("group-new")
     store.produce(topic, 0, 0, 10)
     with pytest.raises(NoCommittedOffsetError, match=r"group-new, partition 0: there is no committed offset"):

@@ -118,7 +118,7 @@ def test_a_hundred_partitions_each_with_its_own_end(spark, topic):
     assert files_opened(frame) == 12
 
 
-def test_what_is_rolled_later_is_not_in_a_frame_made_before(spark, topic):
+def test_records_rolled_later_are_not_in_a_frame_made_before(spark, topic):
     t = topic(2)
     t.roll(0, 0, 50)
     t.roll(1, 0, 20)
@@ -149,7 +149,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
 
 
 @pytest.mark.parametrize("commits", [1, 4])
-def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
+def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
     """With fewer commits than the first one had, and with more."""
     t = topic(1)
     for start in range(0, 60, 20):
@@ -225,9 +225,9 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
     """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0, "uncompressed") as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
-        file = tmp_path / writer.finish(40).path
+        file = tmp_path / writer.finish().path
     good = spark.read.parquet(str(file)).agg({"value": "max"}).collect()
     content = file.read_bytes()
     value = bytes(good[0][0])

@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_partition_of_old_tombstones(spark, tmp_path):
     assert list(topic.contents()) == [2]
 
 
-def test_it_plans_again_when_another_job_was_faster(spark, tmp_path):
+def test_a_job_plans_again_when_another_job_was_faster(spark, tmp_path):
     """Retention takes a planned file away while Spark works; a roll comes in between, too."""
     topic = KeyedTopic.create(tmp_path, "users", 2, cleanup_policy="compact,delete")
     for value in (b"1", b"2", b"3"):

@@ -16,7 +16,7 @@ from logstore.spark.spark_conf import DELTA_EXTENSION, PACKAGE_ROOT
 pytestmark = pytest.mark.spark
 
 
-def test_what_a_session_is(spark):
+def test_the_settings_of_a_session(spark):
     conf = spark.sparkContext.getConf()
     assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
     assert DELTA_EXTENSION in conf.get("spark.sql.extensions")

@@ -160,7 +160,7 @@ def test_several_topics_are_their_union(spark, store):
     assert {row["topic"]: row["count"] for row in counts} == {one: 2, other: 5}
 
 
-def test_a_topic_created_anew_is_not_the_one_that_the_frame_was_made_from(spark, store):
+def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, store):
     topic = store.create("reborn")
     store.produce(topic, 0, 0, 10)
     frame = read_offsets(spark, topic, bootstrap=store.url)

@@ -40,9 +40,9 @@ def removed_file(topic: KeyedTopic) -> str:
 
 def orphan(topic: KeyedTopic, age_s: float = 0) -> str:
     """A finished file that no commit has named: of an open roll, or of a job that was killed."""
-    with SegmentWriter(open_table(topic.table.files.uri), 0, 50, 1) as writer:
+    with SegmentWriter(open_table(topic.table.files.uri), 0, 50, 51, 1) as writer:
         writer.write(batch(50, [Record(b"k", b"v", 0)]))
-        path = writer.finish(51).path
+        path = writer.finish().path
     modified = time.time() - age_s
     os.utime(path_of(topic.table) / path, (modified, modified))
     return path
@@ -52,7 +52,7 @@ def on_disk(topic: KeyedTopic) -> set[str]:
     return {path.relative_to(path_of(topic.table)).as_posix() for path in path_of(topic.table).glob("*/*.parquet")}
 
 
-def test_what_left_the_table_long_enough_ago_is_deleted(spark, tmp_path):
+def test_files_that_left_the_table_long_enough_ago_are_deleted(spark, tmp_path):
     topic = KeyedTopic.create(tmp_path, "events")
     removed, unnamed = removed_file(topic), orphan(topic)
     everything, version = on_disk(topic), topic.table.snapshot().version

@@ -11,6 +11,8 @@ from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
 from logstore.journal.journal import Journal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.journal.scan import RecoveredFrame
+from logstore.records.batch_identity import BatchIdentity
+from logstore.records.transactions import NO_SEQUENCE, ControlType, EndTransactionMarker
 from tests.support.manual_clock import ManualClock
 
 TOPIC = UUID("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
@@ -29,6 +31,31 @@ def snapshot_frame(sealed_offset: int = 0, *, partition: int = 0) -> Frame:
     snapshot = PartitionSnapshot(sealed_offset, ((0, 0),))
     header = FrameHeader(FrameType.SNAPSHOT, FrameFlags(0), TOPIC, partition, sealed_offset, 0, 0, 1_000, -1, 0)
     return Frame(header, snapshot.encode())
+
+
+def truncate_frame(end_offset: int, *, leader_epoch: int = 0) -> Frame:
+    header = FrameHeader(FrameType.TRUNCATE, FrameFlags(0), TOPIC, 0, end_offset, 0, leader_epoch, 1_000, -1, 0)
+    return Frame(header, b"")
+
+
+def control_frame(
+    offset: int, *, kind: ControlType = ControlType.COMMIT, producer_id: int = 5, epoch: int = 2, partition: int = 0
+) -> Frame:
+    """A transaction marker of the coordinator with epoch 7."""
+    identity = BatchIdentity(producer_id, epoch, NO_SEQUENCE)
+    header = FrameHeader(FrameType.CONTROL, FrameFlags(0), TOPIC, partition, offset, 1, 0, 1_000, 1_000, 0, identity)
+    return Frame(header, EndTransactionMarker(kind, 7).encode())
+
+
+def kafka_frame(base_offset: int, payload: bytes = b"a record batch") -> Frame:
+    frame = data_frame(base_offset, payload)
+    return frame._replace(header=frame.header._replace(type=FrameType.KAFKA_BATCH))
+
+
+def transactional_frame(base_offset: int) -> Frame:
+    frame = data_frame(base_offset)
+    header = frame.header._replace(flags=FrameFlags.TRANSACTIONAL, identity=BatchIdentity(5, 2, 0))
+    return frame._replace(header=header)
 
 
 def new_journal(directory: Path, filesystem: FileSystem | None = None, *, file_bytes: int = 1 << 20) -> Journal:

@@ -40,17 +40,17 @@ class KeyedTopic:
         table = create_table(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
         return cls(data, name, table)
 
-    def roll(self, rolled: dict[int, Sequence[Record]]) -> None:
-        """Append records to partitions and seal them."""
+    def roll(self, rolled: dict[int, Sequence[Record | None]]) -> None:
+        """Append records to partitions and seal them; None stands for an offset without a record."""
         parts = []
         sealed = {p: state.sealed for p, state in self.table.snapshot().partitions.items()}
         for partition, records in rolled.items():
             start, end = sealed[partition], sealed[partition] + len(records)
             with SegmentWriter(
-                open_table(self.table.files.uri), partition, start, 1, layout=layout_of(self.name)
+                open_table(self.table.files.uri), partition, start, end, 1, layout=layout_of(self.name)
             ) as writer:
                 writer.write(batch(start, records))
-                segment = writer.finish(end, ((1, 0),))
+                segment = writer.finish(((1, 0),))
             parts.append(RollPart(partition, start, end, 1, (segment,)))
         assert not self.table.commit_roll(parts).refused
 
@@ -68,9 +68,10 @@ class KeyedTopic:
         return (path_of(self.table) / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
 
 
-def batch(start: int, records: Sequence[Record]) -> pa.RecordBatch:
+def batch(start: int, appended: Sequence[Record | None]) -> pa.RecordBatch:
     """LOG_SCHEMA; every third record has a header."""
-    offsets = range(start, start + len(records))
+    offsets = [start + at for at, record in enumerate(appended) if record is not None]
+    records = [record for record in appended if record is not None]
     return pa.RecordBatch.from_pydict(
         {
             "offset": offsets,

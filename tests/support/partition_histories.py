@@ -5,6 +5,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.segments.names import segment_name
 from logstore.topic_config import TopicConfig
 
 NOW = 1_000
@@ -12,21 +13,42 @@ NOW = 1_000
 
 @st.composite
 def histories(draw):
-    """(state, files): files with gaps between and inside them, as compaction leaves them, and any facts that fit."""
+    """(state, files): files of any writer, with records or without, gaps between them and inside them, as compaction,
+    aborted transactions and a DELETE leave them; and any facts that fit.
+    """
     files = []
     at = 0
     for _ in range(draw(st.integers(0, 6))):
-        low = at + draw(st.integers(0, 3))
-        high = low + draw(st.integers(0, 5))
-        oldest = draw(st.integers(0, NOW + 50))
-        newest = draw(st.integers(oldest, NOW + 100))
-        records = draw(st.integers(1, high - low + 1))
-        files.append(SegmentFile(f"f{low}", draw(st.integers(1, 20)), records, low, high, oldest, newest))
-        at = high + 1
-    sealed = at + draw(st.integers(0, 3))
-    ends = sorted({0, sealed, *(f.min_offset for f in files)})
+        base = at + draw(st.sampled_from([0, 0, 0, 1, 3]))
+        at = base + draw(st.integers(1, 6))
+        name = draw(st.sampled_from(["ours", "ours", "earlier", "foreign"]))
+        records = draw(st.integers(0 if name == "ours" else 1, at - base))
+        files.append(_file(draw, name, base, at, records))
+    sealed = at + draw(st.sampled_from([0, 0, 0, 3]))
+    ends = sorted({0, sealed, *(f.base_offset for f in files)})
     state = PartitionState(sealed, 0, draw(st.integers(0, sealed)), 0, draw(st.sampled_from(ends)))
     return state, tuple(files)
+
+
+def _file(draw, name, base, end, records):
+    size = draw(st.integers(1, 20))
+    path = segment_name(0, base, end, 0, "0" * 32)
+    if not records:
+        return SegmentFile(path, size, 0, base, end, -1, -1, -1, -1)
+    low = base + draw(st.integers(0, end - base - records))
+    high = draw(st.integers(low + records - 1, end - 1))
+    oldest = draw(st.integers(0, NOW + 50))
+    newest = draw(st.integers(oldest, NOW + 100))
+    if name != "ours":
+        path = f"f{base}" if name == "foreign" else path.replace(f"-{end:020d}-", "-")
+        base, end = low, high + 1
+    return SegmentFile(path, size, records, base, end, low, high, oldest, newest)
+
+
+def segment_file(base: int, size: int = 10, oldest_ms: int = 0, newest_ms: int = 0) -> SegmentFile:
+    """A segment of ten records from ``base`` on."""
+    path = segment_name(0, base, base + 10, 0, "0" * 32)
+    return SegmentFile(path, size, 10, base, base + 10, base, base + 9, oldest_ms, newest_ms)
 
 
 configs = st.builds(

@@ -68,9 +68,15 @@ def create_topic(tmp_path: Path, *, partitions: int = 1, filesystem: FileSystem 
 
 
 def write_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0, step: int = 1) -> Segment:
-    with SegmentWriter(open_table(table.files.uri), partition, base, epoch) as writer:
+    with SegmentWriter(open_table(table.files.uri), partition, base, end, epoch) as writer:
         writer.write(log_batch(range(base, end, step)))
-        return writer.finish(end, leader_epochs=((epoch, 0),))
+        return writer.finish(leader_epochs=((epoch, 0),))
+
+
+def empty_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> Segment:
+    """Of a range of which no record is left."""
+    with SegmentWriter(open_table(table.files.uri), partition, base, end, epoch) as writer:
+        return writer.finish(leader_epochs=((epoch, 0),))
 
 
 def roll_part(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:

@@ -22,5 +22,5 @@ def test_a_quick_test_that_starts_a_process_is_told_which_mark_it_lacks(start) -
 
 
 @pytest.mark.system
-def test_a_marked_one_may() -> None:
+def test_a_marked_test_may_start_a_process() -> None:
     subprocess.run([sys.executable, "-V"], check=True, capture_output=True)

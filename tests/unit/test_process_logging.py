@@ -34,6 +34,6 @@ def test_a_test_that_sets_up_logging() -> None:
     configure_logging("debug", "json")
 
 
-def test_leaves_the_next_one_as_it_was() -> None:
+def test_logging_set_up_by_one_test_is_gone_in_the_next() -> None:
     assert not [handler for handler in logging.getLogger().handlers if type(handler) is logging.StreamHandler]
     assert structlog.get_config()["wrapper_class"] is not structlog.stdlib.BoundLogger

@@ -61,7 +61,7 @@ def test_times(text, expected):
         " now",
     ],
 )
-def test_what_is_no_time_is_refused_with_what_is(text):
+def test_a_text_that_is_no_time_is_refused_with_the_forms_of_times(text):
     with pytest.raises(ValueError, match=r"is no time: give 2026-11-21T08:00:00Z.* yesterday, -1h"):
         timestamp_ms(text, NOW)
 
@@ -95,7 +95,7 @@ def test_durations(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "7", "7 d", "-7d", "1.5h", "7D", "d", "7dd", "7d ", "1y", "٣d"])
-def test_what_is_no_duration(text):
+def test_a_text_that_is_no_duration_is_refused(text):
     with pytest.raises(ValueError, match="7d, 12h"):
         duration_ms(text)
 
@@ -109,6 +109,6 @@ def test_sizes(text, expected):
 
 
 @pytest.mark.parametrize("text", ["", "64", "64mib", "64M", "iB", "1iB", "-1KiB", "1.5GiB"])
-def test_what_is_no_size(text):
+def test_a_text_that_is_no_size_is_refused(text):
     with pytest.raises(ValueError, match="64MiB"):
         size_bytes(text)

@@ -2,7 +2,8 @@
 
 Most of the time goes to rounds of the bench, each on a new store and with a seed of its own that follows from the first
 (``--rounds 1 --seed S`` is one of them again); the rest to the loop over fail points and to the long forms of other
-fault tests. What a round that failed has recorded is kept.
+fault tests. A part in which no fault struck has failed: it has tried nothing. What a round that failed has recorded is
+kept.
 
 ``--mutant NAME`` shows what a failure looks like: a server that is broken on purpose, under the faults that expose it.
 """
@@ -28,6 +29,8 @@ from tests.faults.bench.workload import TopicSpec
 ROOT = Path(__file__).parents[3]
 #: More than that is more history than is checked in passing.
 _ROUND_S = 120
+#: Less leaves no time for a fault between the start and the end of a round.
+_ROUND_LEAST_S = 20
 _BENCH_SHARE, _FAIL_POINTS_SHARE = 0.7, 0.15
 #: They take as long as they take, some minutes each: they need a duration of which that is a small part.
 _LONG_FORMS_FROM_S = 1_800
@@ -58,16 +61,21 @@ def main() -> int:
         parser.error(f"--duration is {_LEAST_S} s at least")
     seed = random.randrange(2**31) if given.seed is None else given.seed
     if given.mutant:
-        return not run_mutant(seed, given.mutant)
+        return 1 if run_mutant(seed, given.mutant).anomalies else 0
     print(f"make torture SEED={seed} DURATION={given.duration:.0f}", flush=True)
     seeds = random.Random(seed)
     began = time.monotonic()
     failed = 0
     done = 0
-    while done < given.rounds if given.rounds else time.monotonic() - began < _BENCH_SHARE * given.duration:
+    struck = 0
+    while True:
         left = _BENCH_SHARE * given.duration - (time.monotonic() - began)
+        if done == given.rounds if given.rounds else left < _ROUND_LEAST_S:
+            break
         seconds = _ROUND_S if given.rounds else min(_ROUND_S, left)
-        failed += not run_round(seed, seconds, given.kinds, most=given.faults)
+        report = run_round(seed, seconds, given.kinds, most=given.faults)
+        failed += not is_passed(report)
+        struck += report.faults.total()
         done += 1
         seed = seeds.randrange(2**31)
     if not given.rounds:
@@ -81,7 +89,7 @@ def main() -> int:
             done += 1
         else:
             print(f"the long forms of other fault tests begin at DURATION={_LONG_FORMS_FROM_S}")
-    print(f"{failed} of {done} parts failed, {time.monotonic() - began:.0f} s")
+    print(f"{failed} of {done} parts failed; {struck} faults in rounds of the bench; {time.monotonic() - began:.0f} s")
     return 1 if failed else 0
 
 
@@ -105,8 +113,8 @@ def load_of(exposure: Exposure) -> Load:
     )
 
 
-def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> bool:
-    """One store from its beginning to its end; whether there was nothing to find."""
+def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> Report:
+    """One store from its beginning to its end, and what there was to find."""
     again = f"--rounds 1 --seed {seed}"
     if len(kinds) < len(KINDS):
         again += f" --kinds {' '.join(kinds)}"
@@ -119,13 +127,19 @@ def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: 
     return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), _LOAD)
 
 
-def run_mutant(seed: int, name: str) -> bool:
-    """Whether nothing was noticed."""
+def is_passed(report: Report) -> bool:
+    """Whether something was tried and nothing found."""
+    if not report.faults:
+        print("NOT RUN: no fault struck in this round", flush=True)
+    return bool(report.faults) and not report.anomalies
+
+
+def run_mutant(seed: int, name: str) -> Report:
     (exposed,) = (exposed for mutant, exposed in EXPOSED_BY.items() if mutant.__name__ == name)
     return _run(seed, f"--mutant {name} --seed {seed}", lambda bench: bench.run(exposed.faults), load_of(exposed), name)
 
 
-def _run(seed: int, again: str, judged: Callable[[Bench], Report], load: Load, mutant: str = "") -> bool:
+def _run(seed: int, again: str, judged: Callable[[Bench], Report], load: Load, mutant: str = "") -> Report:
     directory = Path(tempfile.mkdtemp(prefix=f"torture-{seed}-"))
     report = judged(Bench(directory, seed, load, mutant=mutant))
     print(report, flush=True)
@@ -133,7 +147,7 @@ def _run(seed: int, again: str, judged: Callable[[Bench], Report], load: Load, m
         print(f"kept: {directory}\nagain: python -m tests.faults.bench.torture {again}", flush=True)
     else:
         shutil.rmtree(directory)
-    return not report.anomalies
+    return report
 
 
 def run(*command: str) -> bool:

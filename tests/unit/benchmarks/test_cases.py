@@ -38,7 +38,7 @@ def test_the_matrix_has_every_axis():
     assert suffixes == {"", "-random", "-p1", "-p1000", "-c1", "-c32", "-b1", "-b100", "-b10000"}
 
 
-def test_what_kafkas_tool_prints_is_read():
+def test_the_output_of_kafkas_tool_is_read():
     line = (
         "2000000 records sent, 612345.6 records/sec (58.40 MB/sec), 12.41 ms avg latency, 267.00 ms max latency, "
         "9 ms 50th, 34 ms 95th, 56 ms 99th, 78 ms 99.9th.\n"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from benchmarks import kafka
 from benchmarks.__main__ import main
 from benchmarks.measure import Sample
 from benchmarks.run import Case, Peers, Stage, run_case
-from benchmarks.server import BenchmarkError
+from benchmarks.server import Result, Server, Turn, turn_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +72,40 @@ def test_ours_alone_from_the_command_line(tmp_path: Path, capsys: pytest.Capture
     assert not _children(str(tmp_path))
 
 
-@pytest.mark.long
-def test_a_load_that_is_refused_fails_the_case_and_not_the_run(
+class Process(Server):
+    """The process of the test in the place of a server's; it never stands still."""
+
+    process = SimpleNamespace(pid=os.getpid())
+
+    def pause(self) -> None:
+        pass
+
+    def resume(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """All of its answers are 429."""
+
+    name: str
+    needs: tuple[str, ...] = ()
+
+    def start(self, _stage: Stage) -> Turn:
+        return turn_of(Process(), 100, lambda seconds: Result(0, seconds, throttled=37))
+
+
+def test_a_turn_without_a_record_names_the_side_and_the_answers_and_the_run_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    def refuse(*_: object, **__: object) -> None:
-        raise BenchmarkError("no\nsuch topic")
-
-    monkeypatch.setattr("benchmarks.__main__.run_case", refuse)
+    cases = [Case("full", "", (Recorded("a", []), Refused("b"))), Case("fine", "", (Recorded("a", []),))]
+    monkeypatch.setattr("benchmarks.__main__.choose", lambda *_, **__: cases)
+    monkeypatch.setattr("benchmarks.__main__.describe", lambda *_: {})
     where = ["--directory", str(tmp_path / "data"), "--results", str(tmp_path / "results")]
-    assert main(["--cases", "roll", "--alone", *where]) == 1
-    assert "failed roll: no" in capsys.readouterr().out
+    assert main(["--alone", "--pairs", "1", *where]) == 1
+    printed = capsys.readouterr().out
+    assert "fine: round 1: a: 2 records/s" in printed
+    assert printed.endswith("failed full: b, warm-up: no record got through in 2.0 s, 37 answers were 429\n")
 
 
 def test_an_unknown_case_is_told(capsys: pytest.CaptureFixture[str]):
@@ -116,7 +140,7 @@ def test_cases_can_be_listed(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.long
-def test_what_is_missing_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_tool_for_kafka_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("KAFKA_PEER_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", "")

@@ -35,8 +35,8 @@ async def fill(broker: Broker, topic: Topic, num_bytes: int) -> ThrottledError:
 
 
 async def produce_patiently(broker: Broker, topic: Topic, values: list[bytes | None]) -> None:
-    """As a producer does: again after a 429. TimeoutError after 20 seconds of them."""
-    async with asyncio.timeout(20):
+    """As a producer does: again after a 429. TimeoutError after a minute of them."""
+    async with asyncio.timeout(60):
         while True:
             try:
                 await produce(broker, topic, values)

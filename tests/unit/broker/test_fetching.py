@@ -68,7 +68,7 @@ def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 
 async def until_waiting(broker: Broker, partition: int = 0) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         while broker.topic(INTERNAL, "t").partition(partition)._advanced is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -154,7 +154,7 @@ def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_wh
                 polls[0].cancel()
                 await loop_turns()
             for poll in polls[1:]:
-                assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
+                assert counts(await asyncio.wait_for(poll, 30)) == {0: 1}
             assert (answers.reserved, list(answers._waiting)) == (0, [])
 
     run(scenario())
@@ -166,12 +166,12 @@ def test_a_record_of_any_partition_or_an_error_ends_the_wait(tmp_path: Path) -> 
             poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 0), limits()))
             await until_waiting(broker, 2)
             await produce(broker, topic, [b"x"], partition=2)
-            assert counts(await asyncio.wait_for(poll, 10)) == {2: 1}
+            assert counts(await asyncio.wait_for(poll, 30)) == {2: 1}
 
             poll = asyncio.create_task(broker.fetch_stored(INTERNAL, places(0, 0, 1), limits()))
             await until_waiting(broker)
             await broker.delete_topic(INTERNAL, "t")
-            assert counts(await asyncio.wait_for(poll, 10)) == dict.fromkeys(range(3), UnknownTopicError)
+            assert counts(await asyncio.wait_for(poll, 30)) == dict.fromkeys(range(3), UnknownTopicError)
 
     run(scenario())
 
@@ -188,7 +188,7 @@ def test_errors_are_told_at_once_beside_records(tmp_path: Path) -> None:
                 FetchPartition("t", 1, 0),
                 FetchPartition("t", 1, 1),
             ]
-            fetched = await asyncio.wait_for(broker.fetch_stored(INTERNAL, wanted, limits(min_bytes=MIB)), 10)
+            fetched = await asyncio.wait_for(broker.fetch_stored(INTERNAL, wanted, limits(min_bytes=MIB)), 30)
             refused = [UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError, UnknownTopicIdError]
             assert counts(fetched) == {**dict(enumerate(refused)), 4: 1}
 
@@ -204,7 +204,7 @@ def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
                 for _ in range(3):
                     await produce(broker, topic, [bytes(10_000)], partition=partition)
             wanted = limits(max_partition_bytes=15_000, min_bytes=100_000)
-            assert counts(await asyncio.wait_for(broker.fetch_stored(INTERNAL, places(0, 0), wanted), 10)) == {
+            assert counts(await asyncio.wait_for(broker.fetch_stored(INTERNAL, places(0, 0), wanted), 30)) == {
                 0: 1,
                 1: 1,
             }
@@ -234,7 +234,7 @@ def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path)
             # What was counted in the tail is not counted again in the history.
             await broker.roll(INTERNAL, topic)
             await produce(broker, topic, [b""])
-            assert counts(await asyncio.wait_for(poll, 10)) == {0: 7}
+            assert counts(await asyncio.wait_for(poll, 30)) == {0: 7}
 
     run(scenario())
 
@@ -259,9 +259,9 @@ def test_a_reader_that_is_gone_ends_its_fetch(tmp_path: Path) -> None:
             )
             await until_waiting(broker)
             hung_up.set()
-            assert counts(await asyncio.wait_for(poll, 10)) == {0: 1}
+            assert counts(await asyncio.wait_for(poll, 30)) == {0: 1}
             with pytest.raises(ConnectionResetError):
-                await asyncio.wait_for(lost, 10)
+                await asyncio.wait_for(lost, 30)
             assert broker.admission.answers.reserved == 0
 
     run(scenario())
@@ -284,10 +284,10 @@ def test_a_topic_that_may_not_be_read_any_more_ends_the_wait_at_once(tmp_path: P
             assert not any(poll.done() for poll in (*polls, poll_of_one)), "this change is none for them"
             broker.authorizer.replace(Denied({"t"}, 2))
             for poll in polls:
-                answers = counts(await asyncio.wait_for(poll, 10))
+                answers = counts(await asyncio.wait_for(poll, 30))
                 assert answers == {0: TopicAuthorizationError, 1: TopicAuthorizationError}
             with pytest.raises(TopicAuthorizationError):
-                await asyncio.wait_for(poll_of_one, 10)
+                await asyncio.wait_for(poll_of_one, 30)
             assert broker.admission.answers.reserved == 0
             assert counts(await broker.fetch_stored(INTERNAL, places(0, 0), limits())) == {0: 1}
 
@@ -322,6 +322,6 @@ def test_room_that_comes_after_the_permission_went_is_no_way_to_read(tmp_path: P
             await loop_turns()
             broker.authorizer.replace(Denied({"t"}, 1))
             held.release()
-            assert counts(await asyncio.wait_for(poll, 10)) == {0: TopicAuthorizationError}
+            assert counts(await asyncio.wait_for(poll, 30)) == {0: TopicAuthorizationError}
 
     run(scenario())

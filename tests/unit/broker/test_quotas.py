@@ -1,5 +1,6 @@
 """Bytes are charged after the fact, as in Kafka: who is over a quota is told to wait, and refused until then."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from logstore.broker.context import INTERNAL, Principal, RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.quotas import QuotaKind
 from logstore.errors import RequestTimedOutError, ThrottledError
+from logstore.records.batch import DecodedRecords
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import CLIENT, records, run, running_broker
 
@@ -31,6 +33,10 @@ def quota_of(broker: Broker, monkeypatch: pytest.MonkeyPatch, kind: QuotaKind) -
     return charged
 
 
+def columns(requests: Sequence[list[bytes | None]]) -> DecodedRecords:
+    return records([value for values in requests for value in values])
+
+
 def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         clock = ManualClock()
@@ -48,7 +54,7 @@ def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pyt
                 assert refused.value.retry_after_s == 2
                 with pytest.raises(ThrottledError):
                     broker.begin_produce_small(
-                        CLIENT, topic, [b"x"], records, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
+                        CLIENT, topic, [b"x"], columns, num_bytes=1, timeout_ms=1000, told=lambda *of: told.append(of)
                     )
             # Nobody else waits for it, nor do its fetches.
             for context in (OTHER, INTERNAL):
@@ -57,7 +63,7 @@ def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pyt
             fetched.reservation.release()
             assert (len(charged), told) == (1, [])
             clock.advance(charged[0] + 1)
-            places = await broker.produce_small(CLIENT, topic, [b"z"], records, num_bytes=700, timeout_ms=60_000)
+            places = await broker.produce_small(CLIENT, topic, [b"z"], columns, num_bytes=700, timeout_ms=60_000)
             assert places == RecordPlaces([0], [3], {})
             assert charged[1:] == [700]
             with pytest.raises(ThrottledError):

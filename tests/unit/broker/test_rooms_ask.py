@@ -84,7 +84,7 @@ def public_methods(thing: object) -> dict[str, Callable[..., Any]]:
 
 async def call(method: Callable[..., Any], *args: Any, **options: Any) -> Any:
     made = method(*args, **options)
-    return await asyncio.wait_for(made, 10) if inspect.isawaitable(made) else made
+    return await asyncio.wait_for(made, 30) if inspect.isawaitable(made) else made
 
 
 async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, Topic]]:

@@ -21,7 +21,7 @@ def test_the_examples_of_the_page_run(store: str, capsys):
     assert "b'ann' b'{\"total\": 12}' (('source', b'web'),)" in printed
 
 
-def test_what_the_page_says_of_the_admins_optional_parameters_is_so():
+def test_the_pages_optional_parameters_of_the_admin_are_right():
     page = (ROOT / "docs" / "python-client.md").read_text()
     documented = re.findall(r"^\| `(\w+)\((.*=.*)\)` \|", page, re.MULTILINE)
     checked = [(name, text) for name, text in documented if hasattr(Admin, name)]

@@ -129,7 +129,7 @@ def test_latest_goes_on_with_what_comes_and_none_is_an_error(store: str, admin: 
         assert values_until(none, b"last") == [*NEW[190:], b"last"]
 
 
-def test_what_the_group_has_in_the_new_topic_counts(store: str, admin: Admin, old: TopicPartition, group: str) -> None:
+def test_the_groups_offset_in_the_new_topic_counts(store: str, admin: Admin, old: TopicPartition, group: str) -> None:
     with Consumer(store, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False) as consumer:
         consumer.assign([old])
         assert values_until(consumer, OLD[-1])
@@ -141,7 +141,7 @@ def test_what_the_group_has_in_the_new_topic_counts(store: str, admin: Admin, ol
 
 
 @pytest.mark.parametrize("iterating", [False, True])
-def test_what_was_prefetched_of_the_old_topic_is_dropped(
+def test_prefetched_records_of_the_old_topic_are_dropped(
     store: str, admin: Admin, old: TopicPartition, group: str, iterating: bool
 ) -> None:
     # Nothing is fetched while there is something to hand out, so that nobody sees that the topic is away.
@@ -326,7 +326,7 @@ def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic
 
 
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_what_may_be_in_the_old_topic_is_not_sent_to_the_new_one(
+def test_records_that_may_be_in_the_old_topic_are_not_sent_to_the_new_one(
     store: str, admin: Admin, topic: str, idempotent: bool
 ) -> None:
     with (

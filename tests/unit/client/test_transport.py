@@ -160,7 +160,7 @@ def test_somebody_elses_error_page_is_shown_as_it_is():
 
 
 def test_close_ends_a_wait():
-    throttled = (429, {"Retry-After": "5"}, THROTTLED[2])
+    throttled = (429, {"Retry-After": "50"}, THROTTLED[2])
     with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=60) as transport:
         failures: list[errors.LogStoreError] = []
 
@@ -178,7 +178,7 @@ def test_close_ends_a_wait():
         while any(connections._busy for connections in transport._connections):
             waits.wait(0.01)
         transport.close()
-        asking.join(4)
+        asking.join(30)
         assert not asking.is_alive()
         assert len(failures) == 1
         assert len(asked) == 1

@@ -10,31 +10,37 @@ from compaction_jobs.planning import (
     CompactionPlan,
     base_offset,
     group_files,
+    group_ranges,
     join_cleanings,
     plan_compaction,
     plan_retention,
 )
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.topic_config import TopicConfig
-from tests.support.partition_histories import NOW, configs, histories
+from tests.support.partition_histories import NOW, configs, histories, segment_file
 
 
 def kafka_log_start(state: PartitionState, files: tuple[SegmentFile, ...], config: TopicConfig) -> int:
     """As UnifiedLog.deleteOldSegments, run until it finds nothing: by time, by size, one oldest segment at a time."""
-    left = [f for f in files if f.max_offset >= state.log_start]
+    left = [f for f in files if f.end_offset > state.log_start]
     start, before = state.log_start, None
     while "delete" in config.cleanup_policy and left != before:
         before = list(left)
         if config.retention_ms >= 0:
-            while left and NOW - left[0].max_timestamp_ms > config.retention_ms:
+            while left and (not left[0].num_records or NOW - left[0].max_timestamp_ms > config.retention_ms):
                 left.pop(0)
         if config.retention_bytes >= 0:
             excess = sum(f.size for f in left) - config.retention_bytes
             while left and excess - left[0].size >= 0:
                 excess -= left.pop(0).size
         if left != before:
-            start = max(state.log_start, left[0].min_offset if left else state.sealed)
+            start = max(state.log_start, left[0].base_offset if left else state.sealed)
     return start
+
+
+def offsets(file: SegmentFile) -> range:
+    """That it may have records of."""
+    return range(file.min_offset, file.max_offset + 1) if file.num_records else range(0)
 
 
 @given(histories(), configs)
@@ -42,17 +48,19 @@ def test_retention_is_kafkas(history, config):
     state, files = history
     plan = plan_retention(0, state, files, config, NOW)
     start = kafka_log_start(state, files, config)
+    below = [f for f in files if f.end_offset <= start]
+    # The last one keeps the state at ``sealed``, except where another writer made it, who has none.
+    gone = below[:-1] if below and below[-1] is files[-1] and "partition" in below[-1].path else below
+    left = files[len(gone) :]
+    cut = [f for f in left if offsets(f) and offsets(f)[0] < start]
     if plan is None:
-        assert start == state.log_start
-        assert all(f.min_offset >= start for f in files)
+        assert not gone
+        assert not cut
         return
     assert plan.log_start == start
     assert state.log_start <= start <= state.sealed
-    assert plan.expired == tuple(f for f in files if f.max_offset < start) == files[: len(plan.expired)]
-    assert plan.boundary in {None, *files[len(plan.expired) : len(plan.expired) + 1]}
-    left = files[len(plan.expired) + (plan.boundary is not None) :]
-    assert all(f.min_offset >= start for f in left)
-    assert plan.boundary is None or plan.boundary.min_offset < start <= plan.boundary.max_offset
+    assert plan.expired == tuple(gone) == files[: len(gone)]
+    assert [plan.boundary] == (cut or [None])
 
 
 @given(histories(), configs)
@@ -61,13 +69,17 @@ def test_after_retention_there_is_nothing_to_retain(history, config):
     plan = plan_retention(0, state, files, config, NOW)
     assume(plan is not None)
     left = list(files[len(plan.expired) :])
-    if plan.boundary:
-        left[0] = replace(left[0], min_offset=plan.log_start)
+    if plan.boundary and plan.boundary.max_offset >= plan.log_start:
+        left[0] = replace(left[0], base_offset=plan.log_start, min_offset=plan.log_start)
+    elif plan.boundary:
+        left[0] = replace(
+            left[0], num_records=0, min_offset=-1, max_offset=-1, min_timestamp_ms=-1, max_timestamp_ms=-1
+        )
     assert plan_retention(0, replace(state, log_start=plan.log_start), left, config, NOW) is None
 
 
 def test_without_the_policy_only_deleted_records_go():
-    files = tuple(SegmentFile(f"f{o}", 10, 10, o, o + 9, 0, 0) for o in (0, 10, 20))
+    files = tuple(segment_file(base) for base in (0, 10, 20))
     config = TopicConfig.parse({"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"})
     assert plan_retention(0, PartitionState(30, 0, 0, 0, 0), files, config, NOW) is None
     plan = plan_retention(0, PartitionState(30, 0, 15, 0, 0), files, config, NOW)
@@ -77,7 +89,7 @@ def test_without_the_policy_only_deleted_records_go():
 def test_a_late_record_holds_up_what_is_behind_it():
     """Prefixes only: an old segment behind a younger one stays."""
     ages = (900, 100, 900)
-    files = tuple(SegmentFile(f"f{n}", 10, 10, n * 10, n * 10 + 9, 0, NOW - age) for n, age in enumerate(ages))
+    files = tuple(segment_file(n * 10, newest_ms=NOW - age) for n, age in enumerate(ages))
     config = TopicConfig.parse({"retention.ms": "500"})
     assert plan_retention(0, PartitionState(30, 0, 0, 0, 0), files, config, NOW).expired == files[:1]
 
@@ -90,23 +102,40 @@ def test_compaction_stops_at_the_clean_point(history, config):
         return
     assert plan.partition == 3
     assert max(state.cleaned, state.log_start) == plan.first_dirty < plan.clean_point <= state.sealed
-    assert plan.files == tuple(f for f in files if f.max_offset >= state.log_start and f.max_offset < plan.clean_point)
-    assert not any(f.min_offset < plan.clean_point <= f.max_offset for f in files)
-    dirty = [f for f in plan.files if f.max_offset >= plan.first_dirty]
+    assert plan.files == tuple(f for f in files if state.log_start < f.end_offset <= plan.clean_point)
+    assert not any(f.base_offset < plan.clean_point < f.end_offset for f in files)
+    dirty = [f for f in plan.files if f.num_records and f.end_offset > plan.first_dirty]
     assert dirty
     if config.min_compaction_lag_ms:
         assert all(f.max_timestamp_ms <= NOW - config.min_compaction_lag_ms for f in dirty)
     old = min(f.min_timestamp_ms for f in dirty) < NOW - config.max_compaction_lag_ms
-    share = sum(f.size for f in dirty) / sum(f.size for f in plan.files)
+    share = sum(f.size for f in plan.files if f.end_offset > plan.first_dirty) / sum(f.size for f in plan.files)
     assert old or share > config.min_cleanable_dirty_ratio
 
 
+@given(histories(), configs, st.integers(1, 60))
+def test_compacted_segments_leave_no_gap(history, config, segment_bytes):
+    """Their ranges are the place of what they replace, up to the files that stay."""
+    state, files = history
+    plan = plan_compaction(0, state, files, config, NOW)
+    if plan is None:
+        return
+    groups = group_files(plan.files, [f.size for f in plan.files], segment_bytes)
+    ranges = group_ranges(plan, groups)
+    assert [o for base, end in ranges for o in range(base, end)] == list(range(plan.log_start, plan.clean_point))
+    for group, (base, end) in zip(groups, ranges, strict=True):
+        assert base < end
+        assert all(base <= o < end for f in group for o in offsets(f) if o >= plan.log_start)
+    for kept in set(files) - set(plan.files):
+        assert kept.end_offset <= plan.log_start or kept.base_offset >= plan.clean_point
+
+
 @given(histories(), configs)
-def test_what_can_be_compacted_is_when_it_is_due(history, config):
+def test_a_partition_is_compacted_when_it_is_due(history, config):
     """With the dirty ratio at 0, a partition is left alone only if its first dirty segment is too young."""
     state, files = history
     config = replace(config, min_cleanable_dirty_ratio=0.0)
-    dirty = [f for f in files if f.max_offset >= max(state.cleaned, state.log_start)]
+    dirty = [f for f in files if f.num_records and f.end_offset > max(state.cleaned, state.log_start)]
     lag = config.min_compaction_lag_ms
     if plan_compaction(0, state, files, config, NOW) is None:
         assert not dirty or (lag and dirty[0].max_timestamp_ms > NOW - lag)
@@ -134,16 +163,31 @@ def test_groups_are_neighbours_that_fit(history, segment_bytes):
         assert sum(f.size for f in one) + other[0].size > segment_bytes
 
 
+@given(histories(), st.integers(1, 60), st.data())
+def test_what_leaves_nothing_goes_with_a_neighbour(history, segment_bytes, data):
+    _, files = history
+    left = {f: data.draw(st.sampled_from([0, f.size])) for f in files}
+    groups = group_files(files, list(left.values()), segment_bytes)
+    assert [f for group in groups for f in group] == list(files)
+    assert len(groups) <= 1 or all(any(left[f] for f in group) for group in groups)
+    with_records = [f for f in files if left[f]]
+    alone = group_files(with_records, [left[f] for f in with_records], segment_bytes)
+    assert [g for group in groups if (g := tuple(f for f in group if left[f]))] == alone
+
+
 def test_the_ratio_counts_bytes():
-    files = tuple(SegmentFile(f"f{o}", size, 10, o, o + 9, 0, 0) for o, size in ((0, 30), (10, 10)))
+    files = tuple(segment_file(base, size) for base, size in ((0, 30), (10, 10)))
     plan = CompactionPlan(0, 0, 10, 20, files)
     assert (plan.dirty_bytes, plan.dirty_ratio) == (10, 0.25)
 
 
 def test_the_base_offset_is_in_the_name():
-    path = f"partition=0/{7:020d}-2-{'a' * 32}.parquet"
-    assert base_offset(SegmentFile(path, 1, 1, 9, 12, 0, 0)) == 7
-    assert base_offset(SegmentFile("partition=0/part-0001.parquet", 1, 1, 9, 12, 0, 0)) == 9
+    for path, base in (
+        (f"partition=0/{7:020d}-2-{'a' * 32}.parquet", 7),
+        (f"partition=0/{9:020d}-{14:020d}-2-{'a' * 32}.parquet", 9),
+        ("partition=0/part-0001.parquet", 9),
+    ):
+        assert base_offset(SegmentFile(path, 1, 1, 9, 13, 9, 12, 0, 0)) == base
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=8), st.data())
@@ -167,6 +211,6 @@ def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
         parts = [(low, cut), (joined, end)] if cut else [(joined, end)]
 
 
-def test_what_has_no_account_counts_from_now():
+def test_offsets_without_a_cleaning_count_from_now():
     assert join_cleanings([((), 10), (((20, 5),), 20)], 20, 30, 7) == ((10, 7), (20, 5), (30, 7))
     assert join_cleanings([(((10, 5),), 10)], 10, 10, 7) == ((10, 5),)

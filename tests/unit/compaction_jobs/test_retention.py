@@ -20,7 +20,7 @@ from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.server_process import ROOT
-from tests.support.table_paths import path_of
+from tests.support.table_paths import path_of, read_footer
 from tests.support.topics import HookedFileSystem, rewrite_files
 
 NOW_MS = 1_700_000_000_000
@@ -42,32 +42,58 @@ def test_old_segments_go_with_the_log_start_in_one_commit(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
     for hours in (5, 3, 1):
         topic.roll({0: aged(hours)})
-    topic.roll({1: aged(5)})
+    topic.roll({1: aged(1)})
     sizes = [f.size for p in (0, 1) for f in topic.table.snapshot().segments(p)]
     report = retained(topic)
-    assert (report.error, report.partitions) == (None, (0, 1))
+    assert (report.error, report.partitions) == (None, (0,))
     assert report.before == Totals(4, 40, sum(sizes))
-    assert report.after == Totals(1, 10, sizes[2])
+    assert report.after == Totals(2, 20, sum(sizes[2:]))
     snapshot = topic.table.snapshot()
     assert report.versions == (snapshot.version,)
-    assert [(s.log_start, s.sealed, s.rewrite) for s in snapshot.partitions.values()] == [(20, 30, 1), (10, 10, 1)]
+    assert [(s.log_start, s.sealed, s.rewrite) for s in snapshot.partitions.values()] == [(20, 30, 1), (0, 10, 0)]
     assert list(topic.contents(0)) == list(range(20, 30))
-    assert not topic.contents(1), "all of it was old: the log starts where it is sealed"
     actions = [json.loads(line) for line in topic.log_entry(snapshot.version)]
-    assert [a["remove"]["dataChange"] for a in actions if "remove" in a] == [True] * 3
+    assert [a["remove"]["dataChange"] for a in actions if "remove" in a] == [True] * 2
     assert not any("add" in action for action in actions)
     (info,) = [action["commitInfo"] for action in actions if "commitInfo" in action]
     assert json.loads(info["userMetadata"]) == {
         "operation": "retention",
-        "removed_segments": 3,
-        "removed_records": 30,
-        "removed_bytes": sum(sizes[:2] + sizes[3:]),
+        "removed_segments": 2,
+        "removed_records": 20,
+        "removed_bytes": sum(sizes[:2]),
         "added_segments": 0,
         "added_records": 0,
         "added_bytes": 0,
     }
     again = retained(topic)
     assert (again.versions, again.partitions, topic.table.snapshot().version) == ((), (), snapshot.version)
+
+
+def test_the_last_segment_stays_without_its_records(tmp_path):
+    """Its footer has the state at the end of history, which the loss of a journal must not take away."""
+    topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
+    topic.roll({0: aged(5)})
+    topic.roll({0: aged(5), 1: aged(3)})
+    last = [read_footer(path_of(topic.table) / topic.table.snapshot().segments(p)[-1].path) for p in (0, 1)]
+    report = retained(topic)
+    assert (report.error, report.partitions, len(report.versions)) == (None, (0, 1), 2)
+    assert (report.after.segments, report.after.records) == (2, 0)
+    snapshot = topic.table.snapshot()
+    assert [(s.log_start, s.sealed) for s in snapshot.partitions.values()] == [(20, 20), (10, 10)]
+    for partition in (0, 1):
+        assert not topic.contents(partition), "all of it was old: the log starts where it is sealed"
+        (left,) = snapshot.segments(partition)
+        sealed = snapshot.partitions[partition].sealed
+        assert (left.base_offset, left.end_offset, left.num_records) == (sealed - 10, sealed, 0)
+        footer = read_footer(path_of(topic.table) / left.path)
+        assert footer == replace(last[partition], operation="retention-boundary")
+    again = retained(topic)
+    assert (again.versions, again.partitions) == ((), ())
+    # It goes when another has the state.
+    topic.roll({0: aged(1)})
+    retained(topic)
+    assert [file.num_records for file in topic.table.snapshot().segments(0)] == [10]
+    assert topic.table.snapshot().partitions[0].log_start == 20
 
 
 def test_the_oldest_segments_go_while_enough_bytes_stay(tmp_path):
@@ -84,8 +110,9 @@ def test_the_oldest_segments_go_while_enough_bytes_stay(tmp_path):
 def test_files_stay_on_disk_for_readers_of_older_snapshots(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
     topic.roll({0: aged(1)})
+    topic.roll({0: aged(1)})
     retained(topic)
-    assert len(list(path_of(topic.table).glob("*/*.parquet"))) == 1
+    assert len(list(path_of(topic.table).glob("*/*.parquet"))) == 3
 
 
 def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
@@ -93,7 +120,7 @@ def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
     topic.roll({0: aged(1)})
     before = sorted(tmp_path.rglob("*"))
     report = retained(topic, dry_run=True)
-    assert (report.partitions, report.versions, report.after) == ((0,), (), Totals())
+    assert (report.partitions, report.versions, report.after) == ((0,), (), None)
     assert sorted(tmp_path.rglob("*")) == before
 
 
@@ -105,13 +132,14 @@ def hooked(topic: KeyedTopic) -> tuple[JobTopic, HookedFileSystem]:
 def test_a_roll_between_plan_and_commit_is_no_obstacle(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", retention_ms=2 * HOUR_MS)
     topic.roll({0: aged(5)})
+    topic.roll({0: aged(1)})
     job, filesystem = hooked(topic)
     filesystem.at("delta.checked", lambda: topic.roll({0: aged(5)}), lambda: None)
     with job_context(NOW_MS) as context:
         report = retention.run(context, job)
-    assert list(topic.contents()) == list(range(10, 20)), "what came later is another run's"
+    assert list(topic.contents()) == list(range(10, 30)), "what came later is another run's"
     assert filesystem.points.count("delta.checked") == 2, "the first commit lost its race"
-    assert report.after == Totals()
+    assert (report.after.segments, report.after.records) == (1, 10)
 
 
 def test_another_job_on_the_same_files_makes_it_plan_again(tmp_path):

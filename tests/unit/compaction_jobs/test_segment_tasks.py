@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_jobs.key_compaction import sources_of, write_tasks
+from compaction_jobs.key_compaction import sources_of, write_tasks, write_what_is_empty
 from compaction_jobs.planning import plan_compaction
 from compaction_jobs.segment_tasks import (
     Source,
@@ -25,6 +25,7 @@ from compaction_jobs.segment_tasks import (
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError
+from logstore.log.history import history_gaps
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
@@ -34,10 +35,11 @@ from tests.support.table_paths import path_of, read_footer
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))
-#: A round: segments that are rolled, time that passes, and how far the records before the log start are deleted.
+#: A round: segments that are rolled, in which an offset may have no record; time that passes, and how far the records
+#: before the log start are deleted.
 ROUNDS = st.lists(
     st.tuples(
-        st.lists(st.lists(st.tuples(KEYS, VALUES), min_size=1, max_size=8), max_size=3),
+        st.lists(st.lists(st.none() | st.tuples(KEYS, VALUES), min_size=1, max_size=8), max_size=3),
         st.integers(1, 60),
         st.integers(0, 3),
     ),
@@ -75,7 +77,9 @@ def compact(topic: KeyedTopic, now_ms: int, chunk: int) -> None:
     chunks = [rows.slice(at, chunk) for at in range(0, rows.num_rows, chunk)]
     assigned = assign_tasks(np.array([task.sources[0].first_row for task in tasks]))(iter(chunks))
     written = [Written.from_row(*b.to_pylist()[0].values()) for b in write_kept(tasks)(assigned)]
-    segments = [w.segment for w in written if w.segment]
+    written += write_what_is_empty(tasks, written)
+    segments = [w.segment for w in written]
+    assert [(s.base_offset, s.end_offset) for s in segments] == [(t.base_offset, t.end_offset) for t in tasks]
     assert sum(w.expired for w in written) + sum(s.num_records for s in segments) == len(last)
     part = RewritePart(0, tuple(f.path for f in plan.files), tuple(segments), cleaned=plan.clean_point)
     assert not topic.table.commit_rewrites([part], data_change=False, operation="key-compaction").refused
@@ -100,9 +104,9 @@ def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes
         for rolls, passed, deleted in rounds:
             now += passed
             for roll in rolls:
-                records = [Record(key, value, now) for key, value in roll]
+                records = [None if appended is None else Record(*appended, now) for appended in roll]
                 topic.roll({0: records})
-                model |= dict(enumerate(records, end))
+                model |= {o: record for o, record in enumerate(records, end) if record is not None}
                 end += len(records)
             log_start = min(end, log_start + deleted)
             topic.table.advance_log_start({0: log_start}, {0: 1})
@@ -123,9 +127,11 @@ def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes
             assert {o: r for o, r in contents.items() if o >= log_start} == {
                 o: r for o, r in model.items() if o >= log_start
             }
-            for file in topic.table.snapshot().segments(0):
+            snapshot = topic.table.snapshot()
+            assert history_gaps(snapshot, 0) == []
+            for file in snapshot.segments(0):
                 footer = read_footer(path_of(topic.table) / file.path)
-                assert footer.base_offset <= file.min_offset <= file.max_offset < footer.end_offset <= end
+                assert (footer.base_offset, footer.end_offset) == (file.base_offset, file.end_offset)
                 assert (footer.leader_epoch, footer.leader_epochs) == (1, ((1, 0),))
 
 
@@ -137,7 +143,16 @@ def one_segment(tmp_path, records: int = 10) -> tuple[KeyedTopic, str]:
 
 def task_of(topic: KeyedTopic, source: Source, log_start: int) -> WriteTask:
     return WriteTask(
-        topic.name, str(path_of(topic.table)), 0, (source,), log_start, log_start, "zstd", "retention-boundary", 600_000
+        topic.name,
+        str(path_of(topic.table)),
+        0,
+        (source,),
+        log_start,
+        None,
+        log_start,
+        "zstd",
+        "retention-boundary",
+        600_000,
     )
 
 
@@ -174,9 +189,9 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
     keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
     sources = []
     for n in range(3):
-        with SegmentWriter(open_table(topic.table.files.uri), 0, 5 * n, 1) as writer:
+        with SegmentWriter(open_table(topic.table.files.uri), 0, 5 * n, 5 * n + 5, 1) as writer:
             writer.write(batch(5 * n, [Record(b"k", b"v", 0)] * 5))
-            segment = writer.finish(5 * n + 5, ((1, 0),), producers[: n + 1], [keys[n]], append_time_ms=1000 * n)
+            segment = writer.finish(((1, 0),), producers[: n + 1], [keys[n]], append_time_ms=1000 * n)
         sources.append(Source(0, segment.path, 5, 5 * n))
     for window_ms, kept in ((600_000, keys), (1_001, keys[1:]), (1_000, keys[2:])):
         task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)

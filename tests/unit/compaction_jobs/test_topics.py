@@ -31,7 +31,7 @@ def test_topics_are_chosen_by_name_and_glob(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["copy", "link"])
-def test_a_copy_of_a_topic_is_none(tmp_path, how):
+def test_a_copy_of_a_topic_is_no_topic(tmp_path, how):
     path = path_of(create_table(tmp_path / "topics" / "users", num_partitions=1, config_overrides={}))
     if how == "copy":
         shutil.copytree(path, path.with_name("users.bak"))

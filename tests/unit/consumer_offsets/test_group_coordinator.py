@@ -62,7 +62,7 @@ def log_ends(broker: Broker) -> list[int]:
     return [found.next_offset for found in broker.topic(INTERNAL, OFFSETS_TOPIC).partitions]
 
 
-def test_what_was_committed_last_counts_also_after_a_restart(tmp_path: Path) -> None:
+def test_the_last_commit_counts_also_after_a_restart(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running(tmp_path, clock=clock) as (broker, groups):
@@ -101,7 +101,7 @@ def test_what_was_committed_last_counts_also_after_a_restart(tmp_path: Path) -> 
         ("g", [OffsetToCommit("t", 0, 1, "é" * 2049)], OffsetMetadataTooLargeError),
     ],
 )
-def test_what_is_refused_leaves_nothing(
+def test_a_refused_commit_leaves_nothing(
     tmp_path: Path, group: str, offsets: list[OffsetToCommit], error: type[Exception]
 ) -> None:
     async def scenario() -> None:
@@ -317,7 +317,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
     run(scenario())
 
 
-def test_who_waits_too_long_does_not_know_and_memory_follows_the_log(tmp_path: Path) -> None:
+def test_a_commit_that_times_out_is_in_doubt_and_memory_follows_the_log(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, groups):
             await new_topic(broker)

@@ -13,7 +13,7 @@ from logstore.errors import CommitStateUnknownError, CorruptionError, StorageErr
 from logstore.table_files import open_table
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.table_paths import checkpoint_parts, checksum_path, path_of
-from tests.support.topics import create_topic, foreign_commit, offsets_in_table, roll
+from tests.support.topics import create_topic, empty_segment, foreign_commit, offsets_in_table, roll
 
 DAY_S = 86_400
 
@@ -30,10 +30,10 @@ def make_older(table: TopicTable, days: float) -> None:
 
 
 def grow(table: TopicTable, commits: int) -> int:
-    """Txn-only commits, so that the transactions have nothing to live in but the log."""
+    """Commits of segments without records, which are quickly written."""
     base = table.snapshot().partitions[0].sealed
-    for n in range(commits):
-        table.commit_roll([RollPart(0, base + n, base + n + 1, 3, ())])
+    for n in range(base, base + commits):
+        table.commit_roll([RollPart(0, n, n + 1, 3, (empty_segment(table, 0, n, n + 1, epoch=3),))])
     return base + commits
 
 

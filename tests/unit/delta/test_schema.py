@@ -36,9 +36,9 @@ def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
 ) -> None:
     """A maximum cut to ms would hide it: readers compare it with what they look for."""
     table = create_topic(tmp_path)
-    with SegmentWriter(open_table(table.files.uri), 0, 0, 0) as writer:
+    with SegmentWriter(open_table(table.files.uri), 0, 0, 1, 0) as writer:
         writer.write(log_batch([0], timestamp_ms=timestamp_ms))
-        segment = writer.finish(1)
+        segment = writer.finish()
     foreign_commit(path_of(table), [add_action(segment, data_change=True)], [("logstore/0/sealed", 1)])
     handle = DeltaTable(str(path_of(table)))
     if checkpoint:
@@ -53,9 +53,9 @@ def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
 
 
 def test_statistics_of_an_add(tmp_path: Path) -> None:
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 10, 0) as writer:
         writer.write(log_batch(range(5, 8)))
-        segment = writer.finish(10)
+        segment = writer.finish()
     stats = json.loads(add_action(segment, data_change=True).stats)
     assert stats["numRecords"] == 3
     assert (stats["minValues"]["offset"], stats["maxValues"]["offset"]) == (5, 7)

@@ -50,7 +50,15 @@ def test_segments_are_given_by_partition_and_offset(tmp_path: Path) -> None:
     expected = [s for s in segments if s.partition == 1]
     assert snapshot.segments(1) == tuple(
         SegmentFile(
-            s.path, s.size, 10, s.min_offset, s.max_offset, TIMESTAMP_MS + s.min_offset, TIMESTAMP_MS + s.max_offset
+            s.path,
+            s.size,
+            10,
+            s.base_offset,
+            s.end_offset,
+            s.base_offset,
+            s.end_offset - 1,
+            TIMESTAMP_MS + s.min_offset,
+            TIMESTAMP_MS + s.max_offset,
         )
         for s in expected
     )

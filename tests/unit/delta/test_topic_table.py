@@ -16,6 +16,7 @@ from tests.support.table_paths import create_table, path_of
 from tests.support.topics import (
     HookedFileSystem,
     create_topic,
+    empty_segment,
     log_entry,
     offsets_in_table,
     rewrite_files,
@@ -81,12 +82,18 @@ def test_several_segments_of_one_partition(tmp_path: Path) -> None:
             table.commit_roll([RollPart(0, 0, 15, 0, wrong)])
 
 
-def test_an_aborted_range_is_a_commit_without_files(tmp_path: Path) -> None:
+def test_an_aborted_range_is_a_segment_without_records(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
-    assert table.commit_roll([RollPart(0, 0, 10, 0, ())]).version == 1
+    with pytest.raises(ValueError, match="do not make up"):
+        table.commit_roll([RollPart(0, 0, 10, 0, ())])
+    part = RollPart(0, 0, 10, 0, (empty_segment(table, 0, 0, 10),))
+    assert table.commit_roll([part]).version == 1
+    assert table.commit_roll([part]).committed == (0,), "it is there already"
     roll(table, 0, 10, 20)
     assert offsets_in_table(table) == list(range(10, 20))
-    assert table.snapshot().partitions[0].sealed == 20
+    snapshot = table.snapshot()
+    assert snapshot.partitions[0].sealed == 20
+    assert [(f.base_offset, f.end_offset, f.num_records) for f in snapshot.segments(0)] == [(0, 10, 0), (10, 20, 10)]
 
 
 def test_one_bad_partition_does_not_keep_the_others_back(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ def passing() -> Checks:
     return checks
 
 
-def test_everything_agrees():
+def test_all_checks_agree():
     assert passing().agree
 
 
@@ -35,7 +35,7 @@ def contents(offsets: dict[int, range]) -> Contents:
         lambda checks: checks.holds("in order", held=False),
     ],
 )
-def test_one_that_does_not_is_seen_and_shown(spoil):
+def test_a_check_that_fails_is_shown(spoil):
     checks = passing()
     spoil(checks)
     assert not checks.agree

@@ -48,6 +48,7 @@ def expected_record(row: dict[str, str]) -> dict[str, object]:
     return {"key": value["tailnum"], "value": value, "timestamp": timestamp}
 
 
+@pytest.mark.long
 def test_every_flight_is_there_by_scheduled_departure_then_as_in_the_data(
     table: pa.Table, source_rows: list[dict[str, str]]
 ):

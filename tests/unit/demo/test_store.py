@@ -32,7 +32,7 @@ def test_a_store_of_its_own_ends_with_the_block(tmp_path: Path, monkeypatch: pyt
         assert [topic.topic_name for topic in admin.topics()] == [TOPIC]
 
 
-def test_what_a_killed_store_left_behind_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_file_of_a_killed_store_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(Path(__file__).parents[3])
     data = tmp_path / "data"
     other = ServerProcess(tmp_path / "other")

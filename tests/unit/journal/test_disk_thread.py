@@ -58,7 +58,7 @@ def test_a_thread_that_could_not_be_started_is_started_later(monkeypatch: pytest
             with pytest.raises(RuntimeError):
                 thread.run(int)
             thread.close()
-        assert await asyncio.wait_for(thread.run(int, "7"), 10) == 7
+        assert await asyncio.wait_for(thread.run(int, "7"), 30) == 7
         thread.close()
 
     run(scenario())

@@ -1,3 +1,4 @@
+import re
 from uuid import UUID
 
 import pyarrow as pa
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 from logstore.crc32c import crc32c
 from logstore.errors import DataDirectoryError
 from logstore.journal.frame import (
+    FILE_MAGIC,
+    FRAME_MAGIC,
     HEADER_BYTES,
     HONOURED,
     KNOWN,
@@ -16,6 +19,7 @@ from logstore.journal.frame import (
     FrameFlags,
     FrameHeader,
     FrameType,
+    StoredHeader,
     decode_file_header,
     decode_frame_header,
     encode_file_header,
@@ -162,3 +166,90 @@ def test_a_mark_says_that_all_before_it_is_durable():
     stored = decode_frame_header(encode_mark(durable_end=500, file_id=9), 0, 500, 9)
     assert stored is not None
     assert (stored.header.type, stored.payload_length, stored.durable_end) == (FrameType.MARK, 0, 500)
+
+
+file_ids = st.none() | st.just(7)
+places = st.integers(0, 40)
+
+
+def decoded(data, at, position, file_id):
+    """None, a header, or a refusal that says why and where; any other exception is an error of the decoder."""
+    try:
+        return decode_frame_header(data, at, position, file_id)
+    except DataDirectoryError as error:
+        refusal = error
+    why = "format version|is of type KAFKA_BATCH|has the flag TRANSACTIONAL"
+    remedy = "start (the release that wrote it|that one)"
+    assert re.fullmatch(f"the journal frame at position {position} .*({why}).*{remedy}.*", str(refusal)), refusal
+    return refusal
+
+
+@given(st.binary(max_size=300), places, uint64, file_ids)
+def test_random_bytes_are_no_frame(data, at, position, file_id):
+    assert decoded(data, at, position, file_id) is None
+
+
+@given(headers, st.binary(min_size=0, max_size=HEADER_BYTES - 1), places, uint64, file_ids)
+def test_random_bytes_behind_a_magic_or_a_cut_header_are_no_frame(header, body, at, position, file_id):
+    data = bytes(at) + FRAME_MAGIC + body
+    assert decoded(data, at, position, file_id) is None
+    encoded = encode_frame_header(Frame(header, b""), position=position, durable_end=0, file_id=7)
+    assert decoded(bytes(at) + encoded[: len(body)], at, position, file_id) is None
+
+
+@given(headers, st.binary(min_size=HEADER_BYTES - 8, max_size=HEADER_BYTES - 8), st.integers(8, 127), uint64)
+def test_whatever_a_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(header, body, kept, position):
+    """The beginning of a true header, then anything: what a release to come may write."""
+    encoded = encode_frame_header(Frame(header, b"x"), position=position, durable_end=0, file_id=7)
+    forged = bytearray(encoded[:kept] + body[kept - 8 :])
+    forged[24:32] = position.to_bytes(8, "little")
+    forged[4:8] = crc32c(bytes(forged[8:])).to_bytes(4, "little")
+    found = decoded(bytes(forged), 0, position, None)
+    assert found is not None
+    version, kind, flags = forged[8], forged[9], int.from_bytes(forged[10:12], "little")
+    honoured = {2: (1, 2, 3), 3: (1, 2, 3, 4, 6)}
+    assert isinstance(found, StoredHeader) == (kind in honoured.get(version, ()) and flags < 4)
+    if isinstance(found, StoredHeader):
+        assert (found.header.type, found.header.flags) == (kind, flags)
+        again = encode_frame_header(
+            Frame(found.header, b""), position=position, durable_end=found.durable_end, file_id=7
+        )
+        assert decoded(again, 0, position, 7).header == found.header
+
+
+@given(headers, st.integers(0, 255), st.integers(0, 255), st.integers(0, 2**16 - 1))
+def test_unknown_versions_types_and_flags_are_refused_by_their_numbers(header, version, kind, flags):
+    encoded = bytearray(encode_frame_header(Frame(header, b""), position=700, durable_end=0, file_id=7))
+    encoded[8:12] = bytes((version, kind)) + flags.to_bytes(2, "little")
+    encoded[4:8] = crc32c(bytes(encoded[8:])).to_bytes(4, "little")
+    found = decoded(bytes(encoded), 0, 700, 7)
+    if isinstance(found, DataDirectoryError):
+        said = str(found)
+        if version not in (2, 3):
+            assert f"format version {version}," in said
+        elif kind not in range(1, 7 if version == 3 else 4) or flags >= (8 if version == 3 else 4):
+            assert f"type {kind}, flags {flags:#x}" in said
+        else:
+            assert ("KAFKA_BATCH" in said) == (kind == 5)
+            assert ("TRANSACTIONAL" in said) == (flags >= 4)
+    else:
+        assert (found.header.type, found.header.flags) == (kind, flags)
+
+
+@given(st.binary(max_size=HEADER_BYTES + 10), uint64)
+def test_random_bytes_are_no_file_header(data, start):
+    assert decode_file_header(data, start) is None
+
+
+@given(uint64, st.booleans(), st.integers(0, 255), st.binary(min_size=119, max_size=119))
+def test_whatever_a_file_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(start, own, version, rest):
+    body = bytes((version,)) + rest
+    if own:
+        body = body[:16] + start.to_bytes(8, "little") + body[24:]
+    data = FILE_MAGIC + crc32c(body).to_bytes(4, "little") + body
+    if version not in (2, 3):
+        with pytest.raises(DataDirectoryError, match=f"position {start} has format version {version},"):
+            decode_file_header(data, start)
+    else:
+        stored_start = int.from_bytes(body[16:24], "little")
+        assert (decode_file_header(data, start) is not None) == (stored_start == start)

@@ -2,12 +2,24 @@ import asyncio
 
 import pytest
 
-from logstore.errors import CorruptionError, StorageError
+from logstore.errors import CorruptionError, DataDirectoryError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags
-from logstore.journal.inspect import DumpedSnapshot, dump, repair, verify
+from logstore.journal.inspect import DumpedControl, DumpedSnapshot, dump, repair, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch
-from tests.support.journals import TOPIC, data_frame, offsets, recovered_frames, running, snapshot_frame
+from logstore.records.transactions import ControlType, Marker, OpenTransaction
+from tests.support.journals import (
+    TOPIC,
+    control_frame,
+    data_frame,
+    kafka_frame,
+    offsets,
+    recovered_frames,
+    running,
+    snapshot_frame,
+    transactional_frame,
+    truncate_frame,
+)
 
 
 @pytest.fixture
@@ -130,3 +142,84 @@ def test_dump_shows_who_sent_what_and_what_is_remembered(tmp_path):
     snapshot, *frames = dump(tmp_path)
     assert snapshot.snapshot == DumpedSnapshot(4, ((0, 0),), 15, tuple(producers), tuple(keys), 5)
     assert [frame.identity for frame in frames] == [sender, keyed, None]
+
+
+def write_journal(directory, *frames, snapshot=None):
+    async def scenario():
+        async with running(directory, snapshots=lambda: [snapshot] if snapshot else []) as (journal, _):
+            await journal.append(frames)
+
+    asyncio.run(scenario())
+
+
+def test_truncations_and_controls_are_dumped_by_name(tmp_path):
+    write_journal(tmp_path, data_frame(0), control_frame(1, kind=ControlType.ABORT), truncate_frame(1, leader_epoch=4))
+    data, control, truncation = dump(tmp_path)
+    assert (data.type, data.control, data.honoured) == ("DATA", None, True)
+    assert (control.type, control.control, control.honoured) == ("CONTROL", DumpedControl("ABORT", 7), True)
+    assert (control.base_offset, control.record_count) == (1, 1)
+    assert (control.identity.owner, control.identity.epoch) == (5, 2)
+    assert (truncation.type, truncation.base_offset, truncation.leader_epoch) == ("TRUNCATE", 1, 4)
+    assert (truncation.record_count, truncation.honoured) == (0, True)
+    assert verify(tmp_path).damage is None
+    assert repair(tmp_path) is None
+
+
+def test_transactions_of_a_snapshot_are_dumped(tmp_path):
+    opened, ended = (OpenTransaction(5, 2, 7, 1_000),), (Marker(6, 1, 9, 8, 1_001),)
+    snapshot = PartitionSnapshot(4, ((0, 0),), 10, open_transactions=opened, markers=ended)
+    write_journal(tmp_path, data_frame(10), snapshot=snapshot_frame(4)._replace(payload=snapshot.encode()))
+    found = next(dump(tmp_path)).snapshot
+    assert found is not None
+    assert (found.open_transactions, found.markers) == (opened, ended)
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"),
+    [
+        (kafka_frame(1), r"is of type KAFKA_BATCH \(5\)"),
+        (transactional_frame(1), r"has the flag TRANSACTIONAL \(4\)"),
+    ],
+)
+def test_a_frame_that_a_start_refuses_is_dumped_and_neither_passed_over_nor_repaired(tmp_path, frame, name):
+    write_journal(tmp_path, data_frame(0), frame, data_frame(2))
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    rows = list(dump(tmp_path))
+    assert [(row.type, row.transactional, row.honoured) for row in rows] == [
+        ("DATA", False, True),
+        (frame.header.type.name, bool(frame.header.flags), False),
+        ("DATA", False, True),
+    ]
+    message = f"position {rows[1].position} {name}, which this release does not serve"
+    damage = verify(tmp_path).damage
+    assert isinstance(damage, DataDirectoryError)
+    for refuse in (repair, recovered_frames):
+        with pytest.raises(DataDirectoryError, match=message):
+            refuse(tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_frame_that_a_start_refuses_is_not_cut_behind_damage(tmp_path):
+    write_journal(tmp_path, data_frame(0), data_frame(1), kafka_frame(2))
+    (path,) = tmp_path.iterdir()
+    second = list(dump(tmp_path))[1]
+    content = bytearray(path.read_bytes())
+    content[second.position + HEADER_BYTES] ^= 1
+    path.write_bytes(content)
+    for refuse in (repair, recovered_frames):
+        with pytest.raises(DataDirectoryError, match="KAFKA_BATCH"):
+            refuse(tmp_path)
+    assert path.read_bytes() == bytes(content)
+
+
+def test_a_control_record_of_another_kind_is_refused_by_its_position(tmp_path):
+    leader_change = control_frame(1)
+    leader_change = leader_change._replace(
+        payload=leader_change.payload.replace(b"\x00\x00\x00\x01", b"\x00\x00\x00\x02")
+    )
+    write_journal(tmp_path, data_frame(0), leader_change)
+    refused = r"position 263 is a control record of type 2 .* start the release that wrote it"
+    for look in (repair, recovered_frames, lambda directory: list(dump(directory))):
+        with pytest.raises(DataDirectoryError, match=refused):
+            look(tmp_path)
+    assert isinstance(verify(tmp_path).damage, DataDirectoryError)

@@ -5,14 +5,26 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from logstore.errors import BrokerNotReadyError, CorruptionError, StorageError
+from logstore.errors import BrokerNotReadyError, CorruptionError, DataDirectoryError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameLocation, FrameType
 from logstore.journal.journal import Journal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.limits import JOURNAL_GROUP_BYTES_MAX
-from tests.support.journals import TOPIC, data_frame, new_journal, offsets, recovered_frames, running, snapshot_frame
+from tests.support.journals import (
+    TOPIC,
+    control_frame,
+    data_frame,
+    kafka_frame,
+    new_journal,
+    offsets,
+    recovered_frames,
+    running,
+    snapshot_frame,
+    transactional_frame,
+    truncate_frame,
+)
 from tests.support.manual_clock import ManualClock
 
 
@@ -362,3 +374,57 @@ def test_a_directory_that_cannot_be_made_is_said_so(tmp_path):
     with pytest.raises(StorageError, match="cannot make the journal directory"):
         list(journal.recover())
     asyncio.run(journal.close())
+
+
+def test_payloads_of_snapshots_and_controls_are_recovered_with_them(tmp_path):
+    control = control_frame(1)
+
+    async def scenario():
+        async with running(tmp_path, snapshots=lambda: [snapshot_frame()]) as (journal, _):
+            (location,) = await journal.append([control])
+            assert journal.read(location) == control
+            await journal.append([data_frame(0), truncate_frame(1)])
+
+    asyncio.run(scenario())
+    found = [(f.header.type, f.payload) for f in recovered_frames(tmp_path)]
+    assert found == [
+        (FrameType.SNAPSHOT, snapshot_frame().payload),
+        (FrameType.CONTROL, control.payload),
+        (FrameType.DATA, None),
+        (FrameType.TRUNCATE, None),
+    ]
+
+
+def test_a_control_frame_keeps_its_file_until_it_is_sealed_and_moves_with_its_payload(tmp_path):
+    control = control_frame(1)
+
+    async def scenario():
+        async with running(tmp_path, file_bytes=1000) as (journal, _):
+            await journal.append([data_frame(0), control, truncate_frame(2)])
+            await journal.append([data_frame(2, bytes(900))])
+            assert len(journal.files) == 2
+            journal.release(TOPIC, 0, 1)
+            ((header, location),) = await journal.relocate_oldest()
+            assert header == control.header._replace(flags=FrameFlags.RELOCATED)
+            assert journal.read(location) == control._replace(header=header)
+            await asyncio.sleep(0)
+            assert journal.files[0][0] == 531, "the first file is gone"
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("frame", "name"), [(kafka_frame(1), "KAFKA_BATCH"), (transactional_frame(1), "TRANSACTIONAL")]
+)
+def test_a_frame_that_a_start_refuses_is_refused_to_readers(tmp_path, frame, name):
+    async def scenario():
+        async with running(tmp_path, file_bytes=1000) as (journal, _):
+            good, bad = await journal.append([data_frame(0), frame])
+            await journal.append([data_frame(2, bytes(900))])
+            with pytest.raises(DataDirectoryError, match=f"position {bad.position} .* {name} "):
+                journal.read_many([good, bad])
+            with pytest.raises(DataDirectoryError, match=f"position {bad.position} .* {name} "):
+                await journal.relocate_oldest()
+            assert len(journal.files) == 2
+
+    asyncio.run(scenario())

@@ -13,6 +13,10 @@ from logstore.log.frame_index import FrameIndex
 TOPIC = uuid.uuid4()
 
 
+def control(base: int, timestamp: int) -> FrameHeader:
+    return header(base, 1, timestamp)._replace(type=FrameType.CONTROL)
+
+
 def header(base: int, count: int, timestamp: int = 0, inflated: int = 0) -> FrameHeader:
     return FrameHeader(
         type=FrameType.DATA,
@@ -113,3 +117,25 @@ def test_a_frame_copied_forward_is_found_at_its_new_place() -> None:
 
 def test_timestamps_prune_frames() -> None:
     assert [f.base_offset for f in filled([5, 5, 5]).frames_since(0, 15, 50)] == [5, 10]
+
+
+def test_a_frame_may_hold_an_offset_and_no_record() -> None:
+    index = FrameIndex()
+    for at, of in enumerate((header(0, 5, 10), control(5, 60), control(6, 70), header(7, 3, 80, inflated=1000))):
+        index.add(of, FrameLocation(at * 1000, 140))
+    index.finish_recovery(0)
+    assert (index.base_offset, index.end_offset, index.num_bytes) == (0, 10, 560)
+    found = list(index.frames(0, 10))
+    assert [(f.base_offset, f.end_offset, f.has_records) for f in found] == [
+        (0, 5, True),
+        (5, 6, False),
+        (6, 7, False),
+        (7, 10, True),
+    ]
+    assert [f.base_offset for f in index.frames_since(0, 10, 50)] == [7], "none has a timestamp"
+    assert index.newest_timestamp_ms == 80
+    assert index.inflated_bytes(5, 7) == 0
+    assert [f.base_offset for f in index.frames_by_bytes(5, 10, 300)] == [5, 6, 7]
+    assert [f.base_offset for f in index.frames_by_bytes(5, 10, 100)] == [5], "many of them are bounded, too"
+    index.drop_below(6)
+    assert (index.base_offset, len(index)) == (6, 2)

@@ -58,6 +58,6 @@ def test_the_layout_is_a_header_of_40_bytes_and_the_content_padded_to_8():
 
 
 @pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqq", 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
-def test_what_is_no_answer_to_a_fetch_is_refused(content: bytes):
+def test_bytes_that_are_no_fetch_response_are_refused(content: bytes):
     with pytest.raises(LogStoreError, match="not a log store"):
         list(read_fetch_response(pa.py_buffer(content)))

@@ -86,7 +86,7 @@ def test_offsets_and_timestamps_are_filled_in(codec):
     ]
 
 
-def test_what_lies_before_the_first_offset_is_left_out():
+def test_records_before_the_first_offset_are_left_out():
     content = body(
         RecordBatch(5, 0, 2, 0, wire("a", "b")), RecordBatch(7, 0, 3, 0, wire("c", "d", "e", timestamps=[1, 2, 3]))
     )
@@ -134,12 +134,12 @@ def test_row_groups_come_as_parquet_files():
     ],
     ids=["another number of records", "cut", "zeros", "nothing", "a flag that there is not"],
 )
-def test_what_is_no_row_group_is_told(batch):
+def test_a_payload_that_is_no_row_group_is_refused(batch):
     with pytest.raises(LogStoreError, match="not a log store, or of another version"):
         read(body(batch))
 
 
-def test_whether_the_first_batch_is_a_row_group():
+def test_a_row_group_in_the_first_batch_is_recognised():
     assert begins_with_parquet(body(RecordBatch(3, 0, 1, PARQUET, parquet([3])), RecordBatch(4, 0, 1, 0, wire("x"))))
     assert not begins_with_parquet(body(RecordBatch(0, 0, 1, 0, wire("x")), RecordBatch(3, 0, 1, PARQUET, b"")))
     assert not begins_with_parquet(body())
@@ -180,6 +180,6 @@ GOOD = bytes(body(RecordBatch(0, 0, 1, 0, wire("v"))))
     ],
     ids=["half a header", "cut", "negative length", "another count", "no message"],
 )
-def test_what_is_no_batch_is_refused(content):
+def test_bytes_that_are_no_record_batch_are_refused(content):
     with pytest.raises(LogStoreError, match="not a log store"):
         list(read_records(pa.py_buffer(content), 0))

@@ -87,7 +87,7 @@ def test_base64_rows(records):
     ],
 )
 @pytest.mark.parametrize("column", ["key", "value"])
-def test_what_is_not_json_is_named_by_its_offset(text, column):
+def test_a_record_that_is_not_json_is_named_by_its_offset(text, column):
     good = Row(1, b"1", b" {} ", None)
     bad = Row(1, text if column == "key" else b"1", text if column == "value" else b"1", None)
     with pytest.raises(UnreadableRecordError, match=f"The {column} .* offset 12 of t-3 is not JSON") as error:
@@ -106,7 +106,7 @@ def test_texts_that_are_json_only_together_are_not_json(texts):
 
 @given(st.lists(_JSON_ROWS, max_size=8))
 @settings(deadline=None)
-def test_what_is_all_json_is_the_same_for_whoever_takes_what_there_is(records):
+def test_json_records_are_the_same_in_the_readable_form(records):
     assert encode_readable(_log(records), "t", 3) == encode_json(_log(records), "t", 3)
 
 
@@ -154,7 +154,7 @@ def test_a_string_key_that_is_not_utf8_is_named_by_its_offset():
 
 @given(st.lists(rows, max_size=8), st.booleans())
 @settings(deadline=None)
-def test_what_is_readable_never_fails(records, string_keys):
+def test_the_readable_form_never_fails(records, string_keys):
     found = json.loads(encode_readable(_log(records), "t", 3, string_keys=string_keys))
     assert [record["offset"] for record in found] == list(range(10, 10 + len(records)))
 

@@ -15,7 +15,7 @@ from logstore.errors import (
 )
 from logstore.limits import HEADERS_PER_RECORD_MAX, REQUEST_RECORDS_MAX, TIMESTAMP_MS_MAX
 from logstore.records.decode import decode_binary, decode_json
-from logstore.records.json_decoder import decode_plain, is_utf8
+from logstore.records.json_decoder import decode_plain, is_utf8, plain_columns
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.examples import examples
 from tests.support.records import Row, headers_lists, small_bytes, timestamps, wire_rows
@@ -128,7 +128,7 @@ def test_a_value_is_its_text(text):
         *(b"1//c", b"1 2", b'1,"offset":0', b"\xef\xbb\xbf1", b'"\xff"', b'"\xed\xa0\x80"', b'"\xc0\x80"'),
     ],
 )
-def test_what_is_not_json_is_refused(text):
+def test_a_body_that_is_not_json_is_refused(text):
     _refused(b'{"records":[{"value":%b}]}' % text)
 
 
@@ -211,7 +211,7 @@ def test_base64_with_bits_behind_its_end_is_refused(text, rest):
             decode(body, max_message_bytes=_LIMIT)
 
 
-def test_what_only_looks_like_base64_is_taken():
+def test_text_that_only_looks_like_base64_is_taken():
     body = b'{"records":[{"key":"QR==","value":"x=","headers":[{"key":"QR==","value":"QQ\\u003d="}]}]}'
     (row,) = wire_rows(decode_json(body, max_message_bytes=_LIMIT).batch)
     assert row == Row(None, b'"QR=="', b'"x="', (("QR==", b"A"),))
@@ -379,3 +379,19 @@ def test_string_keys_are_their_utf8_text_and_all_others_json_texts(keys, timesta
     batch.validate(full=True)
     assert batch.column("key").to_pylist() == [_TEXT_KEYS[key] for key in keys]
     assert set(batch.column("value").to_pylist()) == {b'"v"'}, "values stay JSON texts"
+
+
+@pytest.mark.parametrize("counts", [(1,), (1, 2), (70, 1), (1, 70), (64, 100), (3, 61)], ids=str)
+def test_the_records_of_many_bodies_are_those_of_each_in_turn(counts):
+    """Few and many texts are kept in different ways."""
+    texts = [
+        [(f'"k{body}-{row}"', "null" if row % 7 == 3 else f"{row}") for row in range(n)]
+        for body, n in enumerate(counts)
+    ]
+    bodies = ['{"records":[' + ",".join(f'{{"key":{k},"value":{v}}}' for k, v in records) + "]}" for records in texts]
+    decoded = [decode_plain(body.encode()) for body in bodies]
+    assert [len(records) for records in decoded] == list(counts)
+    batch = plain_columns(decoded).batch
+    alone = [decode_json(body.encode(), max_message_bytes=_LIMIT).batch.to_pylist() for body in bodies]
+    assert batch.to_pylist() == [record for records in alone for record in records]
+    batch.validate(full=True)

@@ -49,7 +49,7 @@ def test_small_batches_are_put_together_and_large_ones_are_not_copied():
     assert found[1].column("value").buffers()[2].address == large.column("value").buffers()[2].address
 
 
-def test_many_small_ones_do_not_become_a_large_one():
+def test_many_small_batches_do_not_become_a_large_one():
     batch = wire_batch([Row(None, None, b"x" * 10_000, None)])
     found = list(log_batches(WireBatch(batch, at, 0, False) for at in range(100)))
     assert sum(batch.num_rows for batch in found) == 100

@@ -86,7 +86,7 @@ def test_fields_of_a_later_release_are_passed_over():
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"null", b"1", b"[]", b"\xff", b'{"group":"g"}', b'{"offset":"7"}'])
-def test_what_nobody_here_has_written_is_corruption(text):
+def test_a_record_that_no_coordinator_wrote_is_corruption(text):
     with pytest.raises(CorruptionError):
         decode_offset_record(text, None)
     with pytest.raises(CorruptionError):
@@ -94,7 +94,7 @@ def test_what_nobody_here_has_written_is_corruption(text):
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"null", b"[]", b'{"offset":"7"}', b"{}{}", b"{}\n{}"])
-def test_columns_of_what_nobody_here_has_written_are_corruption(text):
+def test_columns_of_a_record_that_no_coordinator_wrote_are_corruption(text):
     key = b'{"group":"g","topic":"t","partition":3}'
     with pytest.raises(CorruptionError):
         offset_columns(batch([key, key], [text, None]))

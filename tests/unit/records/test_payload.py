@@ -27,7 +27,7 @@ def test_a_payload_of_a_slice_holds_only_its_rows():
 
 
 @pytest.mark.parametrize("damage", [lambda p: p[:-8], lambda p: b"", lambda p: b"\xff" * len(p), lambda p: p[:40]])
-def test_what_does_not_parse_is_corruption(damage):
+def test_a_payload_that_does_not_parse_is_corruption(damage):
     payload = encode_payload(wire_batch([Row(None, b"k", b"v" * 50, None)])).to_pybytes()
     with pytest.raises(CorruptionError, match="not an Arrow record batch message"):
         decode_payload(damage(payload))

@@ -14,11 +14,11 @@ from tests.support.topics import log_batch
 
 
 def written(path: Path, row_groups: int) -> bytes:
-    with SegmentWriter(open_table(path), 0, 0, 0) as writer:
+    with SegmentWriter(open_table(path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
             writer._flush()  # a row group of its own
-        return (path / writer.finish(10 * row_groups).path).read_bytes()
+        return (path / writer.finish().path).read_bytes()
 
 
 @pytest.mark.parametrize("row_groups", [1, 3, 60])

@@ -29,10 +29,10 @@ def test_a_users_topic_has_the_logs_columns_alone():
 def test_a_segment_of_group_offsets_has_typed_columns_and_reads_back_as_any_other(tmp_path: Path):
     layout = layout_of(OFFSETS_TOPIC)
     batches = [offsets_batch(4, 0), offsets_batch(0, 4), offsets_batch(3, 4)]
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0, layout=layout) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 7, 0, layout=layout) as writer:
         for batch in batches:
             writer.write(batch)
-        segment = writer.finish(7)
+        segment = writer.finish()
     parquet = pq.ParquetFile(tmp_path / segment.path)
     assert parquet.schema_arrow.remove_metadata().equals(layout.segment_schema)
     rows = parquet.read(columns=["group", "topic", "topic_partition", "committed_offset", "metadata"]).to_pylist()

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -5,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from logstore.errors import CorruptionError
+from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments import checksums, reader
 from logstore.segments.footer import SegmentFooter, encode_footer
@@ -23,9 +25,9 @@ from tests.support.topics import log_batch
 
 
 def write(path: Path, base: int, end: int, epoch: int = 0) -> Segment:
-    with SegmentWriter(open_table(path), 0, base, epoch) as writer:
+    with SegmentWriter(open_table(path), 0, base, end, epoch) as writer:
         writer.write(log_batch(range(base, end)))
-        return writer.finish(end)
+        return writer.finish()
 
 
 def write_foreign(
@@ -64,9 +66,9 @@ def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
 def test_a_row_group_comes_bit_by_bit_as_it_comes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
     batch = log_batch(range(0, 300, 3))
-    with SegmentWriter(open_table(tmp_path), 0, 0, 1) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 300, 1) as writer:
         writer.write(batch)
-        path = tmp_path / writer.finish(300).path
+        path = tmp_path / writer.finish().path
     (group,) = row_groups(path)
     batches = list(row_group_batches(path, group))
     assert len(batches) > 3
@@ -172,5 +174,45 @@ def test_segments_on_disk_are_found_without_a_log(tmp_path: Path) -> None:
     torn = write(tmp_path, 25, 30)
     (tmp_path / torn.path).write_bytes(b"PAR1")
     write_foreign(tmp_path / "partition=0" / "part-0.parquet", [10])
-    assert find_segments(open_table(tmp_path), 0, 10) == FoundSegments((new, old), (torn.path,))
-    assert find_segments(open_table(tmp_path), 1, 0) == FoundSegments((), ())
+    assert find_segments(open_table(tmp_path), 0, 10, 30) == FoundSegments((new, old), (torn.path,))
+    assert find_segments(open_table(tmp_path), 0, 10, 24) == FoundSegments((old,), ())
+    assert find_segments(open_table(tmp_path), 1, 0, 30) == FoundSegments((), ())
+    later = f"partition=0/{10:020d}-v3-{20:020d}-1-{'a' * 32}.parquet"
+    (tmp_path / old.path).rename(tmp_path / later)
+    assert find_segments(open_table(tmp_path), 0, 10, 24) == FoundSegments((), (later,)), "its range is not known"
+
+
+def test_a_segment_without_records_reads_as_one(tmp_path: Path) -> None:
+    with SegmentWriter(open_table(tmp_path), 0, 10, 30, 4) as writer:
+        segment = writer.finish(((4, 10),), producers=[RememberedBatch(7, 0, 0, 1, 5, 1)], append_time_ms=3)
+    assert (segment.num_records, segment.min_offset, segment.max_offset) == (0, -1, -1)
+    assert segment_from_file(tmp_path, segment.path) == segment
+    verify_segment(tmp_path / segment.path)
+    assert row_groups(tmp_path / segment.path) == ()
+    footer = read_footer(tmp_path / segment.path)
+    assert (footer.base_offset, footer.end_offset, len(footer.producers), footer.append_time_ms) == (10, 30, 1, 3)
+    assert pq.read_table(tmp_path / segment.path, partitioning=None).schema.equals(SEGMENT_SCHEMA)
+    # Every byte of it is under a checksum, as of any other.
+    data = (tmp_path / segment.path).read_bytes()
+    for at in range(len(data)):
+        (tmp_path / segment.path).write_bytes(data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
+        with pytest.raises(CorruptionError):
+            verify_segment(tmp_path / segment.path)
+
+
+@pytest.mark.parametrize("end", [19, 21])
+def test_a_file_under_the_name_of_another_range_is_refused(tmp_path: Path, end: int) -> None:
+    segment = write(tmp_path, 0, 20)
+    path = tmp_path / segment.path.replace(f"-{20:020d}-", f"-{end:020d}-")
+    (tmp_path / segment.path).rename(path)
+    with pytest.raises(CorruptionError, match="up to offset 20"):
+        row_groups(path)
+
+
+def test_a_file_with_a_name_of_an_earlier_release_is_read(tmp_path: Path) -> None:
+    segment = write(tmp_path, 0, 20)
+    old = segment.path.replace(f"-{20:020d}-", "-")
+    (tmp_path / segment.path).rename(tmp_path / old)
+    assert segment_from_file(tmp_path, old) == replace(segment, path=old)
+    assert find_segments(open_table(tmp_path), 0, 0, 20).segments == (replace(segment, path=old),)
+    assert find_segments(open_table(tmp_path), 0, 0, 19).segments == (), "its footer tells its end"

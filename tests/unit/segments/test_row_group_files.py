@@ -23,11 +23,11 @@ CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path, codec: str) -> None:
-    with SegmentWriter(open_table(tmp_path), 3, 0, 0, codec) as writer:
+    with SegmentWriter(open_table(tmp_path), 3, 0, 3000, 0, codec) as writer:
         for base in range(0, 3000, 1000):
             writer.write(log_batch(range(base, base + 1000, 3), value_bytes=2000))  # several pages of values
             writer._flush()  # a row group of its own
-        path = tmp_path / writer.finish(3000).path
+        path = tmp_path / writer.finish().path
     found = row_group_files(path)
     assert [one.row_group for one in found] == [0, 1, 2]
     for one in found:
@@ -40,9 +40,9 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
 
 def test_it_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path) -> None:
     layout, key = layout_of(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0, layout=layout) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 1, 0, layout=layout) as writer:
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
-        path = tmp_path / writer.finish(1, leader_epochs=((0, 0),)).path
+        path = tmp_path / writer.finish(leader_epochs=((0, 0),)).path
     assert pq.read_metadata(path).metadata
     (one,) = row_group_files(path)
     file = pa.BufferReader(bytes(read_row_group_file(path, one)))
@@ -55,9 +55,9 @@ def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_fo
     batch = log_batch(range(rows))
     key = pa.array([b"k" * 1_000] * rows, pa.binary())
     batch = batch.set_column(2, LOG_SCHEMA.field("key"), key)
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, rows, 0) as writer:
         writer.write(batch)
-        path = tmp_path / writer.finish(rows).path
+        path = tmp_path / writer.finish().path
     (one,) = row_group_files(path)
     (group,) = row_groups(path)
     size = int(record_sizes(batch).sum()) + rows * RECORD_OVERHEAD_BYTES
@@ -71,9 +71,9 @@ def test_a_file_of_another_writer_has_none(tmp_path: Path) -> None:
 
 
 def test_what_is_not_as_it_was_written_is_refused_with_its_offsets(tmp_path: Path) -> None:
-    with SegmentWriter(open_table(tmp_path), 0, 10, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 10, 15, 0) as writer:
         writer.write(log_batch(range(10, 15)))
-        path = tmp_path / writer.finish(15).path
+        path = tmp_path / writer.finish().path
     (one,) = row_group_files(path)
     content = path.read_bytes()
     path.write_bytes(content[: one.begin] + bytes([content[one.begin] ^ 1]) + content[one.begin + 1 :])

@@ -82,11 +82,11 @@ def test_a_list_is_not_believed_to_be_longer_than_the_bytes() -> None:
 
 @pytest.mark.parametrize("row_groups", [1, 40])
 def test_a_real_footer_is_written_to_the_byte(tmp_path: Path, row_groups: int) -> None:
-    with SegmentWriter(open_table(tmp_path), 0, 0, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
             writer._flush()  # a row group of its own
-        content = (tmp_path / writer.finish(10 * row_groups).path).read_bytes()
+        content = (tmp_path / writer.finish().path).read_bytes()
     footer = content[-pq.read_metadata(pa.BufferReader(content)).serialized_size - 8 : -8]
     struct = thrift.decode(footer)
     assert thrift.encode(struct) == footer

@@ -19,13 +19,13 @@ def to_read(committed: _Committed | None, auto_offset_reset: str = "earliest") -
 
 @pytest.mark.parametrize("offset", [10, 15, 20])
 @pytest.mark.parametrize("auto_offset_reset", ["earliest", "latest", "none"])
-def test_from_a_committed_offset_that_is_in_the_log(offset, auto_offset_reset, caplog):
+def test_a_committed_offset_in_the_log_is_the_start(offset, auto_offset_reset, caplog):
     assert to_read(_Committed(offset, 20), auto_offset_reset) == (offset, 20)
     assert not caplog.records
 
 
 @pytest.mark.parametrize("committed", [None, _Committed(9, 20), _Committed(21, 20), _Committed(0, 0)])
-def test_else_from_where_auto_offset_reset_says(committed, caplog):
+def test_without_a_usable_committed_offset_auto_offset_reset_decides(committed, caplog):
     assert to_read(committed, "earliest") == (10, 20)
     assert to_read(committed, "latest") == (20, 20)
     assert len(caplog.records) == (0 if committed is None else 2)
@@ -35,6 +35,6 @@ def test_else_from_where_auto_offset_reset_says(committed, caplog):
 
 
 @pytest.mark.parametrize("auto_offset_reset", ["earliest", "latest", "none"])
-def test_what_was_committed_after_the_end_was_looked_up_is_not_beyond_it(auto_offset_reset, caplog):
+def test_an_offset_committed_after_the_end_was_looked_up_is_not_beyond_it(auto_offset_reset, caplog):
     assert to_read(_Committed(25, 25), auto_offset_reset) == (25, 25)
     assert not caplog.records

@@ -54,7 +54,7 @@ def test_without_java_the_error_says_what_to_install(tmp_path, monkeypatch):
         jars.fetch(str(tmp_path / "ivy"), log=tmp_path / "ivy.log")
 
 
-@pytest.mark.system
+@pytest.mark.long
 def test_jars_are_fetched_to_where_they_are_looked_for_whatever_home_is(tmp_path, monkeypatch):
     """From a repository in a directory; Java does not look at HOME."""
     for artifact, version in [

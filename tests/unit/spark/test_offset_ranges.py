@@ -73,7 +73,7 @@ def test_outside_the_log_the_error_names_what_is_valid(offset, argument):
         (None, InvalidRequestError, "=None: give"),
     ],
 )
-def test_what_is_no_offset_is_refused_by_name(offsets, error, message):
+def test_a_value_that_is_no_offset_is_refused_by_name(offsets, error, message):
     with pytest.raises(error, match=re.escape(message)):
         resolve("t", offsets, "latest", BOUNDS)
 

@@ -95,7 +95,7 @@ def test_a_local_session_keeps_to_the_loopback_address_and_a_remote_one_does_not
         assert settings["spark.databricks.delta.vacuum.logging.enabled"] == "false"
 
 
-def test_what_the_user_says_wins_but_delta_is_always_there():
+def test_the_users_settings_win_but_delta_is_always_there():
     given = {
         EXTENSIONS_KEY: "org.example.Mine",
         "spark.sql.session.timeZone": "Europe/Berlin",

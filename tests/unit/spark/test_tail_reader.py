@@ -95,7 +95,7 @@ def test_a_task_fails_with_the_reason(asked, answer: Answer, says: str):
         read(6, 10)
 
 
-def test_what_travels_to_the_executors_is_small():
+def test_the_modules_sent_to_the_executors_are_small():
     cloudpickle.register_pickle_by_value(tail_reader)
     try:
         task = tail_reader.tail_reader([URL], "t", "the-id", [(p, 0, 10**9) for p in range(100)], "spark")

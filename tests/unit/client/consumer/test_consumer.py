@@ -51,9 +51,9 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     data = tmp_path_factory.mktemp("own") / "data"
     topic = KeyedTopic.create(data, "gaps", cleanup_policy="compact")
     rows = batch(0, [Record(b"k", b"%d" % i, i) for i in range(10)]).take(pa.array([2, 3, 7]))
-    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 1, layout=layout_of("gaps")) as writer:
+    with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 10, 1, layout=layout_of("gaps")) as writer:
         writer.write(rows)
-        segment = writer.finish(10, ((1, 0),))
+        segment = writer.finish(((1, 0),))
     assert not topic.table.commit_roll([RollPart(0, 0, 10, 1, (segment,))]).refused
     with ServerProcess(data, port=free_port()) as server:
         yield server
@@ -202,7 +202,7 @@ def test_all_partitions_get_their_turn(store: str, topic: str):
 # ---- where to begin -------------------------------------------------------------------------------------------------
 
 
-def test_where_it_begins(store: str, filled: str, group: str):
+def test_the_first_position(store: str, filled: str, group: str):
     partitions = [TopicPartition(filled, 0), TopicPartition(filled, 2)]
     with Consumer(store) as consumer:
         consumer.assign(partitions)
@@ -277,7 +277,7 @@ def test_gaps_of_compaction_are_stepped_over(own: ServerProcess):
 # ---- assignment -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_assigned_subscribed_and_paused(store: str, filled: str, topic: str):
+def test_assignment_subscription_and_paused_partitions(store: str, filled: str, topic: str):
     first, second, third = (TopicPartition(filled, partition) for partition in range(3))
     with Consumer(store, auto_offset_reset="earliest") as consumer:
         consumer.assign([first, third])
@@ -433,7 +433,7 @@ def test_a_record_that_cannot_be_deserialized_stops_right_before_it(store: str, 
 # ---- committing -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_committed_is_what_was_handed_out(store: str, filled: str, group: str):
+def test_a_commit_is_of_the_records_handed_out(store: str, filled: str, group: str):
     first, second = TopicPartition(filled, 0), TopicPartition(filled, 2)
     with Consumer(store, group_id=group, enable_auto_commit=False, auto_offset_reset="earliest") as consumer:
         consumer.assign([first, second])
@@ -485,7 +485,7 @@ def test_auto_commit_is_of_earlier_polls_and_the_last_comes_with_close(store: st
     assert committed() == 30
 
 
-def test_what_a_loop_has_seen_is_committed_while_it_waits(store: str, filled: str, group: str, admin: Admin):
+def test_records_that_a_loop_has_seen_are_committed_while_it_waits(store: str, filled: str, group: str, admin: Admin):
     partition = TopicPartition(filled, 2)
     with Consumer(store, group_id=group, auto_offset_reset="earliest", auto_commit_interval_ms=50) as consumer:
         consumer.assign([partition])
@@ -523,7 +523,7 @@ def test_a_failed_auto_commit_is_told(store: str, filled: str, group: str, admin
 # ---- prefetching ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_prefetched_is_bounded(store: str, topic: str):
+def test_prefetched_records_are_bounded(store: str, topic: str):
     for _ in range(4):
         for partition in range(4):
             post(store, topic, partition, [b"x" * 1_000] * 50)
@@ -562,7 +562,7 @@ class HeldTransport(Transport):
 
 
 @pytest.mark.parametrize("does", ["seek", "pause", "assign"])
-def test_what_comes_after_a_seek_a_pause_or_an_assign_is_dropped(store: str, filled: str, does: str):
+def test_records_fetched_before_a_seek_a_pause_or_an_assign_are_dropped(store: str, filled: str, does: str):
     partition, other = TopicPartition(filled, 0), TopicPartition(filled, 2)
     with Consumer(store, auto_offset_reset="earliest") as consumer:
         consumer._fetcher._transport.close()

@@ -137,7 +137,7 @@ def test_partitions_of_a_topic_made_again_with_more_begin_as_all_do(state: Subsc
     assert (fetcher.reading, state.unplaced) == ({}, {ZERO: "latest", ONE: "latest"})
 
 
-def test_what_is_left_out_is_forgotten(state: SubscriptionState, fetcher: ToldFetcher):
+def test_partitions_that_an_assignment_leaves_out_are_forgotten(state: SubscriptionState, fetcher: ToldFetcher):
     state.assign({ZERO, ONE})
     state.place({ZERO: 5, ONE: 1}, {"orders": topic("a")})
     state.pause({ZERO})

@@ -329,7 +329,7 @@ def test_closing_in_time_fails_what_is_left_and_leaves_nobody_waiting():
 
 
 @pytest.mark.parametrize("given", ["a record", "columns"])
-def test_who_waits_too_long_is_told_why_it_takes_so_long(given: str):
+def test_a_wait_that_times_out_says_why_it_takes_so_long(given: str):
     producer = Producer("127.0.0.1:1")
     delivery = producer.send("t", "1") if given == "a record" else producer.send_batch("t", {"value": ["1"]})
     eventually(lambda: delivery.outcome.last_error is not None)
@@ -378,7 +378,7 @@ def test_callbacks_tell_of_each_record(store: str, topic: str, admin: Admin):
     assert done == [failed, failed, batch]
 
 
-def test_what_a_callback_raises_comes_out_of_flush_and_stops_nothing(store: str, topic: str):
+def test_an_exception_of_a_callback_comes_out_of_flush_and_stops_nothing(store: str, topic: str):
     def fail(*_: object) -> None:
         raise KeyError("mine")
 

@@ -1,6 +1,5 @@
 """What a producer does when answers get lost, requests are refused, and the store counts otherwise than it does."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,6 +7,7 @@ import pytest
 from logstore import errors
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
+from logstore.client.producer.record_accumulator import RecordAccumulator
 from tests.support.eventually import eventually
 from tests.support.faulty_proxy import FaultyProxy, Seen
 from tests.support.stored_records import stored_records
@@ -46,7 +46,7 @@ def test_every_record_is_stored_once_and_in_order_though_answers_get_lost(store:
     assert [delivery.result().offset for delivery in deliveries] == [i // 3 for i in range(1_500)]
 
 
-def test_what_is_sent_again_is_the_same_request(topic: str, proxy: FaultyProxy):
+def test_a_request_that_is_sent_again_is_the_same(topic: str, proxy: FaultyProxy):
     proxy.cut().refuse(503, 50301)
     with Producer(proxy.url, retry_backoff_ms=1) as producer:
         producer.send_batch(topic, {"value": ["a", "b", "c"], "partition": [0, 3, 3]}).result()
@@ -243,7 +243,7 @@ def test_a_partition_that_waits_for_an_answer_holds_up_no_other(
 
 
 @pytest.mark.parametrize("linger_ms", [0, 20])
-def test_what_is_queued_behind_a_held_answer_holds_up_no_free_partition(
+def test_records_queued_behind_a_held_answer_hold_up_no_free_partition(
     store: str, topic: str, proxy: FaultyProxy, linger_ms: int
 ):
     proxy.hold()
@@ -312,13 +312,25 @@ def test_an_invalid_record_costs_no_other_batch_its_own(store: str, topic: str, 
     assert values(store, topic) == {0: [0, *(i for i in range(2, 8) for _ in range(2))]}
 
 
-def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy):
+def test_one_request_in_flight_is_one(topic: str, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch):
+    taken: list[int] = []
+    drain = RecordAccumulator.drain
+
+    def counted(accumulator: RecordAccumulator) -> list:
+        requests = drain(accumulator)
+        taken.append(len(requests))
+        return requests
+
+    monkeypatch.setattr(RecordAccumulator, "drain", counted)
     proxy.hold()
     with Producer(proxy.url, linger_ms=0, max_in_flight_requests_per_connection=1) as producer:
         producer.send(topic, "0", partition=0)
         eventually(lambda: proxy.seen)
+        before = len(taken)
         other = producer.send(topic, "1", partition=1)
-        time.sleep(0.1)
+        # The sender has looked for what may leave, and taken nothing.
+        eventually(lambda: taken[before:])
+        assert taken[before:] == [0]
         assert len(proxy.seen) == 1
         proxy.release()
         assert other.result(20).offset == 0

@@ -125,7 +125,7 @@ def part_ways(accumulator: RecordAccumulator, batch: ClosedBatch) -> list[list[i
     return [[part.partition for part in batches] for _, batches in accumulator.drain()]
 
 
-def test_what_waits_for_a_busy_partition_holds_up_no_free_one() -> None:
+def test_batches_behind_a_busy_partition_hold_up_no_free_one() -> None:
     accumulator = RecordAccumulator(options(linger_ms=0))
     accumulator.set_partitions("t", PARTITIONS)
     left = []
@@ -226,7 +226,7 @@ def test_nothing_is_queued_once_it_is_closed(call: Callable[[RecordAccumulator],
         call(accumulator)
 
 
-def test_what_has_not_left_is_given_back_when_it_closes_but_not_what_is_being_split(
+def test_batches_that_have_not_left_are_given_back_at_close_except_those_being_split(
     accumulator: RecordAccumulator,
 ) -> None:
     batches = []
