@@ -373,7 +373,7 @@ def outcome(path: Path, damaged: Path) -> tuple[Any, ...] | None:
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, kind: str) -> None:
     entry = log_entry(table, ENTRIES[kind])
-    whole, said, expected = entry.read_bytes(), read_entry(entry), facts(path_of(table))
+    whole, said, expected = entry.read_bytes(), read_entry(table.files, ENTRIES[kind]), facts(path_of(table))
     refusals, harmless = [], []
     places = range(0, len(whole), stride(1))
     try:
@@ -381,7 +381,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
             for bit in range(8) if TORTURE else [at % 8]:
                 entry.write_bytes(flipped(whole, at, bit))
                 try:
-                    now = read_entry(entry)
+                    now = read_entry(table.files, ENTRIES[kind])
                 except CorruptionError as error:
                     refusals.append(str(error))
                     continue
@@ -514,7 +514,7 @@ def test_a_damaged_checkpoint_is_set_aside_where_entries_cover_it_and_refused_by
         part.write_bytes(damaged)
         assert outcome(path_of(checkpointed), part) is None
         if covered:
-            assert facts(recover(checkpointed).path) == expected
+            assert facts(path_of(recover(checkpointed))) == expected
             assert part.with_name(part.name + ".set-aside").read_bytes() == damaged
             assert not checksum_path(path_of(checkpointed), 20).exists()
             for path in log.iterdir():
@@ -525,7 +525,7 @@ def test_a_damaged_checkpoint_is_set_aside_where_entries_cover_it_and_refused_by
             with pytest.raises(CorruptionError, match=part.name):
                 recover(checkpointed)
             part.write_bytes(whole)
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
     assert not list(log.glob("*.set-aside"))
 
 
@@ -542,7 +542,7 @@ def test_the_next_checkpoint_takes_the_place_of_one_set_aside(
     expected = facts(path_of(table))
     for entry in uncover_to_21:
         entry.unlink()
-    assert facts(recover(table).path) == expected
+    assert facts(path_of(recover(table))) == expected
 
 
 @pytest.mark.parametrize("older", [True, False])
@@ -555,7 +555,7 @@ def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
     for version in (20,) if older else (10, 20):
         checksum_path(path_of(checkpointed), version).unlink()
     expected = facts(path_of(checkpointed))
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
     assert sorted(list_log(checkpointed.files).checkpoints) == [10, 20]
     assert all(checksum_path(path_of(checkpointed), version).exists() for version in (10, 20))
     assert not list((path_of(checkpointed) / "_delta_log").glob("*.set-aside"))
@@ -563,7 +563,7 @@ def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
         recover(checkpointed)
     assert not [log for log in logs if log["event"] == "delta.checkpoint_vouched"]
     uncover(checkpointed)
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
 
 
 def without(column: str) -> Callable[[pa.Table], pa.Table]:
@@ -599,7 +599,7 @@ def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_if_it_says_something_
         part.write_bytes(part.read_bytes()[:-9])
     else:
         pq.write_table(DIFFERENT[what](pq.read_table(part)), part)
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
     assert sorted(list_log(checkpointed.files).checkpoints) == [10]
     assert part.with_name(part.name + ".set-aside").exists()
 
@@ -630,7 +630,7 @@ def test_a_checkpoint_of_another_writer_stands_where_nothing_else_does(checkpoin
     uncover(checkpointed)
     checksum_path(path_of(checkpointed), 20).unlink()
     expected = facts(path_of(checkpointed))
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
 
 
 @pytest.mark.parametrize("covered", [True, False])
@@ -645,7 +645,7 @@ def test_a_damaged_checksum_file_is_never_taken_for_none(checkpointed: TopicTabl
         path.write_bytes(content)
         assert outcome(path_of(checkpointed), part) is None
         if covered:
-            assert facts(recover(checkpointed).path) == expected
+            assert facts(path_of(recover(checkpointed))) == expected
             part.with_name(part.name + ".set-aside").rename(part)
         else:
             with pytest.raises(CorruptionError, match=part.name):
@@ -692,7 +692,7 @@ def test_a_start_that_is_killed_while_it_repairs_leaves_the_rest_to_the_next(
         disk.crash_at(call, nth)
         with contextlib.suppress(StorageError, CommitStateUnknownError):
             TopicTable.recover(open_table(killed, disk))
-        assert facts(TopicTable.recover(open_table(killed, FileSystem())).path)[1:-1] == expected
+        assert facts(path_of(TopicTable.recover(open_table(killed, FileSystem()))))[1:-1] == expected
         assert len(list((killed / "_delta_log").glob("*.set-aside"))) == 2
         assert not list((killed / "_delta_log").glob(".*.crc"))
         if not disk.crashed:

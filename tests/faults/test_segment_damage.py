@@ -52,6 +52,7 @@ class Damaged:
     def __init__(self, table: Path, kind: str) -> None:
         layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
         codec = "uncompressed" if kind == "uncompressed" else "zstd"
+        table.mkdir(exist_ok=True)
         with SegmentWriter(open_table(table), 0, 5, 19, 3, codec, layout=layout) as writer:
             for base in (5, 12):
                 writer.write(_group_offsets(base) if kind == "group offsets" else log_batch(range(base, base + 7)))
@@ -283,7 +284,7 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
             with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 2, footer.leader_epoch) as writer:
                 writer.write(log_batch([0]))
                 rival = writer.finish()
-            (path_of(topic.table) / path_of(rival)).rename(path)
+            (path_of(topic.table) / rival.path).rename(path)
             said = await is_refused(
                 lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
             )
