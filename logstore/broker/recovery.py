@@ -14,7 +14,7 @@ from uuid import UUID
 
 import structlog
 
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, storage_error
 from logstore.journal.frame import Frame, FrameType
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
@@ -107,10 +107,13 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
 def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
     try:
         return read_footer(files, name)
-    except (CorruptionError, OSError) as error:
-        # The file is a foreign writer's, damaged or gone: other topics are served all the same.
+    except (CorruptionError, FileNotFoundError) as error:
+        # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
+        # read says nothing of the file: whoever took it for gone would forget producers.
         log.error("recovery.no_footer", file=files.where(name), error=str(error))
         return None
+    except OSError as error:
+        raise storage_error(f"reading {files.where(name)}", error) from error
 
 
 def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:

@@ -180,6 +180,13 @@ class Roller:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def _look(self, topic: Topic, work: Callable[[], T]) -> T:
+        """As ``_in_thread``, for work that reads the table; StorageError for a disk that cannot be read."""
+        try:
+            return await self._in_thread(work)
+        except OSError as error:
+            raise StorageError(f"Cannot read topic {topic.name!r}: {error}. Check the disk; try again.") from error
+
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
         self._uncommitted.pop(topic, None)
@@ -324,9 +331,9 @@ class Roller:
             snapshot = topic.table.snapshot()
             return snapshot, self._restore(topic, snapshot, at_start=at_start)
 
-        snapshot, restored = await self._in_thread(look)
+        snapshot, restored = await self._look(topic, look)
         if restored.any:
-            snapshot = await self._in_thread(topic.table.snapshot)
+            snapshot = await self._look(topic, topic.table.snapshot)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
@@ -345,7 +352,7 @@ class Roller:
             return {}
         first = before is None or any(found and p not in looked_at for p, found in gaps.items())
         files, seen = topic.table.files, -1 if first or before is None else before.version
-        return await self._in_thread(lambda: removed_ranges(removals_since(files, seen), before, files))
+        return await self._look(topic, lambda: removed_ranges(removals_since(files, seen), before, files))
 
     def _note_missing(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
