@@ -28,7 +28,11 @@ class JobTopic:
         return TopicConfig.parse(snapshot.config_overrides, self.defaults)
 
     def is_deleted(self) -> bool:
-        return not self.table.files.exists()
+        """False, too, if that cannot be seen."""
+        try:
+            return not self.table.files.exists()
+        except OSError:
+            return False
 
 
 def select_topics(root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:

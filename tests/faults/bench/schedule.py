@@ -105,9 +105,10 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
                 "written": chance.choice([0, 0, 7, 700]),
             }
         case "read_error":
+            call = chance.choice(_READS)
             return {
-                "call": chance.choice(_READS),
-                "error": chance.choice(["EIO", "EIO", "SHORT"]),
+                "call": call,
+                "error": chance.choice(["EIO", "SHORT"]) if call.endswith("read_into") else "EIO",
                 "nth": chance.randint(1, 3),
                 "times": chance.choice([1, 3, 1_000_000]),
             }
