@@ -244,6 +244,8 @@ def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Writt
             operation=task.operation,
             cleanings=_cleanings(task, footers, end_offset),
             append_time_ms=last.append_time_ms,
+            open_transactions=last.open_transactions,
+            markers=last.markers,
         )
     return Written(number, expired, segment)
 

@@ -122,7 +122,7 @@ class ShortRequests:
             # INTERNAL, because the client learns nothing here: its permission is asked below.
             topic = state.broker.topic(INTERNAL, head.found.path_parameters["topic"])
             records = decode_small(topic, body)
-            if not records:
+            if records is None:
                 return False
             reservation = state.requests.reserve(held_bytes(body, records))
         except LogStoreError:

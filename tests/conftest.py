@@ -1,4 +1,5 @@
-"""What every test starts from: none of this machine's own settings, and no process but in a lane that may have some.
+"""The start of every test: without this machine's own settings, and without processes except in lanes that may have
+them.
 
 A test without a mark is quick. Marks (``pyproject.toml`` lists them) put it into a slower lane: ``system`` and
 ``spark`` run in ``make test``, ``long``, ``airflow`` and ``wheel`` only in ``make test-all``.
@@ -19,7 +20,7 @@ from xdist.scheduler import LoadFileScheduling
 from tests.support import examples
 from tests.support.process_logging import logging_put_back
 
-# What the store logs is only of interest where a test asks for it.
+# The store's log is of interest only where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 # `--hypothesis-profile many` overrides it.
@@ -85,7 +86,7 @@ def pytest_runtest_call() -> Iterator[None]:
 
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
-# What takes longest begins first; the many short ones fill what is left of the processes' time.
+# The longest tests begin first; the many short ones fill the remaining time of the processes.
 _FIRST = ("tests/spark/", "tests/faults/", "tests/concurrency/", "tests/stateful/")
 
 

@@ -146,7 +146,7 @@ def decode_small(topic: Topic, body: bytes) -> PlainRecords | None:
     # Each record has a brace: a body with too many is not decoded in vain.
     if not may_join(topic, len(body)) or body.count(b"{") > SMALL_REQUEST_RECORDS_MAX:
         return None
-    return decode_plain(body) or None
+    return decode_plain(body)
 
 
 def held_bytes(body: bytes, records: PlainRecords) -> int:
@@ -195,7 +195,7 @@ async def _produce(request: Request, partition: int | None) -> Response:
         body = await receive_body(request, reservation, max_bytes=state.settings.max_request_size)
         may_be_small = head.may_join and partition is None and identify is None
         string_keys = head.string_keys(config)
-        if may_be_small and topic is not None and (plain := decode_small(topic, body)):
+        if may_be_small and topic is not None and (plain := decode_small(topic, body)) is not None:
             reservation.resize(held_bytes(body, plain))
             places = await state.broker.produce_small(
                 context, topic, plain, head.to_columns(config), num_bytes=len(body), timeout_ms=timeout_ms

@@ -272,7 +272,7 @@ class Journal:
         self._end_position = file.end
         for append, locations in zip(group, results, strict=True):
             for frame in append.frames:
-                if frame.header.topic_id not in self._forgotten:
+                if not self._forgotten or frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
             append.future.set_result(locations)

@@ -51,6 +51,9 @@ from logstore.records.batch_identity import (
     unpack_batches,
 )
 
+# Making it anew for each frame takes as long as the rest of a header.
+_NO_FLAGS = FrameFlags(0)
+
 
 @dataclass(slots=True)
 class JournalBytes:
@@ -263,7 +266,7 @@ class PartitionLog:
         self._last_append_time_ms = append_time
         header = FrameHeader(
             type=FrameType.DATA,
-            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else FrameFlags(0),
+            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else _NO_FLAGS,
             topic_id=self.topic_id,
             partition=self.partition,
             base_offset=self.next_offset if after is None else after.header.end_offset,

@@ -5,6 +5,7 @@ Column arrays may be slices, so positions are always read through ``ListArray.of
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +43,7 @@ class DecodedRecords:
         return int(self.batch.get_total_buffer_size())
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionBatch:
+class PartitionBatch(NamedTuple):
     """The records of a request that go to one partition, in request order.
 
     ``rows`` are their positions in the request, rising; None = all of the request.

@@ -161,14 +161,16 @@ def is_utf8(data: bytes) -> bool:
 
 
 def decode_plain(body: bytes) -> PlainRecords | None:
-    """The records if they have only keys and values, as most have (a third faster); None for any other body."""
+    """The records if there are some that have only keys and values, as most have (a third faster); None for any other
+    body.
+    """
     if len(body) > REQUEST_RECORDS_MAX or not is_utf8(body):
         return None
     try:
         records = PlainRecords(_PLAIN_DECODER.decode(body).records)
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return None if has_doubled_field(body, records.keys, records.values) else records
+    return records if records.keys.texts and not has_doubled_field(body, records.keys, records.values) else None
 
 
 def plain_columns(requests: Sequence[PlainRecords], *, string_keys: bool = False) -> DecodedRecords:

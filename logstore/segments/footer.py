@@ -10,8 +10,11 @@ from dataclasses import dataclass
 
 from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.batch_identity import RememberedBatch, batches_from_rows
+from logstore.records.transactions import Marker, OpenTransaction, markers_from_rows, open_transactions_from_rows
 
-FORMAT_VERSION = 2
+#: What a footer without transactions has, so that earlier releases read it, and one with open transactions or markers.
+FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS = 2, 3
+_FORMATS = (FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS)
 _PREFIX = "logstore."
 
 #: ``operation`` of a segment that a roll writes from the journal; jobs have names of their own.
@@ -26,6 +29,7 @@ class SegmentFooter:
     a key in the range of the file, while their window was open at its end.
     ``operation`` wrote the file. ``cleanings`` say when offsets were first compacted: rising (end offset, time in ms).
     ``append_time_ms`` is the time of the last append in this file or an earlier one; 0 if it is not known.
+    ``open_transactions`` and ``markers``, one of a producer at most, are those at ``end_offset``.
     """
 
     partition: int
@@ -38,11 +42,18 @@ class SegmentFooter:
     operation: str = ROLL
     cleanings: tuple[tuple[int, int], ...] = ()
     append_time_ms: int = 0
+    open_transactions: tuple[OpenTransaction, ...] = ()
+    markers: tuple[Marker, ...] = ()
 
 
 def encode_footer(footer: SegmentFooter) -> dict[str, str]:
+    transactions = {
+        f"{_PREFIX}open_transactions": json.dumps(footer.open_transactions),
+        f"{_PREFIX}markers": json.dumps(footer.markers),
+    }
+    has_transactions = bool(footer.open_transactions or footer.markers)
     return {
-        f"{_PREFIX}format": str(FORMAT_VERSION),
+        f"{_PREFIX}format": str(FORMAT_WITH_TRANSACTIONS if has_transactions else FORMAT_VERSION),
         f"{_PREFIX}partition": str(footer.partition),
         f"{_PREFIX}base_offset": str(footer.base_offset),
         f"{_PREFIX}end_offset": str(footer.end_offset),
@@ -53,19 +64,20 @@ def encode_footer(footer: SegmentFooter) -> dict[str, str]:
         f"{_PREFIX}operation": footer.operation,
         f"{_PREFIX}cleanings": json.dumps(footer.cleanings),
         f"{_PREFIX}append_time_ms": str(footer.append_time_ms),
+        **(transactions if has_transactions else {}),
     }
 
 
 def is_segment(metadata: Mapping[bytes, bytes], path: str) -> bool:
-    """False for a file of another writer. CorruptionError, naming ``path``, for a segment of another format."""
+    """False for a file of another writer. NewerFormatError, naming ``path``, for a segment of an unknown format."""
     text = metadata.get(f"{_PREFIX}format".encode())
     if text is None:
         return False
     if not text.isdigit():
         raise CorruptionError(f"{path} has no valid segment format ({text!r})")
-    if int(text) != FORMAT_VERSION:
+    if int(text) not in _FORMATS:
         raise NewerFormatError(
-            f"{path} has segment format {int(text)}, and this release knows {FORMAT_VERSION}: read it with the release "
+            f"{path} has segment format {int(text)}, and this release knows {_FORMATS}: read it with the release "
             "that wrote it"
         )
     return True
@@ -81,6 +93,8 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             for key, value in metadata.items()
             if key.startswith(_PREFIX.encode())
         }
+        with_transactions = int(text["format"]) == FORMAT_WITH_TRANSACTIONS
+        rows = (text["open_transactions"], text["markers"]) if with_transactions else ("[]", "[]")
         return SegmentFooter(
             partition=int(text["partition"]),
             base_offset=int(text["base_offset"]),
@@ -92,6 +106,8 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             operation=text["operation"],
             cleanings=tuple((int(end), int(time_ms)) for end, time_ms in json.loads(text["cleanings"])),
             append_time_ms=int(text["append_time_ms"]),
+            open_transactions=open_transactions_from_rows(json.loads(rows[0])),
+            markers=markers_from_rows(json.loads(rows[1])),
         )
     except (KeyError, ValueError, TypeError) as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

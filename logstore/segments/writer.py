@@ -21,6 +21,7 @@ from logstore.crc32c import crc32c
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import LOG_SCHEMA
+from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments import checksums
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
@@ -194,6 +195,8 @@ class SegmentWriter:
         operation: str = ROLL,
         cleanings: Sequence[tuple[int, int]] = (),
         append_time_ms: int = 0,
+        open_transactions: Sequence[OpenTransaction] = (),
+        markers: Sequence[Marker] = (),
     ) -> Segment:
         """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
         its footer has the state at its end.
@@ -211,6 +214,8 @@ class SegmentWriter:
             operation,
             tuple(cleanings),
             append_time_ms,
+            tuple(open_transactions),
+            tuple(markers),
         )
         self._flush()
         self._files.reached("segment.half")

@@ -12,13 +12,13 @@ import pytest
 from tests.support.server_process import ROOT, ServerProcess
 
 AIRFLOW = ROOT / ".venv-airflow/bin/airflow"
-#: Of the store's own environment, as a person types it.
+#: The command of the store's own environment, as a person types it.
 LOGSTORE = Path(sys.executable).parent / "logstore"
 
 SETTINGS = {
     "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "airflow_dags"),
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-    # Nothing is said to anybody outside.
+    # Airflow sends nothing to anybody outside.
     "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
     "SCARF_ANALYTICS": "false",
     "DO_NOT_TRACK": "1",
@@ -38,7 +38,7 @@ class Airflow:
         self._home = home
 
     def run(self, *arguments: str, code: int = 0, seconds: float = 300) -> str:
-        """What it printed, task logs included; it must exit with ``code``. After ``seconds`` all of it is ended."""
+        """The output, task logs included. The exit code must be ``code``. After ``seconds`` all processes are ended."""
         with subprocess.Popen(
             [str(AIRFLOW), *arguments],
             stdout=subprocess.PIPE,
@@ -65,7 +65,7 @@ class Airflow:
 
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
-    """With its database made: SQLite in its home."""
+    """An Airflow with its database made: SQLite in its home."""
     assert AIRFLOW.is_file(), "`make test-airflow` installs Airflow, then runs these tests"
     home = tmp_path_factory.mktemp("airflow")
     (home / "spark-defaults.conf").write_text(SPARK_DEFAULTS)

@@ -28,7 +28,7 @@ Rows = dict[int, list[tuple[int, bytes | None, bytes | None]]]
 
 
 def in_table(table: Path) -> Rows:
-    """What any Delta reader sees."""
+    """The records that any Delta reader sees."""
     found: Rows = {}
     columns = ["partition", "offset", "key", "value"]
     read = deltalake.DeltaTable(table).to_pyarrow_table(columns=columns)
@@ -38,7 +38,7 @@ def in_table(table: Path) -> Rows:
 
 
 def in_store(url: str, topic: str) -> Rows:
-    """What the running store has, with what is only in its journal."""
+    """The records of the running store, also those in its journal only."""
     with Admin(url) as admin, Consumer(url) as consumer:
         ends = {p.partition: p.high_watermark for p in admin.describe_topic(topic).partitions}
         consumer.assign(TopicPartition(topic, partition) for partition in ends)
@@ -69,7 +69,7 @@ def snapshot(table: Path) -> TopicSnapshot:
 
 
 def files(table: Path) -> tuple[set[str], set[str]]:
-    """Those of the table's last version, and those on disk."""
+    """The files of the table's last version, and the files on disk."""
     last = snapshot(table)
     active = {file.path for partition in last.partitions for file in last.segments(partition)}
     return active, {str(file.relative_to(table)) for file in table.glob("partition=*/*.parquet")}

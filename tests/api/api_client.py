@@ -72,12 +72,12 @@ class ApiClient:
         return await self.get(f"/topics/{topic}/partitions/{partition}/records", params=query, headers=headers)
 
     def end_offsets(self, topic: str) -> list[int]:
-        """The next offset of each partition, durable or not: it rises with anything that was taken."""
+        """The next offset of each partition, durable or not: it rises with every append."""
         return [log.next_offset for log in self.broker.topic(INTERNAL, topic).partitions]
 
 
 def held_appends(api: ApiClient, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Appends wait until it is set."""
+    """An event; appends wait until it is set."""
     produce, going_on = api.broker.produce, asyncio.Event()
 
     async def wait_and_produce(*given: Any, **options: Any) -> Any:

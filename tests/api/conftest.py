@@ -15,7 +15,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture(params=["tcp", "tls"])
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What ``listening`` listens with: a test that asks for it runs over both."""
+    """The transport of ``listening``, plain TCP or TLS: a test with this fixture runs over both."""
     monkeypatch.setattr(listening, "over_tls", request.param == "tls")
     return request.param
 
@@ -29,7 +29,7 @@ async def api(tmp_path: Path, anyio_backend: str) -> AsyncIterator[ApiClient]:
 
 @pytest.fixture(scope="module")
 async def shared_api(tmp_path_factory: pytest.TempPathFactory, anyio_backend: str) -> AsyncIterator[ApiClient]:
-    """One store for the tests of a module: for those that must leave no trace, or have a topic of their own."""
+    """One store for the tests of a module that leave no trace, or have a topic of their own."""
     data = tmp_path_factory.mktemp("shared") / "data"
     async with running_api(data, max_request_size=8 << 20) as client:
         await client.create_topic("t", partitions=2, max_message_bytes="1000")

@@ -1,4 +1,4 @@
-"""Requests to every route that models describe, good and bad, and a store that they find something in."""
+"""Requests to every route that models describe, good and bad, and a store with content for them."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ JSON = {"Content-Type": "application/json"}
 Given = tuple[str, str, dict[str, str], bytes]
 
 V3 = "/v3/clusters/{cluster}"
-#: Every route of them with a body that is good, if it takes one. They are asked in this order.
+#: Every such route, with a good body if it takes one. The requests are sent in this order.
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics", None),
     ("GET", "/topics/t", None),
@@ -83,7 +83,7 @@ DECLARED: dict[str, dict[str, str]] = {
     "br": {**JSON, "Content-Encoding": "br"},
     "no gzip": {**JSON, "Content-Encoding": "gzip"},
 }
-#: The value of a field, as JSON text, wherever a body has one.
+#: Values, as JSON texts, that take the place of each field's value.
 VALUES = ('"1"', "1.5", "true", "null", "-1", "1e400", "NaN", "[]", "{}", "9223372036854775808", "1" + "0" * 5000)
 MORE: list[Given] = [
     ("GET", "/topics/absent", {}, b""),

@@ -26,7 +26,7 @@ def client_tls() -> ssl.SSLContext | None:
 
 @functools.cache
 def _tls_contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's, with a certificate of an authority of our own, and a client's that trusts it."""
+    """The server's context, with a certificate of an authority of our own, and a client's context that trusts it."""
     authority = trustme.CA()
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context()
     authority.issue_cert("localhost", "127.0.0.1").configure_cert(server)
@@ -43,7 +43,7 @@ async def listening(app, **limits):
     state = ServerState()
     loop = asyncio.get_running_loop()
     listener = socket.create_server(("127.0.0.1", 0))
-    # Little, so that what a client does not take stays with the protocol; a connection inherits it.
+    # A small buffer, so that bytes that a client does not take stay with the protocol. Connections inherit it.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     server = await loop.create_server(
         lambda: protocol(config=config, server_state=state, app_state={}),
@@ -61,7 +61,7 @@ async def listening(app, **limits):
 
 @contextlib.asynccontextmanager
 async def connected(port: int, *, receive_buffer: int | None = None):
-    """A client's reader and writer; ``receive_buffer`` is the bytes that its kernel and its reader take unread."""
+    """A client's reader and writer; its kernel and its reader hold at most ``receive_buffer`` unread bytes."""
     client = socket.socket()
     if receive_buffer is not None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)

@@ -55,7 +55,7 @@ class RealServer:
             )
 
     def wait_until_listening(self) -> str:
-        """The line that it prints; "" if it ended without one."""
+        """The line that the server prints; "" if it ended without one."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], 60)
         line = self.process.stdout.readline() if ready else ""
@@ -106,7 +106,7 @@ class RawConnection:
         self._buffer = b""
 
     def send(self, data: bytes) -> None:
-        """What the server no longer takes is no error: its answer is what counts."""
+        """Send. A server that takes no more bytes is no error: its answer counts."""
         with contextlib.suppress(ConnectionError):
             self.raw.sendall(data)
 

@@ -258,7 +258,7 @@ async def test_arrow_cut_short(shared_api, cut):
 
 
 async def test_arrow_with_flipped_bytes_is_stored_whole_or_refused(shared_api):
-    """Some flips only change a value: those are other records. None may crash, hang or store a part."""
+    """Some flips only change a value and make other records. None may crash, hang or store a part."""
     api = shared_api
     for position in range(0, len(GOOD_ARROW), 5):
         body = bytearray(GOOD_ARROW)
@@ -334,7 +334,7 @@ async def test_a_compressed_body_without_the_header_is_not_guessed(shared_api, c
 
 @pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("zstd", zstandard.compress)])
 async def test_bombs(shared_api, coding, compress):
-    """Little on the wire, twice max.request.size when inflated."""
+    """A bomb is small on the wire and has twice max.request.size when inflated."""
     message = await assert_refused(shared_api, compress(b" " * (16 << 20)), JSON_V2, 413, Content_Encoding=coding)
     assert str(8 << 20) in message
 

@@ -16,7 +16,7 @@ KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf
 
 
 class References(HTMLParser):
-    """What a page names that a browser loads, and the texts of scripts within it."""
+    """The resources of a page that a browser loads, and the texts of scripts within it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What comes over a real socket, well framed or not: an honest answer or a closed connection; the server goes on."""
+"""Requests over a real socket, well framed or not, get a right answer or a closed connection; the server goes on."""
 
 import contextlib
 import gzip
@@ -193,7 +193,7 @@ def in_flight_bytes(server) -> int:
 
 
 def test_a_body_longer_than_declared_does_not_hide_that_its_beginning_is_stored(server):
-    """The rest is no request of its own, but the answer to the first must come first, and tell the truth."""
+    """The rest is no request of its own. The answer to the first request must come first, and say that it is stored."""
     before = server.end_offset()
     with server.connection() as connection:
         connection.send(post(GOOD + b"garbage after the body", length=len(GOOD)))

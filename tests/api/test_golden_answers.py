@@ -31,7 +31,7 @@ _UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 async def answers(api: ApiClient) -> dict[str, list[Any]]:
-    """Of each request the status, the headers and the body, without what changes from run to run."""
+    """The status, headers and body of each answer; values that change from run to run are replaced."""
     told: dict[str, list[Any]] = {}
     async for name, _, _, answer in ask(api):
         assert name not in told, name

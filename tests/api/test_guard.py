@@ -18,7 +18,7 @@ from tests.support.eventually import loop_turns
 pytestmark = pytest.mark.anyio
 
 ONE = {"records": [{"key": "k", "value": 1}]}
-#: What would take effect, if it got through; a route that takes a body and is not here fails the test.
+#: Bodies that would take effect if they got through. A route that takes a body and is not here fails the test.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/topics/{topic}"): ONE,
     ("POST", "/topics/{topic}/partitions/{partition}"): ONE,
@@ -66,7 +66,7 @@ def in_chunks(sent: Sent) -> list[bytes]:
     return [sent.head("Transfer-Encoding: chunked") + b"".join(chunks) + b"0\r\n\r\n"]
 
 
-#: How a request comes: what is written, and how many requests that is.
+#: The ways of a request: the bytes to write, and the number of requests in them.
 WAYS: dict[str, Callable[[Sent], tuple[list[bytes], int]]] = {
     "whole": lambda sent: ([sent.whole()], 1),
     "in pieces": lambda sent: (in_pieces(sent), 1),
@@ -177,7 +177,7 @@ async def test_nothing_gets_past_a_guard_that_refuses(store, monkeypatch, way):
 
 
 async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
-    """Else the walk would show nothing."""
+    """Otherwise the refusals above would prove nothing."""
     before = all_that_could_change(store)
     existing = {(method, route.path) for router in ROUTERS for route in router.routes for method in route.methods}
     paths = dict(routes(store.broker.cluster_id))
@@ -191,7 +191,7 @@ async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
 
 
 async def test_the_short_way_asks_itself(store, monkeypatch):
-    """Not the application behind it."""
+    """Short requests ask the guard themselves; the application behind them does not."""
     taken = []
     begin = store.app.short_requests.begin
     monkeypatch.setattr(store.app.short_requests, "begin", lambda *given: taken.append(begin(*given)) or taken[-1])

@@ -188,7 +188,7 @@ def test_another_body_is_another_request_also_if_its_checksum_is_the_same(store:
 def test_a_retry_after_a_change_of_the_configuration_gets_its_first_answer(
     store: Store, kind: str, change: dict[str, str]
 ) -> None:
-    """Though the same request would be refused now, if it was a new one."""
+    """A new request like it would be refused now."""
     topic = store.create_topic()
     path, (media_type, body) = f"/topics/{topic}/partitions/0", BODIES[kind]
     names = ({"Idempotency_Key": "k"}, of_producer(store.producer(), "0=0"))

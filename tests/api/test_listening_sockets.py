@@ -74,7 +74,7 @@ def test_variables_for_another_process_are_not_ours_and_are_not_handed_on():
 
 
 def test_a_socket_that_is_not_there_is_told_as_the_service_managers(monkeypatch):
-    """Else the message would blame the port of the settings, which nobody tried."""
+    """Otherwise the message would blame the port of the settings, which nobody tried."""
     closed = os.open(os.devnull, os.O_RDONLY)
     os.close(closed)
     monkeypatch.setattr(listening_sockets, "_FIRST_INHERITED", closed)

@@ -1,4 +1,4 @@
-"""What routes with models refuse before FastAPI is asked, and the form that its own refusals get."""
+"""Refusals of routes with models: ours before FastAPI is asked, and the form that FastAPI's own refusals get."""
 
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -67,7 +67,7 @@ async def wrong() -> Told:
 @router.delete("/nothing", status_code=204)
 @open_to_all
 async def nothing() -> None:
-    """Answers without a body."""
+    """A route whose answer has no body."""
 
 
 @pytest.fixture

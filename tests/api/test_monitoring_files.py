@@ -18,7 +18,7 @@ from tests.support.server_process import ROOT
 
 pytestmark = pytest.mark.anyio
 
-#: What Prometheus adds to every series, and makes itself.
+#: Labels and metrics that Prometheus adds or makes itself.
 ADDED = {"instance", "job"}
 OWN_METRICS = {"up": set()}
 FUNCTIONS = {"count", "delta", "histogram_quantile", "increase", "max", "rate", "sum", "vector"}

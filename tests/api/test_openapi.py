@@ -121,7 +121,7 @@ async def test_the_description_is_valid_openapi(document):
 
 
 async def test_every_answer_is_described_and_fits_its_schema(api, document):
-    """Those to good requests and to bad ones."""
+    """Answers to good requests and to bad ones."""
     schemas: dict[tuple[str, str, int, str], jsonschema.Draft202012Validator] = {}
     statuses: dict[str, set[int]] = {}
     async for name, method, path, answer in ask(api):

@@ -253,7 +253,7 @@ async def test_a_partition_that_takes_nothing_spoils_no_other(api):
     ]
     assert places[1]["error"] == "Record 1 of the request names partition 7; the topic has 3, from 0"
     assert (await api.values("t", 0), await api.values("t", 1)) == ([0, 3], [2])
-    # Of one kind of error, and nothing stored: that is the request's.
+    # Nothing is stored, and all partitions have one kind of error: the request has that error.
     for wrong, status in (([7], 404), ([2, 2], 503), ([7, 8], 404)):
         records = [{"value": 9, "partition": partition} for partition in wrong]
         assert_error(await api.post("/topics/t", json={"records": records}, headers={"Content-Type": JSON_V2}), status)

@@ -28,7 +28,7 @@ async def test_a_head_that_does_not_end_is_408(api):
 
 
 async def test_a_head_that_came_while_the_server_stood_still_is_read(api):
-    """As when the process was stopped, or its machine asleep: the timer is overdue when the bytes are there."""
+    """The process may have been stopped, or its machine asleep: the timer is overdue when the bytes are there."""
     async with listening(api.app, head_seconds=0.3) as (port, state), connected(port) as (reader, writer):
         writer.write(b"GET /health/live HTTP/1.1\r\nHost")
         await eventually_async(lambda: any(connection._in_head for connection in state.connections))
@@ -81,7 +81,7 @@ async def test_a_client_that_stops_reading_its_answer_is_cut_and_gives_its_bytes
 
 @pytest.mark.parametrize("header", [b"", b"Connection: close\r\n"], ids=["kept", "closed"])
 async def test_a_client_that_takes_nothing_of_a_short_answer_is_cut(api, header):
-    """Short enough to be out of the application's hands at once."""
+    """The answer is so short that the application is done with it at once."""
     await api.create_topic("t")
     await api.produce("t", ["x" * 50_000])
     async with (

@@ -32,7 +32,7 @@ def values(*texts: str) -> pa.RecordBatch:
 
 
 async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes: int = 64 << 20) -> PartitionResponse:
-    """What comes of one partition; an answer without news is one without batches."""
+    """The batches of one partition; none if the answer has no news."""
     asked = {"topic": topic, "partition": partition, "offset": offset}
     body = {"partitions": [asked], "max_bytes": max_bytes, "max_partition_bytes": max_bytes, "max_wait_ms": 0}
     answer = await api.post("/fetch", json=body)
@@ -146,7 +146,7 @@ async def test_history_comes_as_whole_row_groups_wherever_reading_begins(api):
     read = pq.read_table(pa.BufferReader(batches(whole)[1].payload))
     assert read.column("offset").to_pylist() == [3, 4, 5]
     assert read.column("value").to_pylist() == [b"3", b"4", b"5"]
-    # A row group is one batch: the first comes whatever it takes, the next if it fits.
+    # A row group is one batch: the first comes whatever its size, the next if it fits.
     only = await fetched(api, "t", offset=0, max_bytes=1)
     assert (seen(only), only.next_offset) == ([(0, 3, PARQUET)], 3)
     # From within a row group its reader leaves out what is below the offset.
@@ -182,7 +182,7 @@ async def test_records_that_were_deleted_do_not_come_with_their_row_group(api):
 
 
 async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
-    """They have no checksums, and row groups of any size."""
+    """Files of other writers have no checksums, and row groups of any size."""
     await api.create_topic("t")
     for first in (0, 3, 6):
         await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])

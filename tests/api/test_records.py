@@ -210,7 +210,7 @@ async def test_offsets_and_the_offset_of_a_time(api):
 
 
 async def test_the_ends_of_a_partition_in_quarantine_are_not_told(api):
-    """They need not be known; ``logstore group reset --to-latest`` would commit them."""
+    """The ends may not be known, and ``logstore group reset --to-latest`` would commit them."""
     await api.create_topic("t")
     await api.produce("t", [0, 1, 2])
     api.broker.topic(INTERNAL, "t").partition(0).quarantine("a test", "end it")

@@ -175,7 +175,7 @@ async def test_the_application_is_the_same_through_any_asgi_server(api):
 
 
 async def test_a_request_that_outlasts_the_shutdown_is_told_that_its_outcome_is_unknown():
-    """Not with a 503, after which nothing was stored and a client sends again."""
+    """The answer is not 503, which would say that nothing was stored, so that a client sends again."""
     sent = []
 
     async def never(*_):

@@ -1,4 +1,4 @@
-"""Every route says what it does; the guard asks by that, and what stands in bodies is asked for by the routes."""
+"""Every route declares its operation. The guard asks for names in paths, the routes for names in bodies."""
 
 from dataclasses import dataclass
 
@@ -60,7 +60,7 @@ async def test_the_framework_runs_no_route_but_the_one_the_guard_was_asked_for(a
 
 @dataclass(frozen=True)
 class Deny:
-    """Everything but what is ``denied``."""
+    """Allows everything except ``denied``."""
 
     denied: frozenset[tuple[Operation, str]]
     version: int = 1

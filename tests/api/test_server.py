@@ -88,7 +88,7 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
         answer = await http.get(path.replace("{partition_id}", "0").replace("{partition}", "0"))
         assert "the store is starting" in assert_error(answer, 503, 50301), path
         assert answer.headers["Retry-After"] == "1"
-    for _ in range(3):  # also as a short request, once its head is known
+    for _ in range(3):  # also as a short request
         answer = await http.post("/topics/t", json={"records": [{"value": "during"}]})
         assert_error(answer, 503, 50301)
     assert capfd.readouterr().out == "", "nobody is told yet that it listens"
@@ -137,7 +137,7 @@ def stopping_server(tmp_path):
 
 
 def is_ready(server: RealServer) -> bool:
-    """Not when nobody listens, either."""
+    """Whether the store is ready; False if nobody listens."""
     try:
         return httpx.get(f"{server.url}/health/ready", timeout=30).status_code == 200
     except httpx.TransportError:

@@ -40,7 +40,7 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]
 
 @pytest.fixture
 async def short(api, monkeypatch):
-    """What the short way said of each request that it was asked to take."""
+    """The answers of ``ShortRequests.begin``, one for each request that it was offered."""
     taken: list[bool] = []
     begin = api.app.short_requests.begin
 
@@ -57,7 +57,7 @@ async def short(api, monkeypatch):
 
 
 def comparable(answer: tuple[str, dict[str, str], bytes]) -> tuple[str, list[str], dict[str, str], object]:
-    """Without what differs between any two requests: the times, ids made here, partitions and offsets."""
+    """The answer without values that differ between any two requests: times, ids made here, partitions and offsets."""
     status, headers, body = answer
     order = list(headers)
     headers = {name: value for name, value in headers.items() if name != "date"}
@@ -324,7 +324,7 @@ async def test_an_error_is_told_and_counted_and_logged_the_same(api, short, monk
 
 
 def answered(status: int) -> float:
-    """Whatever the client is called: in a long run of tests others have taken the names that are counted apart."""
+    """The count over all client labels: in a long run of tests, other clients have taken the labels of their own."""
     ours = ('method="POST"', 'route="/topics/{topic}"', f'status="{status}"')
     return sum(
         float(line.rpartition(" ")[2])

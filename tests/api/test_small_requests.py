@@ -231,7 +231,7 @@ async def test_an_append_is_bounded_in_records(api, appends):
 
 
 async def test_a_request_of_many_tiny_records_goes_its_own_way(api, appends):
-    """To decode ten thousand of them takes milliseconds: not where requests are taken in, and never twice."""
+    """Decoding ten thousand records takes milliseconds: it must not happen where requests arrive, and never twice."""
     await api.create_topic("t")
     for count in (1_023, 1_024, 10_000):
         many = json.dumps({"records": [{}] * count}, separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""What a scrape says of the store itself, and what it costs."""
+"""The metrics of the store itself in a scrape, and the cost of a scrape."""
 
 import asyncio
 import time

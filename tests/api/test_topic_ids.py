@@ -29,7 +29,7 @@ def responses(content: bytes) -> list[PartitionResponse]:
 
 
 async def made_again(api: ApiClient, topic: str = "t", partitions: int = 1) -> str:
-    """The id that the topic had."""
+    """The id of the topic before it was made again."""
     before = await topic_id(api, topic)
     assert (await api.delete(f"{api.topics_url}/{topic}")).status_code == HTTPStatus.NO_CONTENT
     await api.create_topic(topic, partitions=partitions)
@@ -38,7 +38,7 @@ async def made_again(api: ApiClient, topic: str = "t", partitions: int = 1) -> s
 
 @pytest.fixture
 async def again(api: ApiClient) -> str:
-    """The id of the topic ``t`` before the one that is there, which has three records."""
+    """The id of the earlier topic ``t``. The present topic ``t`` has three records."""
     await api.create_topic("t")
     before = await made_again(api)
     await api.produce("t", [1, 2, 3])

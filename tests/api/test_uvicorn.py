@@ -1,4 +1,4 @@
-"""What we rely on in uvicorn, most of it not promised: these tests fail by name when another version changes it.
+"""Parts of uvicorn that we rely on, most of them not promised: these tests fail by name when a version changes one.
 
 Then read ``ingest_api/protocol.py`` and ``server.py`` against the new version, and raise the bound in pyproject.toml.
 """
@@ -36,7 +36,7 @@ METHODS = {
     "on_body": ("body",),
     "on_message_complete": (),
 }
-#: What uvicorn, or its parser, calls and ours answers without it.
+#: Methods that uvicorn or its parser calls, and that ours answers without uvicorn.
 REPLACED = {
     "data_received": ("data",),
     "eof_received": (),

@@ -46,7 +46,7 @@ def run(server: ServerProcess) -> Run:
 
 @pytest.fixture
 def run_json(run: Run) -> Callable[..., Any]:
-    """``run`` with --json: what it printed, decoded."""
+    """``run`` with --json: the output, decoded."""
 
     def run_json(*arguments: object, **options: Any) -> Any:
         return json.loads(run(*arguments, "--json", **options).stdout)

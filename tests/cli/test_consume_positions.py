@@ -1,4 +1,4 @@
-"""Where consume begins and stops."""
+"""The first and the last position of consume."""
 
 import pytest
 

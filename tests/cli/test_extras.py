@@ -1,4 +1,4 @@
-"""What an installation can do without extras, and with each; the wheel itself is tried by ``make test-wheel``."""
+"""The abilities of an installation without extras, and with each; ``make test-wheel`` tries the wheel itself."""
 
 import json
 import subprocess

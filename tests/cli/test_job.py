@@ -1,4 +1,4 @@
-"""``logstore job``: what is asked for, how it answers, and how it ends. No store runs, and no Spark."""
+"""``logstore job``: its arguments, output and exit codes. No store runs, and no Spark."""
 
 import json
 import re
@@ -144,7 +144,7 @@ def test_a_store_that_does_not_answer_is_only_mentioned(job):
 
 @pytest.mark.system
 def test_the_store_on_the_directory_shows_what_was_done_at_once(job, data):
-    """Found by itself, without --url: else it would look at its tables seconds later."""
+    """The job finds the store without --url. Without the job the store would look seconds later."""
     with ServerProcess(data) as store, Admin(store.url) as admin, httpx.Client(base_url=store.url) as http:
 
         def status_of_first_record() -> int:

@@ -31,7 +31,7 @@ def place(row: dict) -> tuple[int, int]:
 
 
 def objects(result) -> list[dict]:
-    """What --json printed, keys and values that are JSON as the text that is stored."""
+    """The objects that --json printed; keys and values that are JSON are the stored texts."""
     found = [json.loads(line) for line in result.stdout.splitlines()]
     for row, line in zip(found, result.stdout.splitlines(), strict=True):
         texts = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
@@ -241,7 +241,7 @@ def test_a_group_goes_on_after_what_was_written(run, run_json, topic, tmp_path):
 
 @pytest.mark.parametrize("first", [[], ["--follow"]], ids=["plain", "follow"])
 def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, start, topic, first):
-    """Else a later run with --follow would begin there at the end, and pass over what came meanwhile."""
+    """Otherwise a later run with --follow would begin at the end there, and pass over records in between."""
     group = f"group-of-{topic}"
 
     def follow_until(signal_number: int, *, printed: bytes) -> None:

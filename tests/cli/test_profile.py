@@ -68,7 +68,7 @@ def test_a_profile_has_the_defaults_of_options(server, topic, tmp_path):
     run(*here, "produce", topic, str(tmp_path / "lines"))
     assert run(*here, "consume", topic) == "null\ta\n"
     assert run(*here, "consume", topic, "--format", "value") == "a\n"
-    # What a file's name ends with says more than the profile.
+    # The ending of a file's name wins over the profile.
     run(*here, "consume", topic, "-o", str(tmp_path / "out.csv"))
     assert (tmp_path / "out.csv").read_text().startswith('"partition"')
     assert 'client="ada",method="POST",route="/topics/{topic}' in _metrics(server.url)

@@ -30,7 +30,7 @@ def test_the_status_of_a_running_store(run, run_json, server, topic):
 
 @pytest.fixture
 def complete(server):
-    """What a shell is offered for the last of ``words``."""
+    """The completions that a shell is offered for the last of ``words``."""
 
     def complete(*words: str, **environment: str) -> list[str]:
         variables = {

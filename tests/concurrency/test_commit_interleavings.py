@@ -112,7 +112,7 @@ def test_compaction_against_roll_does_not_starve(pair: Pair, phase: str) -> None
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_compaction_against_retention_of_the_same_file(pair: Pair, phase: str) -> None:
-    """Delta-rs would let both in: what retention removed would come back."""
+    """Delta-rs would let both in: records that retention removed would come back."""
     stepped, rival, hooks = pair
     (old,) = stepped.snapshot().segments(0)
     hooks.at(phase, lambda: rewrite_files(rival, 0, [old.path], [], data_change=True, log_start=10))

@@ -1,4 +1,4 @@
-"""A store for all tests of a module: starting a process costs more than most of what is done to it."""
+"""A store for all tests of a module: starting a process costs more than most tests."""
 
 from collections.abc import Iterator
 

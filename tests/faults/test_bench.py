@@ -18,18 +18,18 @@ LITTLE = Load(TOPICS, producers=2, readers=1, pause_s=0.1, job_pause_s=1.0, obse
 
 
 def test_every_kind_of_fault_under_a_little_load(tmp_path: Path) -> None:
-    """But those of somebody who meddles with the data directory, each of which the store takes seconds to notice."""
+    """Faults of a meddling writer are left out, because the store takes seconds to notice each."""
     kinds = (*ABRUPT, *LASTING)
     report = run(tmp_path, kinds, LITTLE, pace=0.1)
     assert set(kinds) <= report.faults.keys()
-    assert report.acknowledged > 20
+    assert report.acknowledged >= len(kinds), "one before each fault, at least"
 
 
 @pytest.mark.long
 def test_every_kind_of_fault_under_load(tmp_path: Path) -> None:
     report = run(tmp_path, KINDS, Load(), pace=0.3)
     assert set(KINDS) <= report.faults.keys()
-    assert report.acknowledged > 100
+    assert report.acknowledged >= len(KINDS)
     assert report.calls["delta ok"] > 10
     assert report.job_commits["retention", "bounded"] > 0
 

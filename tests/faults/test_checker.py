@@ -97,7 +97,7 @@ def test_a_record_of_which_an_answer_knows_nothing_may_be_stored() -> None:
     assert check(events) == []
 
 
-# Of A, what is stored.
+# A: stored records.
 
 
 @anomaly("A1: acknowledged record is lost")
@@ -120,7 +120,7 @@ def lost_at_the_end() -> list[Event]:
     last = the(events, "final_delta", topic=APPENDED)
     last["rows"].pop()
     last["sealed"]["0"] -= 1
-    # Told before the acknowledgement, an end says nothing of it.
+    # An end that was told before the acknowledgement says nothing of it.
     produced = the(events, "produce", nth=-1, topic=APPENDED)
     produced["t"] = final["t"] + 1
     return events
@@ -128,7 +128,7 @@ def lost_at_the_end() -> list[Event]:
 
 @anomaly("A1: acknowledged record is lost")
 def lost_at_the_log_start() -> list[Event]:
-    """Where retention may take what is first, it moves the log start with it."""
+    """Retention that takes the first records moves the log start with them."""
     return story(lambda store: store.topics[BOUNDED].logs[0].rows.pop(3))
 
 
@@ -317,7 +317,7 @@ def _misplace(store: ModelStore, records: list[Any], partition: int | None) -> N
     logs[right].end -= 1
 
 
-# Of B, offsets and time.
+# B: offsets and time.
 
 
 @anomaly("B1: two acknowledged records at an offset")
@@ -480,7 +480,7 @@ def offset_by_time_below_the_log_start() -> list[Event]:
     return events
 
 
-# Of C, the order.
+# C: the order.
 
 
 @anomaly("C1: batch order broken")
@@ -600,7 +600,7 @@ def next_offset_goes_back() -> list[Event]:
     return events
 
 
-# Of D, visibility and the table.
+# D: visibility and the table.
 
 
 @anomaly("D1: read record is lost")
@@ -825,7 +825,7 @@ def acknowledged_record_not_given() -> list[Event]:
     return events
 
 
-# Of G, committed offsets.
+# G: committed offsets.
 
 
 def committing(*offsets: dict[int, int]) -> Callable[[ModelStore], None]:
@@ -915,7 +915,7 @@ def records_skipped_by_a_commit() -> list[Event]:
     return story(commit)
 
 
-# Of I, compaction and retention.
+# I: compaction and retention.
 
 
 @anomaly("I1: last value of a key is lost")
@@ -1083,7 +1083,7 @@ def job_took_rows_away() -> list[Event]:
     return events
 
 
-# Of J, and of the history itself.
+# J, and the history itself.
 
 
 @anomaly("A1: acknowledged after a failed fsync")
@@ -1100,7 +1100,7 @@ def acknowledged_after_a_failed_fsync() -> list[Event]:
 
 @anomaly("J1: error of the server without a fault")
 def stored_and_answered_with_an_error() -> list[Event]:
-    """As a client that is refused nothing, and knows nothing."""
+    """The client is refused nothing, and knows nothing."""
 
     def refuse(store: ModelStore) -> None:
         store.restart()
@@ -1302,7 +1302,7 @@ def test_a_commit_in_doubt_need_not_be_there() -> None:
 
 
 def test_a_commit_of_some_partitions_is_whole_too() -> None:
-    """What it shows, another commit that failed would have shown as well."""
+    """A read of this commit would look the same after another commit, which failed."""
 
     def commit(store: ModelStore) -> None:
         store.do(store.commit("g", PLAIN, {0: 5, 1: 4}), "info", acts=False)
@@ -1390,7 +1390,7 @@ def test_the_log_start_may_cut_a_batch() -> None:
     assert check(story(cut)) == []
 
 
-# What happens, by a name and a number that says which: to whom, how much, in which order.
+# A step is a name and a number, which chooses the client, the amount or the order.
 _STEPS = (
     *("produce",) * 4,
     *("fetch",) * 3,
@@ -1564,7 +1564,7 @@ def long_history(requests: int) -> list[Event]:
 
 
 def test_long_histories_take_no_long_time() -> None:
-    """Of what takes the square of its length this would take minutes."""
+    """A check whose time grows with the square of the length would take minutes."""
     events = long_history(1000)
     began = time.process_time()
     assert check(events) == []

@@ -1,7 +1,7 @@
 """Wall clocks that are wrong or step by an hour, under load and across restarts: the store's, and a job's.
 
-Only intervals decide when something is done, and those are the monotonic clock's. Of the wall clock is the timestamp of
-a record (LogAppendTime never falls in a partition), and the age at which a job takes it away.
+Only intervals of the monotonic clock decide when something is done. The wall clock gives the timestamp of a record
+(LogAppendTime never falls in a partition), and the age at which a job removes it.
 """
 
 import json
@@ -75,7 +75,7 @@ def test_append_times_never_fall_and_rolls_go_on_when_the_clock_steps(store: Fau
             ends = [p["log_end_offset"] for p in partitions_of(store.url)]
             eventually(lambda ends=ends: sealed(store.url, ends))
             rolls = store.control("hits")["delta.committed"] - rolls
-            # What is half as old as segment.ms is rolled with what is as old.
+            # Records that are half as old as segment.ms are rolled with records that are as old.
             assert rolls <= (time.monotonic() - began) / 0.3 + 2, "a storm of rolls"
         # All is sealed, and most of the journal that knew of the records is freed.
         assert store.stop() == 0
@@ -122,7 +122,7 @@ def append(url: str, partition: int, timestamp: int | None, value: str) -> None:
 
 
 def test_retention_deletes_nothing_early_and_a_start_brings_nothing_back(store: FaultyServerProcess) -> None:
-    """As in Kafka a record's timestamp decides, whoever has set it: one of the past goes, one of the future stays."""
+    """As in Kafka a record's timestamp decides, whoever set it: a record of the past goes, one of the future stays."""
     delete_topic(store.url)
     create_topic(store.url, segment_ms="3600000", retention_ms=str(HOUR_MS // 2))
     append(store.url, 0, 0, "of 1970")

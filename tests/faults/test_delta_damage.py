@@ -1,6 +1,6 @@
-"""Power cuts and bit flips in ``_delta_log``: what was not durable is done again, what is damaged is refused by name.
+"""Power cuts and bit flips in ``_delta_log``: commits that were not durable are done again, damage is refused by name.
 
-``LOGSTORE_TORTURE=1`` tries every length, byte and bit; else every so many-th.
+``LOGSTORE_TORTURE=1`` tries every length, byte and bit; otherwise every so many-th.
 """
 
 import contextlib
@@ -50,7 +50,7 @@ VALUES: list[bytes | None] = [b"a", b"b", b"c", b"d", b"e", b"f"]
 
 
 def every(positions: int, otherwise: int) -> Iterator[int]:
-    """What to damage: the first and the last position, and every so many-th between."""
+    """The positions to damage: the first and the last, and every so many-th between."""
     return iter(sorted({*range(0, positions, 1 if TORTURE else otherwise), positions - 1}))
 
 
@@ -76,7 +76,7 @@ def set_aside(data: Path) -> list[Path]:
 
 
 class Camera(FileSystem):
-    """Copies the data directory between a commit and its fsync: what a crash there leaves."""
+    """Copies the data directory between a commit and its fsync, as a crash there leaves it."""
 
     def __init__(self, data: Path, image: Path) -> None:
         self._data, self._image, self.armed = data, image, False
@@ -100,7 +100,7 @@ async def delete_from_it(broker: Broker, topic: Topic) -> None:
 
 
 async def retain_it(broker: Broker, topic: Topic) -> None:
-    """What a retention job commits."""
+    """A commit as of a retention job."""
     first = topic.table.snapshot().segments(0)[0]
     rewrite_files(topic.table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1)
 
@@ -191,7 +191,7 @@ def test_a_whole_newest_entry_that_was_not_synced_counts(images: dict[str, Path]
 
 
 def test_the_files_of_a_torn_roll_are_committed_again_where_the_journal_is_freed(tmp_path: Path) -> None:
-    """A disk that lied about an fsync: the journal remembers what was sealed."""
+    """The disk lied about an fsync. The journal remembers the sealed offset."""
 
     async def before() -> set[str]:
         async with running_broker(tmp_path, **SMALL) as broker:
@@ -213,12 +213,12 @@ def test_the_files_of_a_torn_roll_are_committed_again_where_the_journal_is_freed
 
 
 def test_all_torn_entries_at_the_end_are_set_aside(tmp_path: Path) -> None:
-    """Somebody who does not sync committed on top of somebody who does not."""
+    """One writer that does not sync committed on top of another one."""
     table = create_topic(tmp_path)
     parts = [roll(table, 0, base, base + 10) for base in (0, 10, 20)]
     for version in (2, 3):
         entry = log_entry(table, version)
-        # What Spark keeps beside an entry of its own would condemn the next one of that name.
+        # Spark's checksum file beside an entry of its own would condemn the next entry of that name.
         for name in (f".{entry.name}.crc", f"{entry.stem}.crc", f".{entry.stem}.crc.crc"):
             entry.with_name(name).write_bytes(b"checksum of what was there")
         entry.write_bytes(entry.read_bytes()[:-30])
@@ -300,7 +300,7 @@ def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path:
             assert broker.topic(INTERNAL, "t").config_overrides["retention.ms"] == "77"
             assert await read_all(broker, broker.topic(INTERNAL, "t")) == list(enumerate(VALUES))
 
-    with contextlib.suppress(OSError, StorageError):  # of the disk that is dead
+    with contextlib.suppress(OSError, StorageError):  # an error of the dead disk
         run(before())
     run(after())
     assert not set_aside(data)
@@ -361,7 +361,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
 
 
 def outcome(path: Path, damaged: Path) -> tuple[Any, ...] | None:
-    """What the table says now; None if it is refused with the name of the damaged file."""
+    """The facts of the table now; None if it is refused with the name of the damaged file."""
     try:
         return facts(path)
     except CorruptionError as error:
@@ -400,7 +400,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
     assert facts(path_of(table)) == expected
 
 
-#: What parses after the flip of one bit, and would be believed.
+#: Flips of one bit after which an entry still parses, and would be believed.
 TREACHEROUS = [
     (0, rb'"id":"(.)', "table id"),
     (0, rb'offse(t)\\",\\"type\\":\\"long', "column name"),
@@ -455,7 +455,7 @@ def test_an_entry_that_is_missing_quarantines_the_topic(table: TopicTable, tmp_p
 def test_an_entry_with_the_content_of_another_quarantines_the_topic(
     table: TopicTable, tmp_path: Path, version: int
 ) -> None:
-    """A block of the wrong place of the disk, a file restored under a wrong name."""
+    """Such as a block of the wrong place of the disk, or a file restored under a wrong name."""
     shutil.copytree(path_of(table), tmp_path / "topics" / "t")
     entry = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, version).name
     entry.write_bytes(log_entry(table, version - 1).read_bytes())
@@ -485,7 +485,7 @@ def checkpointed(two_checkpoints: Path, tmp_path: Path) -> TopicTable:
 
 
 def uncover(table: TopicTable) -> None:
-    """What clean-up leaves after a day: the newest checkpoint and the entries from there on."""
+    """Remove what clean-up removes after a day: entries before the newest checkpoint."""
     for version in range(20):
         log_entry(table, version).unlink()
     for path in checkpoint_parts(path_of(table), 10):

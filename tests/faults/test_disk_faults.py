@@ -166,7 +166,7 @@ def test_a_really_full_disk_meets_every_writer_and_loses_nothing(small_disk: Pat
         assert set(load.answers) == {FULL}
         committed = segment_files(small_disk)
         entries = sorted((small_disk / "topics/t/_delta_log").iterdir())
-        # Page after page is given back until the roll succeeds: each of its writers is the one that finds no space.
+        # Page after page is given back until the roll succeeds, so that each of its writers finds no space once.
         uncommitted: set[Path] = set()
         while (answer := roll(server.url)).status_code != 200:
             assert error_of(answer) == FULL, answer.text
@@ -223,7 +223,7 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
         load.wait_for_answers(*STORAGE_FAILED, count=20)
         assert load.history.acknowledged_records == acknowledged
         assert len(read_over_http(store.url)) == acknowledged, "read, though whether it is stored is open"
-    # What the failed sync left behind is a matter of luck: whoever restarts must find it, and keep it.
+    # The bytes of the failed sync may be on the disk or not: a restart that finds them must keep them.
     store.power_cut(seed=acknowledged)
     store.start()
     assert not_ready_reason(store.url) == ""
@@ -231,7 +231,7 @@ def test_a_failed_sync_of_the_journal_ends_acknowledging_until_a_restart(store: 
 
 
 def test_a_roll_that_meets_a_bad_disk_frees_nothing_and_is_repeated(store: FaultyServerProcess) -> None:
-    """Also if the sync that failed is never made good: what is freed after it must not depend on it."""
+    """Even if the failed sync is never repeated: records freed after it must not depend on it."""
     load = load_on(store)
     with load:
         load.wait_for_acknowledged(100)
@@ -440,7 +440,7 @@ def copy_of_a_moment(image: Path, copy: Path) -> None:
 
 
 def test_a_file_system_image_copied_under_load_holds_all_that_was_acknowledged(tmp_path: Path) -> None:
-    """What a machine finds that has lost power: the kernel has written what was synced, and what it liked."""
+    """As after a loss of power: the kernel has written all synced pages, and any others that it liked."""
     image = tmp_path / "image"
     with image.open("wb") as file:
         file.truncate(192 * MIB)
@@ -453,7 +453,7 @@ def test_a_file_system_image_copied_under_load_holds_all_that_was_acknowledged(t
         with load_on(server) as load:
             for number in range(10 if TORTURE else 1):
                 load.wait_for_acknowledged(300)
-                # Else no copy would be of one moment. What the process has in the kernel goes on.
+                # Otherwise no copy would be of one moment. Work of the process inside the kernel goes on.
                 server.process.send_signal(signal.SIGSTOP)
                 acknowledged = {id(request) for request in load.history.requests if request.outcome == "ok"}
                 copies.append((tmp_path / f"image-{number}", acknowledged))

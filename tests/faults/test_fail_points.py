@@ -100,16 +100,16 @@ def test_killed_at_every_named_point(loop, rng, act):
 
 
 def kill_at(loop: FailPointLoop, rng: random.Random, act: str, point: str) -> None:
-    """At one of the times that the act comes there; every time in the long form."""
+    """Kill the process at one of the act's visits to the point."""
     count = loop.hits(act)[point]
-    # How often it does depends on when files are freed and rolls begin; that it does at all does not.
+    # The number of visits depends on when files are freed and rolls begin; one there is always.
     struck = (loop.run(act, [Fault(point, nth, "kill")]) for nth in (rng.randint(1, count), 1))
     assert any(struck), f"{act} did not come to {point}"
 
 
 @pytest.mark.parametrize("part", range(2))
 def test_power_cut_at_every_named_point(loop, rng, part):
-    """At a third of them in ``make test``, each time others."""
+    """``make test`` takes a third of the points, each time others."""
     hits = {act: loop.hits(act) for act in ACTS}
     apart = 2 * stride(1)
     for act, fault in named_power_cuts(hits, rng)[2 * rng.randrange(stride(1)) + part :: apart]:

@@ -1,4 +1,4 @@
-"""Rule R1: what a crash left is cut, what was damaged is refused, for every byte of a journal."""
+"""Rule R1: the tail of a crash is cut, damage is refused, for every byte of a journal."""
 
 import asyncio
 import shutil
@@ -43,7 +43,7 @@ def _only_file(directory):
 
 
 def _forget_mark(path, end):
-    """As a power cut soon after the last sync may: the mark is not synced."""
+    """Remove the mark, which is not synced, as a power cut soon after the last sync may."""
     content = bytearray(path.read_bytes())
     content[end : end + HEADER_BYTES] = bytes(len(content[end : end + HEADER_BYTES]))
     path.write_bytes(content)
@@ -105,7 +105,7 @@ def test_every_flipped_bit_is_refused_or_cuts_only_what_nothing_says_was_durable
 
 
 def test_good_frames_behind_a_lost_page_of_the_last_group_are_not_corruption(tmp_path):
-    """The experiment that R1 was bought with: one write, its middle page never written back, its later ones were."""
+    """The experiment behind R1: one write, whose middle page was never written back and whose later pages were."""
     locations = _killed_journal(
         tmp_path, [[data_frame(0, bytes(3000))], [data_frame(1 + i, b"r" * 3000) for i in range(6)]]
     )
@@ -190,7 +190,7 @@ def test_an_older_file_must_be_whole_up_to_the_next_one(tmp_path, damage):
 
 @pytest.mark.parametrize("behind", ["zero", "garbage", "mark", "frames"])
 def test_bytes_of_a_process_without_the_lock_behind_the_end_of_an_older_file_are_passed_over(tmp_path, behind):
-    """It said of nothing of it that it was durable, and acknowledged nothing of it."""
+    """That process called none of these bytes durable, and acknowledged none."""
     _killed_journal(tmp_path, _groups(12), file_bytes=1500)
     before = offsets(recovered_frames(tmp_path))
     old, following = sorted(tmp_path.glob("*.log"))[1:3]

@@ -50,7 +50,7 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
 
 
 def test_everything_pending_fails_in_one_step_in_order_before_anyone_can_append(tmp_path):
-    """Else an append could take an offset that counts on one that failed."""
+    """Otherwise an append could take an offset behind one that failed."""
     filesystem = FaultyFileSystem()
 
     async def scenario():
@@ -221,7 +221,7 @@ def test_a_file_switch_on_a_broken_disk_is_final(tmp_path, call):
 
 
 def test_a_file_that_cannot_be_removed_stops_the_journal(tmp_path):
-    """Were a later one removed and this one not, the next start would find a gap."""
+    """If a later file were removed and this one not, the next start would find a gap."""
     filesystem = FaultyFileSystem()
 
     async def scenario():

@@ -1,8 +1,8 @@
 """The journal against a model, through failing calls, killed processes and power cuts at any moment.
 
-What must hold after each start: every acknowledged record that is not sealed is there, as it was sent; nothing that was
-refused, or that an earlier start did not find, ever comes back; nothing is there that was not sent; the offsets of a
-partition have no hole; and no crash is taken for corruption.
+After each start: every acknowledged record that is not sealed is there, as it was sent; no record that was refused, or
+that an earlier start did not find, ever comes back; only sent records are there; the offsets of a partition have no
+hole; and no crash is taken for corruption.
 """
 
 import asyncio
@@ -19,9 +19,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from logstore.errors import LogStoreError, StorageFullError
 from logstore.journal.frame import FrameType
 from logstore.journal.inspect import verify
+from logstore.records.transactions import ControlType, EndTransactionMarker
 from tests.support.examples import examples
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import TOPIC, data_frame, new_journal, snapshot_frame
+from tests.support.journals import TOPIC, control_frame, data_frame, new_journal, snapshot_frame
 
 PARTITIONS = 3
 POINTS = [
@@ -93,12 +94,13 @@ class JournalMachine(RuleBasedStateMachine):
 
     def check(self, frames):
         found = {}
-        for header, location, _ in frames:
-            if header.type is not FrameType.DATA:
+        for header, location, recovered in frames:
+            if not header.takes_offsets:
                 continue
             key = (header.partition, header.base_offset)
             # A crash while reading here is the test's own read, not the journal's.
             payload = bytes(self.journal.read(location).payload)
+            assert recovered == (payload if header.type is FrameType.CONTROL else None)
             assert found.setdefault(key, payload) == payload, f"two records at {key}"
             self.locations[key] = location
         for key, payload in self.acked.items():
@@ -109,7 +111,7 @@ class JournalMachine(RuleBasedStateMachine):
                 assert payload == self.acked[key], f"changed {key}"
             else:
                 assert payload in self.open.get(key, ()), f"{key} was refused, or not found before, or never sent"
-        # What was found counts from now on; what was not must never come back.
+        # Records that were found count from now on; others must never come back.
         self.acked.update(found)
         self.open.clear()
         for partition in range(PARTITIONS):
@@ -138,8 +140,12 @@ class JournalMachine(RuleBasedStateMachine):
                 for partition, size in batch:
                     self.sent += 1
                     payload = b"%d." % self.sent + bytes(size)
+                    frame = data_frame(end[partition], payload, partition=partition)
+                    if size % 3 == 0:
+                        payload = EndTransactionMarker(ControlType.COMMIT, self.sent).encode()
+                        frame = control_frame(end[partition], partition=partition)._replace(payload=payload)
                     key = (partition, end[partition])
-                    frames.append(data_frame(end[partition], payload, partition=partition))
+                    frames.append(frame)
                     keys.append((key, payload))
                     end[partition] += 1
                 pending.append((keys, self.journal.append(frames)))

@@ -1,4 +1,4 @@
-"""``data/lock`` is removed while a store runs: never do two stores acknowledge records of one journal."""
+"""``data/lock`` is removed while a store runs: two stores never acknowledge records of one journal."""
 
 import itertools
 from contextlib import AsyncExitStack

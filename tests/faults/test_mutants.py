@@ -1,6 +1,6 @@
-"""The bench sees what it is made to see: each server that is broken on purpose is caught, and the whole one is not.
+"""The bench catches each server that is broken on purpose, and finds nothing in the whole one.
 
-A few in ``make test``, more in ``make test-all``, all of them with ``LOGSTORE_TORTURE=1``.
+One in ``make test``, a few in ``make test-all``, all of them with ``LOGSTORE_TORTURE=1``.
 """
 
 import re
@@ -19,9 +19,14 @@ from tests.support.torture import TORTURE
 
 pytestmark = pytest.mark.system
 
-#: One for each way to lose what was acknowledged or read; the others are like one of them, or have tests of their own.
-QUICK_TO_CATCH = (mutants.ack_before_fsync, mutants.skip_seal_check, mutants.no_entry_sync)
-SLOW_TO_CATCH = (mutants.hw_is_leo, mutants.free_journal_before_commit)
+QUICK_TO_CATCH = (mutants.ack_before_fsync,)
+#: One for each way to lose acknowledged or read records; the others are like one of them, or have their own tests.
+SLOW_TO_CATCH = (
+    mutants.skip_seal_check,
+    mutants.no_entry_sync,
+    mutants.hw_is_leo,
+    mutants.free_journal_before_commit,
+)
 MUTANTS = tuple(EXPOSED_BY) if TORTURE else (*QUICK_TO_CATCH, *SLOW_TO_CATCH)
 
 

@@ -23,7 +23,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def overwrite(topic_path: Path, version: int) -> None:
-    """What delta-spark does when it checked before our commit and renames after it: version N is now another's."""
+    """A commit as of delta-spark, which checked before our commit and renames after it: version N is now another's."""
     entry = topic_path / "_delta_log" / f"{version:020}.json"
     info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
     entry.write_text(json.dumps(info) + "\n")
@@ -162,14 +162,14 @@ def test_sealed_records_that_are_nowhere_quarantine_their_partition(tmp_path: Pa
 
 
 def cut_first_segment(topic_path: Path) -> None:
-    """What a retention job commits."""
+    """A commit as of a retention job."""
     table = TopicTable.open(open_table(topic_path))
     first = table.snapshot().segments(0)[0]
     rewrite_files(table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
 
 
 def join_all_segments(topic_path: Path) -> None:
-    """What a compaction commits that finds no key twice."""
+    """A commit as of a compaction that finds no key twice."""
     table = TopicTable.open(open_table(topic_path))
     segments = table.snapshot().segments(0)
     end = segments[-1].max_offset + 1

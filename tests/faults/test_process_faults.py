@@ -39,7 +39,7 @@ STOP_SECONDS = 10 + 20
 
 
 def is_ready(url: str) -> bool:
-    """Not when nobody listens, either."""
+    """Whether the store is ready; False if nobody listens."""
     try:
         return httpx.get(f"{url}/health/ready", timeout=30).status_code == 200
     except httpx.TransportError:
@@ -85,7 +85,7 @@ def test_a_second_store_that_is_refused_leaves_no_socket_behind(store: FaultySer
 
 
 def out_of_time(load: ProduceLoad, requests: int) -> None:
-    """Until that many more are."""
+    """Wait until that many more requests have timed out."""
 
     def count() -> int:
         return sum(request.outcome == "info" for request in load.history.requests)
@@ -101,7 +101,7 @@ def test_a_process_that_stands_still_acknowledges_nothing_and_goes_on(store: Fau
         store.process.send_signal(signal.SIGSTOP)
         _, status = os.waitpid(store.process.pid, os.WUNTRACED)
         assert os.WIFSTOPPED(status)
-        # What it had answered arrives before its producer runs out of time.
+        # Answers that it had given arrive before the producer's time is over.
         out_of_time(load, 4)
         acknowledged = load.history.acknowledged_records
         out_of_time(load, 120 if TORTURE else 8)

@@ -1,6 +1,6 @@
 """Bits that flip in a segment, and worse: refused with the file's name, never served, never spread.
 
-``LOGSTORE_TORTURE=1`` flips every bit; else one bit, by a seed, of every so many-th byte.
+``LOGSTORE_TORTURE=1`` flips every bit; otherwise one bit, by a seed, of every so many-th byte.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ BLOCK = 512
 
 
 class Damaged:
-    """A segment of two row groups of a kind, its bytes as they were written, and what it reads as."""
+    """A segment of two row groups of a kind, its bytes as they were written, and its records."""
 
     def __init__(self, table: Path, kind: str) -> None:
         layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
@@ -79,7 +79,7 @@ class Damaged:
         return [bytes(read_row_group_file(self.path, file)) for file in row_group_files(self.path)]
 
     def refuses(self, content: bytes, what: object) -> None:
-        """Reading all of it is refused; what reads less is refused, too, or says what it did before."""
+        """Reading all of it is refused. Reading less is refused too, or gives the same as before the damage."""
         if content == self.good:
             return
         self.path.write_bytes(content)
@@ -159,7 +159,7 @@ def test_blocks_that_are_lost_or_swapped_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_bytes_of_an_older_file_in_a_newer_one_are_refused(tmp_path: Path) -> None:
-    """A stale block: written long ago at the same place, whole and well-formed in itself."""
+    """Stale blocks were written long ago at the same place, and are whole and well-formed in themselves."""
     damaged, stale = Damaged(tmp_path / "a", "uncompressed"), Damaged(tmp_path / "b", "group offsets")
     for at in range(0, len(damaged.good), BLOCK):
         content = damaged.good[:at] + stale.good[at : at + BLOCK] + damaged.good[at + BLOCK :]
@@ -274,7 +274,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Path) -> None:
-    """A whole file, in its own words the right one: the add action knows better."""
+    """The rival is a whole file with a right footer; only the add action tells that it is another."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
@@ -297,7 +297,7 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
 
 
 def damage(path: Path) -> None:
-    """In the first column chunk, so that the file's end is as it was."""
+    """Flip a bit in the first column chunk, so that the file's end stays as it was."""
     content = bytearray(path.read_bytes())
     content[30] ^= 1
     path.write_bytes(content)
@@ -305,7 +305,7 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> None:
-    """What a foreign commit overwrote, the last roll or one before it: refused by the leader and by the next start."""
+    """A foreign commit overwrote the last roll or one before it. The leader and the next start refuse the file."""
     versions, paths = [], []
 
     async def before() -> None:
@@ -337,7 +337,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
 
 
 def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path: Path) -> None:
-    """The journal has all of it still."""
+    """The journal still has all of its records."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:

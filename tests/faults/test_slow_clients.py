@@ -26,7 +26,7 @@ _UNENDING = head(b"Content-Length: 100000")
 _TO_NOBODY = _UNENDING.replace(b"/topics/t", b"/nowhere")
 _IN_CHUNKS = head(b"Transfer-Encoding: chunked")
 
-#: What is sent at once, what again every 50 ms until the server has had enough, and the answers until it closes.
+#: Bytes sent at once, bytes sent every 50 ms until the server gives up, and the answers until it closes.
 SLOW = {
     "sends nothing": (b"", b"", []),
     "sends empty lines": (b"", b"\r\n", []),
@@ -79,7 +79,7 @@ async def fill(server: WatchedServer) -> None:
 
 @contextlib.asynccontextmanager
 async def producing(server: WatchedServer) -> AsyncIterator[None]:
-    """Another client meanwhile, to whom nothing happens."""
+    """Another client meanwhile, which must not be hindered."""
     over = asyncio.Event()
 
     async def produce() -> None:
@@ -166,7 +166,7 @@ READS_NOTHING = {
 
 
 def test_clients_that_read_nothing_are_cut(server):
-    """Without reading, it cannot see that it was: the server's list of connections tells."""
+    """A client that does not read cannot see the cut: the server's list of connections shows it."""
     before = server.settled()
 
     async def deaf(request: bytes) -> None:
@@ -177,7 +177,7 @@ def test_clients_that_read_nothing_are_cut(server):
             await gone(server, client, repr(request[:80]))
 
     async def steady() -> None:
-        """Slower than the server sends, but it goes on: whole, however long it takes."""
+        """Read more slowly than the server sends, but steadily: the answer comes whole, however long it takes."""
         async with server.connected(receive_bytes=4096) as client:
             await client.send(FETCH % (b"", b"Connection: close\r\n"))
             size = 0
@@ -193,7 +193,9 @@ def test_clients_that_read_nothing_are_cut(server):
 
 @pytest.mark.long
 def test_a_client_that_reads_slowly_and_steadily_is_never_cut(tmp_path):
-    """Up to four times as fast as it must, over seven intervals: too little to make room in the server's buffer."""
+    """It reads up to four times as fast as it must, over seven intervals: too little to make room in the server's
+    buffer.
+    """
     interval_seconds, rate = 2, 4 * 1024
 
     async def read(server: WatchedServer) -> None:

@@ -20,7 +20,7 @@ NEVER = {"segment.ms": "100000000"}
 
 
 def damaged(good: bytes) -> Iterator[bytes]:
-    """Every bit flipped, every length, zeros from everywhere on."""
+    """The content with each bit flipped, cut to each length, and zeroed from each byte on."""
     for at in range(len(good)):
         for bit in range(8):
             content = bytearray(good)
@@ -60,7 +60,7 @@ def same_json(one: bytes, other: bytes) -> bool:
 
 @pytest.mark.parametrize("name", ["cluster.json", "brokers/0/broker.json"])
 def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: str) -> None:
-    """The same JSON in other bytes is no damage."""
+    """A flip that leaves the same JSON is no damage."""
     path = data / name
     good = path.read_bytes()
     cluster_id, epoch = elect(data)
@@ -80,7 +80,7 @@ def test_a_damaged_file_of_the_coordinator_refuses_the_start(data: Path, name: s
 
 
 def test_a_damaged_secret_refuses_the_start(data: Path) -> None:
-    """The same digits in other letters are no damage."""
+    """A flip between small and capital hexadecimal digits is no damage."""
     home = data / "brokers" / "0"
     secret, path = load_secret(home, FileSystem()), home / "secret"
     assert path.stat().st_mode & 0o777 == 0o600
@@ -148,7 +148,7 @@ def test_the_content_of_a_lock_file_is_harmless_because_only_its_lock_counts(tmp
 
 
 def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(tmp_path: Path) -> None:
-    """``endpoint.json`` says where the store listens; that it runs, the lock says."""
+    """``endpoint.json`` only says where the store listens. The lock says that the store runs."""
 
     async def scenario() -> None:
         async with running_broker(tmp_path):
@@ -167,7 +167,7 @@ def test_a_damaged_endpoint_is_harmless_because_it_only_makes_a_message_longer(t
 
 
 def test_a_marker_of_a_deleted_topic_with_another_name_leaves_its_records_missed(tmp_path: Path) -> None:
-    """Its name is all that it is: the journal has records of a topic that nobody knows to be deleted."""
+    """A marker is nothing but its name. The journal then has records of a topic that nobody knows to be deleted."""
 
     async def delete() -> uuid.UUID:
         async with running_broker(tmp_path) as broker:

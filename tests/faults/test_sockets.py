@@ -1,6 +1,6 @@
 """Bad input at a real socket: a defined answer, nothing stored unless it is acknowledged or in doubt, nobody hindered.
 
-What a request may hold is in ``tests/api``; here it is how the bytes come: broken, cut, too slowly, too many at once.
+``tests/api`` tests the content of requests; these tests send bytes that are broken, cut, slow, or too many at once.
 ``LOGSTORE_TORTURE=1`` makes the bounded tests long.
 """
 
@@ -84,7 +84,7 @@ def test_broken_framing_is_400_and_the_end_of_the_connection(server, name):
         async with server.connected() as client:
             await client.send(GET)
             assert (await client.answer()).status == 200
-            # What follows would be a good request, if it were one: smuggled in behind the broken one.
+            # A good request, smuggled in behind the broken one.
             await client.send(BROKEN_FRAMING[name] + post(GOOD))
             answer = await client.answer()
             assert answer.status == 400
@@ -110,7 +110,7 @@ def test_well_framed_but_wrong_is_4xx_and_the_connection_goes_on(server, name):
 
 
 def good(value: str) -> dict[str, tuple[bytes, bool]]:
-    """Odd, but right: the request, and whether the connection goes on."""
+    """Odd but right requests, each with whether the connection goes on."""
     body = json_body(value)
     return {
         "trailers": (chunked(body, end=b"0\r\nX: y\r\nContent-Type: text/plain\r\n\r\n"), True),
@@ -159,7 +159,7 @@ def test_the_end_of_a_large_body_is_no_part_of_the_next_head(server):
 
 @pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
 def test_no_more_than_100_requests_of_a_connection_wait(server, upgrade):
-    """Else one read of 256 KiB makes 14,000 of them; and offers to upgrade are parsed one inside the other."""
+    """Otherwise one read of 256 KiB would make 14,000 of them, and offers to upgrade be parsed one inside the other."""
 
     async def run() -> None:
         async with server.connected() as client:
@@ -301,7 +301,7 @@ def test_requests_before_a_cut_request_are_answered(server):
 
 # ---- many -----------------------------------------------------------------------------------------------------------
 
-# What is left behind grows with every lot; what a roll or the allocator takes meanwhile, with one of them.
+# A leak grows with every lot; the memory of a roll or the allocator grows with one lot only.
 LOTS, LOT = 4, 33_000 if TORTURE else 1_000
 BYTES_LEFT_MAX = 1_500
 GROWTH_BYTES_MAX = 30 * 2**20
@@ -358,7 +358,7 @@ def send_bad(server: WatchedServer, count: int, *, seed: int) -> None:
 
 
 def test_mutated_requests_are_answered_and_stored_as_answered(server):
-    """What was answered 200 is stored once, what was refused is not, and what got no answer once or not at all."""
+    """A request answered 200 is stored once, a refused one is not, and one without an answer once or not at all."""
     seed = random.randrange(2**32) if TORTURE else 6
     print(f"seed {seed}")
     rng = random.Random(seed)

@@ -1,4 +1,4 @@
-"""Rule R8: a record is in the history or in the tail, whatever is rolled while somebody reads."""
+"""Rule R8: a record is in the history or in the tail, whichever rolls happen during a read."""
 
 import asyncio
 from pathlib import Path
@@ -44,7 +44,7 @@ def append(producer: Producer, topic: str, count: int) -> None:
 
 
 def offsets_read(view: topic_view.TopicView) -> list[int]:
-    """What Spark does with a view, without Spark: a later version of the table, and the tail over HTTP."""
+    """Read a view as Spark does, without Spark: a later version of the table, and the tail over HTTP."""
     ranges = resolve(view.topic, "earliest", "latest", view.bounds)
     plan = view.plan(ranges)
     found: list[int] = []
@@ -75,7 +75,7 @@ def test_a_view_takes_the_ends_before_it_looks_at_the_table(tmp_path: Path) -> N
         for _ in range(3):
             view = topic_view.view_through_store(admin, "t")
             (bounds,) = view.bounds
-            # What was rolled after the ends were told is in the snapshot.
+            # Records that were rolled after the ends were told are in the snapshot.
             assert view.snapshot.partitions[0].sealed > bounds.end_offset
             assert sorted(offsets_read(view)) == list(range(bounds.end_offset))
         # And the other way round: ends far above what was sealed then.

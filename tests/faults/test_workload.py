@@ -1,4 +1,4 @@
-"""What the bench's clients write into the history of an answer that took some records and not others."""
+"""Lines of the history for an answer that took some records and not others."""
 
 import json
 from collections.abc import Sequence

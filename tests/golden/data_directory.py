@@ -1,6 +1,6 @@
-"""Writes a small data directory with everything in it that a store keeps, and what must be read from it.
+"""Writes a small data directory with everything that a store keeps, and the content that must be read from it.
 
-The first life of the store seals all that it stores, when it stops; jobs work on that; the second life's records are in
+The first life of the store seals all its records, when it stops; jobs work on them; the second life's records are in
 the journal alone, as a kill leaves them.
 """
 
@@ -100,7 +100,7 @@ def write_data_directory(directory: Path, archive: Path) -> dict[str, Any]:
         subprocess.run(command, cwd=ROOT, check=True, timeout=300)
     expected = asyncio.run(_second_life(data, copy, state))
     with tarfile.open(archive, "w:gz", compresslevel=9) as packed:
-        # A lock names the process and the machine that hold it: no part of what is stored.
+        # A lock names the process and the machine that hold it: no part of the stored data.
         packed.add(copy, "data", filter=lambda entry: None if entry.name.endswith("/lock") else entry)
     tables = {name: in_table(copy, name) for name in expected["topics"]}
     return {"clock_ms": CLOCK_MS, **expected, "tables": tables}

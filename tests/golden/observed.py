@@ -1,4 +1,4 @@
-"""What a running store answers, as JSON that can be kept and compared."""
+"""The answers of a running store, as JSON that can be kept and compared."""
 
 import base64
 import contextlib
@@ -30,7 +30,7 @@ async def store_at(data: Path, now_ms: int | None = CLOCK_MS) -> AsyncIterator[A
 
 
 async def observed(api: ApiClient) -> dict[str, Any]:
-    """Topics with their configuration, records and log ends, and what every group has committed."""
+    """Topics with their configuration, records and log ends, and the committed offsets of every group."""
     names = (await api.get("/topics")).json()
     groups = (await api.get("/groups")).json()
     return {

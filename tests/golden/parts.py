@@ -1,8 +1,9 @@
-"""Writes parts of a store by themselves (frames, a journal, segments, group offsets), and what they say."""
+"""Writes parts of a store by themselves (frames, a journal, segments, group offsets), and their content."""
 
 import asyncio
 import base64
 import dataclasses
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from uuid import UUID
 
 import pyarrow as pa
 
+from logstore.crc32c import crc32c
 from logstore.journal.frame import (
     FileHeader,
     Frame,
@@ -25,12 +27,14 @@ from logstore.journal.inspect import DumpRow
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.records.batch_identity import BatchIdentity, IdempotencyKey, RememberedBatch
 from logstore.records.offset_record import OffsetCommit, OffsetKey, encode_offset_records
-from logstore.records.schema import LOG_SCHEMA
+from logstore.records.payload import encode_payload
+from logstore.records.schema import LOG_SCHEMA, WIRE_SCHEMA
+from logstore.records.transactions import ControlType, Marker, OpenTransaction
 from logstore.segments import writer as segment_writer
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
-from tests.support.journals import TOPIC, data_frame, running, snapshot_frame
+from tests.support.journals import TOPIC, control_frame, data_frame, running, snapshot_frame, truncate_frame
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
 SEGMENT_CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -39,12 +43,15 @@ LARGE_VALUE_BYTES = 9 << 20
 _PRODUCERS = (RememberedBatch(5 << 32, 2, 7, 3, 10, 1_000), RememberedBatch(6, 0, 2**31 - 1, 1, 13, 1_001))
 _KEYS = (RememberedBatch(2**64 - 1, -(2**15), -(2**63), 1, 14, 1_002),)
 
+_OPEN = (OpenTransaction(5 << 32, 2, 10, 1_000), OpenTransaction(2**63 - 1, 2**15 - 1, 2**63 - 1, 2**63 - 1))
+_MARKERS = (Marker(6, 1, 3, 14, 1_002), Marker(7, 0, -(2**31), 0, -(2**63)))
+
 
 # ---- bytes that are the same each time they are written --------------------------------------------------------------
 
 
 def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
-    """Frames with extremes in every field, and where they stand."""
+    """Frames with extremes in every field, and their places."""
     place = {"position": 1_000, "durable_end": 900, "file_id": 2**64 - 1}
     least, greatest = -(2**63), 2**63 - 1
     for flags in range(4):
@@ -58,11 +65,20 @@ def frames() -> Iterator[tuple[Frame, dict[str, int]]]:
     lowest = header._replace(identity=BatchIdentity(0, -(2**15), least), append_time_ms=least, max_timestamp_ms=least)
     yield Frame(lowest, b"\x00"), place
     yield Frame(snapshot_frame(7).header, snapshot().encode()), place
+    # Since version 3.
+    yield Frame(snapshot_frame(7).header, snapshot_with_transactions().encode()), place
+    for kind in ControlType:
+        yield control_frame(42, kind=kind, producer_id=2**63 - 1, epoch=2**15 - 1), place
+    yield truncate_frame(42, leader_epoch=2**31 - 1), place
 
 
 def snapshot() -> PartitionSnapshot:
     packed = (b"".join(batch.pack() for batch in batches) for batches in (_PRODUCERS, _KEYS))
     return PartitionSnapshot(7, ((0, 0), (3, 5)), 15, *packed, 5)
+
+
+def snapshot_with_transactions() -> PartitionSnapshot:
+    return dataclasses.replace(snapshot(), open_transactions=_OPEN, markers=_MARKERS)
 
 
 def encoded_frame(frame: Frame, place: dict[str, int]) -> bytes:
@@ -94,11 +110,13 @@ def deterministic() -> dict[str, str]:
 
 
 def write_journal(directory: Path) -> None:
-    """Three files: snapshots, data of three kinds of sender, relocated frames; behind it marks and reserved zeros."""
+    """Files with snapshots, data of three kinds of sender, transaction markers, a truncation and relocated frames;
+    behind it marks and reserved zeros.
+    """
 
     def snapshots() -> Sequence[Frame]:
         remembered = snapshot_frame(4, partition=2)
-        return [snapshot_frame(2), remembered._replace(payload=snapshot().encode())]
+        return [snapshot_frame(2), remembered._replace(payload=snapshot_with_transactions().encode())]
 
     async def scenario() -> None:
         async with running(directory, file_bytes=2_500, snapshots=snapshots) as (journal, _):
@@ -109,13 +127,44 @@ def write_journal(directory: Path) -> None:
                 frame = data_frame(1 + number, bytes(700))
                 await journal.append([frame._replace(header=frame.header._replace(identity=sender))])
             await journal.append([data_frame(3, b"other", topic=UUID(int=1)), data_frame(0, bytes(900), partition=3)])
+            await journal.append([control_frame(3 + kind, kind=kind) for kind in ControlType])
+            await journal.append([truncate_frame(4, leader_epoch=1), control_frame(4)])
             await journal.relocate_oldest()
 
     asyncio.run(scenario())
 
 
+def write_refused(directory: Path) -> None:
+    """Journals with records that this release does not honour, as a later one may write them."""
+    records = encode_payload(pa.RecordBatch.from_pylist([{"value": b"plain"}], schema=WIRE_SCHEMA))
+    plain = data_frame(0, bytes(records))
+    of_transaction = plain.header._replace(
+        base_offset=1, flags=FrameFlags.TRANSACTIONAL, identity=BatchIdentity(5 << 32, 2, 0)
+    )
+    of_kafka = data_frame(1, kafka_record_batch())
+    header = of_kafka.header._replace(type=FrameType.KAFKA_BATCH, max_timestamp_ms=TIMESTAMP_MS)
+
+    async def scenario(name: str, refused: Frame) -> None:
+        async with running(directory / name) as (journal, _):
+            await journal.append([plain, refused, data_frame(2, bytes(records))])
+
+    (directory / "KAFKA_BATCH").mkdir(parents=True)
+    (directory / "TRANSACTIONAL").mkdir()
+    asyncio.run(scenario("KAFKA_BATCH", of_kafka._replace(header=header)))
+    asyncio.run(scenario("TRANSACTIONAL", Frame(of_transaction, plain.payload)))
+
+
+def kafka_record_batch() -> bytes:
+    """One record with the value "kafka" at offset 0, of no producer (the record batch of KIP-98, magic 2)."""
+    # length 11, attributes, timestamp delta, offset delta, no key, a value of 5 bytes, no header; lengths zigzag.
+    record = bytes((22, 0, 0, 0, 1, 10)) + b"kafka" + bytes((0,))
+    assert len(record) == 1 + 11
+    body = struct.pack(">hiqqqhii", 0, 0, TIMESTAMP_MS, TIMESTAMP_MS, -1, -1, -1, 1) + record
+    return struct.pack(">qiibI", 0, 9 + len(body), 0, 2, crc32c(body)) + body
+
+
 def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
-    """As JSON keeps them."""
+    """The rows as JSON keeps them."""
     return [_plain({name: getattr(row, name) for name in row.__slots__}) for row in rows]
 
 
@@ -139,7 +188,7 @@ def write_segments(directory: Path) -> None:
 
 
 def footer_row(footer: SegmentFooter) -> dict[str, Any]:
-    """As JSON keeps it."""
+    """The row as JSON keeps it."""
     return dict(_plain(dataclasses.asdict(footer)))
 
 

@@ -2,34 +2,48 @@
 
 import base64
 import json
+import re
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from logstore.errors import DataDirectoryError
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
-from tests.golden.parts import deterministic, encoded_frame, footer_row, frame_rows, frames, snapshot
+from tests.golden.parts import (
+    deterministic,
+    encoded_frame,
+    footer_row,
+    frame_rows,
+    frames,
+    snapshot,
+    snapshot_with_transactions,
+)
 from tests.golden.write import GOLDEN, segment_row
 from tests.support.journals import recovered_frames
+from tests.support.running_broker import running_broker
 from tests.support.table_paths import read_footer, verify_segment
 
 pytestmark = pytest.mark.anyio
 
-VERSIONS = sorted(path.parent for path in GOLDEN.glob("*/data.json"))
+#: A directory has some parts or all of them.
+_PARTS = ("data", "journal", "refused", "segments", "bytes")
+
+
+def of_part(part: str) -> pytest.MarkDecorator:
+    """For each directory that has the part."""
+    found = sorted(path.parent for path in GOLDEN.glob(f"*/{part}.json"))
+    return pytest.mark.parametrize("golden", found, ids=lambda path: path.name)
 
 
 @pytest.fixture(scope="module")
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@pytest.fixture(params=VERSIONS, ids=lambda path: path.name)
-def golden(request: pytest.FixtureRequest) -> Path:
-    return request.param
 
 
 @pytest.fixture
@@ -40,7 +54,7 @@ def expected(golden: Path) -> dict[str, Any]:
 @pytest.fixture
 def data(golden: Path, tmp_path: Path) -> Path:
     with tarfile.open(golden / "data.tar.gz") as packed:
-        packed.extractall(tmp_path, filter="tar")  # which keeps the mode of the secret
+        packed.extractall(tmp_path, filter="tar")  # the archive keeps the mode of the secret
     return tmp_path / "data"
 
 
@@ -53,12 +67,18 @@ def _stored(partition: int, offset: int) -> dict[str, Any]:
 
 
 def test_there_are_golden_files() -> None:
-    assert VERSIONS
+    found = {path.parent.name: set() for path in GOLDEN.glob("*/*.json")}
+    for path in GOLDEN.glob("*/*.json"):
+        found[path.parent.name].add(path.stem)
+    assert found["2026-11-22"] == {"data", "journal", "segments", "bytes"}
+    assert found["journal-3"] == {"journal", "refused", "bytes"}
+    assert set().union(*found.values()) == set(_PARTS)
 
 
+@of_part("data")
 @pytest.mark.parametrize("now_ms", [CLOCK_MS, None], ids=["then", "today"])
 async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, Any], now_ms: int | None) -> None:
-    """Also after a roll and another start, when all of it is in tables."""
+    """The same holds after a roll and another start, when all records are in tables."""
     facts = {name: expected[name] for name in ("topics", "groups")}
     async with store_at(data, now_ms) as api:
         assert await observed(api) == facts
@@ -69,6 +89,7 @@ async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, A
         assert await observed(api) == facts
 
 
+@of_part("data")
 async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict[str, Any]) -> None:
     """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
     async with store_at(data) as api:
@@ -77,7 +98,7 @@ async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict
             answer = await api.post(sent["path"], content=base64.b64decode(sent["body"]), headers=sent["headers"])
             assert (answer.status_code, answer.json()) == (200, sent["answer"])
         assert await observed(api) == before
-        # What follows is taken, what leaves a gap is not.
+        # The next batch is taken, a batch behind a gap is not.
         of_producers = [sent for sent in expected["repeated"] if "Logstore-Base-Sequences" in sent["headers"]]
         assert of_producers
         for sent in of_producers:
@@ -94,6 +115,7 @@ async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict
         assert answer.json()["offsets"][0]["offset"] == before["topics"][topic]["partitions"][0]["end"]
 
 
+@of_part("data")
 async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[str, Any]) -> None:
     async with store_at(data) as api:
         for name, topic in expected["topics"].items():
@@ -103,15 +125,18 @@ async def test_a_store_goes_on_where_the_log_ended(data: Path, expected: dict[st
                 assert answer.json()["offsets"] == [_stored(partition, found["end"])], answer.text
 
 
+@of_part("data")
 def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any]) -> None:
     assert {name: in_table(data, name) for name in expected["topics"]} == expected["tables"]
     assert any(expected["tables"].values())
 
 
+@of_part("journal")
 def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
     rows = [_with_later_fields(row) for row in _json(golden, "journal")]
     assert frame_rows(dump(golden / "journal")) == rows
-    assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"}
+    later = {"CONTROL", "TRUNCATE"} if _is_of_this_version(golden) else set()
+    assert {row["type"] for row in rows} == {"DATA", "SNAPSHOT"} | later
     assert {(row["relocated"], row["log_append_time"]) for row in rows} == {
         (False, False),
         (True, False),
@@ -130,8 +155,15 @@ def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
     assert found == [(row["type"], row["base_offset"], (row["position"], row["length"])) for row in rows]
 
 
+#: In a snapshot, and in a footer, that was written before there were any.
+_WITHOUT_TRANSACTIONS: dict[str, Any] = {"open_transactions": [], "markers": []}
+
+
+@of_part("segments")
 def test_segments_are_read_row_by_row(golden: Path) -> None:
     segments = _json(golden, "segments")
+    for segment in segments.values():
+        segment["footer"] = _WITHOUT_TRANSACTIONS | segment["footer"]
     assert {path: segment_row(golden / "segments" / path) for path in segments} == segments
     for path in segments:
         verify_segment(golden / "segments" / path)
@@ -142,13 +174,14 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
 def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:
     """A dumped frame as a release before transactions wrote it, with the fields that dumps have since."""
     if row["snapshot"] is not None:
-        row["snapshot"] = {"open_transactions": [], "markers": []} | row["snapshot"]
+        row["snapshot"] = _WITHOUT_TRANSACTIONS | row["snapshot"]
     return {"transactional": False, "control": None, "honoured": True} | row
 
 
+@of_part("bytes")
 def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
-    """Keys of group offsets and of idempotent requests, which later reads look for byte by byte; and what has the
-    version of the format that is written.
+    """Keys of group offsets and of idempotent requests: later reads compare them byte by byte. If the golden files have
+    the journal version that is written today, frames and headers too.
     """
     written = _json(golden, "bytes")
     if not _is_of_this_version(golden):
@@ -157,7 +190,7 @@ def test_the_same_bytes_are_written_for_the_same_input(golden: Path) -> None:
     assert deterministic().items() >= written.items()
 
 
-# By its name in ``bytes.json``, what has the journal's version in it.
+# Beginnings of the names in ``bytes.json`` of bytes that hold the journal's version.
 _VERSIONED = ("file header", "mark", "frame ")
 
 
@@ -165,15 +198,43 @@ def _is_of_this_version(golden: Path) -> bool:
     return base64.b64decode(_json(golden, "bytes")["file header"])[8] == FORMAT_VERSION
 
 
+@of_part("bytes")
 def test_frames_are_decoded(golden: Path) -> None:
     written = _json(golden, "bytes")
+    payloads = []
     for number, (frame, place) in enumerate(frames()):
+        if f"frame {number}" not in written:
+            assert not _is_of_this_version(golden)
+            continue
         data = base64.b64decode(written[f"frame {number}"])
         stored = decode_frame_header(data, 0, place["position"], place["file_id"])
         assert stored is not None
         assert (stored.header, stored.durable_end) == (frame.header, place["durable_end"])
+        payloads.append(data[HEADER_BYTES:])
         if frame.header.type is not FrameType.SNAPSHOT:
-            assert data[HEADER_BYTES:] == bytes(frame.payload)
+            assert payloads[-1] == bytes(frame.payload)
         if _is_of_this_version(golden):
             assert encoded_frame(frame, place) == data
-    assert PartitionSnapshot.decode(data[HEADER_BYTES:]) == snapshot()
+    assert PartitionSnapshot.decode(payloads[6]) == snapshot()
+    if _is_of_this_version(golden):
+        assert PartitionSnapshot.decode(payloads[7]) == snapshot_with_transactions()
+
+
+@of_part("refused")
+async def test_what_this_release_does_not_honour_is_refused_by_name(golden: Path, tmp_path: Path) -> None:
+    expected = _json(golden, "refused")
+    assert expected.keys() == {"KAFKA_BATCH", "TRANSACTIONAL"}
+    for name, rows in expected.items():
+        assert frame_rows(dump(golden / "refused" / name)) == rows
+        (refused,) = [row for row in rows if not row["honoured"]]
+        message = f"position {refused['position']} .* {name} .*which this release does not serve.* start that one"
+        damage = verify(golden / "refused" / name).damage
+        assert damage is not None
+        assert re.search(message, damage.message)
+        journal = tmp_path / name / "brokers" / "0" / "journal" / "0"
+        shutil.copytree(golden / "refused" / name, journal)
+        before = {path.name: path.read_bytes() for path in journal.glob("*.log")}
+        with pytest.raises(DataDirectoryError, match=message):
+            async with running_broker(tmp_path / name):
+                pass
+        assert {path.name: path.read_bytes() for path in journal.glob("*.log")} == before

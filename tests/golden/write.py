@@ -1,11 +1,14 @@
-"""Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` makes it.
+"""Writes golden files with the code as it is now: ``python -m tests.golden.write 2026-11-22`` made it.
 
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
-name: nothing that was written once is written again. It takes a Spark, for the jobs.
+name: a golden file is never written again. With parts named it writes only these, as
+``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal.
 
-- ``data.tar.gz`` a data directory, sealed and un-sealed records; ``data.json`` what a store answers from it
+- ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
+  need a Spark
 - ``journal`` and ``journal.json``, its frames; ``segments`` and ``segments.json``, their footers and rows
-- ``bytes.json`` what the code must still write byte by byte
+- ``refused``: journals, each named after the thing in it that this release refuses; ``refused.json``: their frames
+- ``bytes.json``: bytes that the code must still write
 """
 
 import argparse
@@ -18,7 +21,14 @@ from typing import Any
 from logstore.journal.inspect import dump
 from tests.golden.data_directory import write_data_directory
 from tests.golden.observed import record_rows
-from tests.golden.parts import deterministic, footer_row, frame_rows, write_journal, write_segments
+from tests.golden.parts import (
+    deterministic,
+    footer_row,
+    frame_rows,
+    write_journal,
+    write_refused,
+    write_segments,
+)
 from tests.support.table_paths import read_footer, read_row_group, row_groups
 
 GOLDEN = Path(__file__).parent
@@ -26,26 +36,47 @@ GOLDEN = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write golden files with the code as it is now.")
-    parser.add_argument("name", help="of the new directory: today's date, or a version")
-    directory = GOLDEN / parser.parse_args().name
+    parser.add_argument("name", help="of the new directory: today's date, or a format and its version")
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"of {', '.join(_PARTS)}; default: all")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.parts) - _PARTS.keys():
+        parser.error(f"there is no part {', '.join(sorted(unknown))}")
+    directory = GOLDEN / arguments.name
     if directory.exists():
         parser.error(f"{directory.name} is there: golden files are never written again, choose another name")
     with tempfile.TemporaryDirectory() as temporary:
         made = Path(temporary) / directory.name
         made.mkdir()
-        _save(made / "data.json", write_data_directory(Path(temporary), made / "data.tar.gz"))
-        write_journal(made / "journal")
-        _save(made / "journal.json", frame_rows(dump(made / "journal")))
-        write_segments(made / "segments")
-        _save(
-            made / "segments.json",
-            {
-                path.relative_to(made / "segments").as_posix(): segment_row(path)
-                for path in sorted((made / "segments").rglob("*.parquet"))
-            },
-        )
-        _save(made / "bytes.json", deterministic())
+        for part in arguments.parts or _PARTS:
+            content = _PARTS[part](made, Path(temporary))
+            (made / f"{part}.json").write_text(json.dumps(content, indent=1) + "\n")
         shutil.move(made, directory)
+
+
+def _data(made: Path, temporary: Path) -> Any:
+    return write_data_directory(temporary, made / "data.tar.gz")
+
+
+def _journal(made: Path, _: Path) -> Any:
+    write_journal(made / "journal")
+    return frame_rows(dump(made / "journal"))
+
+
+def _refused(made: Path, _: Path) -> Any:
+    write_refused(made / "refused")
+    return {path.name: frame_rows(dump(path)) for path in sorted((made / "refused").iterdir())}
+
+
+def _segments(made: Path, _: Path) -> Any:
+    write_segments(made / "segments")
+    return {
+        path.relative_to(made / "segments").as_posix(): segment_row(path)
+        for path in sorted((made / "segments").rglob("*.parquet"))
+    }
+
+
+def _bytes(_made: Path, _: Path) -> Any:
+    return deterministic()
 
 
 def segment_row(path: Path) -> dict[str, Any]:
@@ -54,9 +85,7 @@ def segment_row(path: Path) -> dict[str, Any]:
     return {"footer": footer_row(read_footer(path)), "row_groups": groups}
 
 
-def _save(path: Path, content: Any) -> None:
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
+_PARTS = {"data": _data, "journal": _journal, "refused": _refused, "segments": _segments, "bytes": _bytes}
 
 if __name__ == "__main__":
     main()

@@ -20,7 +20,7 @@ from tests.support.server_process import ROOT, free_port
 
 BUILD, RUNTIME = deployment.stages()
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-# And as long again for what cannot be cut: a roll's last commit, a slow disk's fsync.
+# And as long again for work that cannot be cut: a roll's last commit, a slow disk's fsync.
 STOP_SECONDS = 2 * (GRACEFUL_SHUTDOWN_SECONDS + ROLL_AT_STOP_S)
 TOOLS = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
 
@@ -104,7 +104,7 @@ def test_the_unit_fits_the_store():
     assert seconds(unit["TimeoutStopSec"]) >= STOP_SECONDS
     assert open_files_shortage(int(unit["LimitNOFILE"]), Settings().max_connections) is None
     assert unit["User"] != "root"
-    # A roll's thread lowers its priority when it starts, and with it all that is rolled would fail.
+    # A roll's thread lowers its priority when it starts: if that is not allowed, every roll fails.
     assert not [value for value in deployment.unit()["SystemCallFilter"] if "@resources" in value]
 
 

@@ -23,14 +23,14 @@ _BUILD_SECONDS = 900
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what the build stage leaves: ``opt`` (the environment) and ``src/dist`` (the wheel)."""
+    """A directory as the build stage leaves it: ``opt`` (the environment) and ``src/dist`` (the wheel)."""
     image = tmp_path_factory.mktemp("image")
     source = image / "src"
     source.mkdir()
     # `python` and `pip` of the base image are this environment's.
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     environment.pop("PYTHONPATH", None)
-    # Most of what is installed is never imported.
+    # Most installed modules are never imported.
     environment["PIP_NO_COMPILE"] = "1"
     for name, arguments in deployment.stages()[0].instructions:
         if name == "COPY":

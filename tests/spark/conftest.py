@@ -1,4 +1,4 @@
-"""One Spark session for all tests, topics written through the real committer, and what a plan has opened."""
+"""One Spark session for all tests, topics written through the real committer, and a count of opened files."""
 
 import os
 import uuid
@@ -15,6 +15,7 @@ from logstore.table_files import open_table
 from tests.spark.store import EPOCH_MS, Store
 from tests.support.server_process import ServerProcess, free_port
 from tests.support.table_paths import create_table
+from tests.support.topics import empty_segment
 
 #: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
 QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
@@ -82,6 +83,11 @@ class WrittenTopic:
                 segments.append(writer.finish())
         done = self.table.commit_roll([RollPart(partition, start, end, 0, tuple(segments))])
         assert done.committed == (partition,)
+
+    def roll_empty(self, partition: int, start: int, end: int) -> None:
+        """Seal [start, end) without a record, as where all of it was aborted."""
+        part = RollPart(partition, start, end, 0, (empty_segment(self.table, partition, start, end),))
+        assert self.table.commit_roll([part]).committed == (partition,)
 
 
 @pytest.fixture

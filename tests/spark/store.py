@@ -1,4 +1,4 @@
-"""What tests ask of a running store, over HTTP."""
+"""A running store, as the tests ask it over HTTP."""
 
 import base64
 
@@ -12,7 +12,7 @@ BINARY = {"Content-Type": "application/vnd.kafka.binary.v2+json"}
 
 
 class Store:
-    """What tests ask of a running store, over HTTP."""
+    """A running store, as the tests ask it over HTTP."""
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server

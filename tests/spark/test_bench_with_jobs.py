@@ -1,7 +1,7 @@
 """The fault bench in short with both jobs in a loop, beside a load, rolls, kills and log starts that move.
 
-One run holds what took a test each before: nothing acknowledged is lost, doubled or moved, of each key the last record
-stays, readers and group offsets agree with the log, the table is the log at every version.
+One run checks many guarantees: no acknowledged record is lost, doubled or moved, of each key the last record stays,
+readers and group offsets agree with the log, the table is the log at every version.
 """
 
 import random

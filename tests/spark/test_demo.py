@@ -36,6 +36,6 @@ def test_every_chapter_agrees_on_some_of_the_flights(spark, tmp_path, monkeypatc
     assert demo.checks.agree, demo.checks.rows
     assert any("in 2 batches" in what for what, _, _ in demo.checks.rows)
     assert "last-flight: writing" in (tmp_path / "jobs.log").read_text()
-    # What compaction leaves has gaps, and they are seen.
+    # Compacted history has gaps, and the check sees them.
     left, in_order = read_delta(str(tmp_path / "data/topics/last-flight"))
     assert (left.total, left.dense, in_order) == (planes, False, True)

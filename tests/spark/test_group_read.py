@@ -57,7 +57,7 @@ def test_batches_are_every_record_once_in_history_and_tail_of_several_topics(spa
             assert len(read) == sum(end - start for start, end in spans(batch).values())
             seen += read
             if number == 0:
-                # After the batch was made: of the next one.
+                # Records produced after the batch was made belong to the next one.
                 store.produce(one, 1, 3, 5)
                 first = {place: end for place, (_, end) in spans(batch).items()}
         if number == 0:
@@ -87,7 +87,7 @@ def test_a_failed_batch_is_read_again_and_an_explicit_commit_counts_at_once(spar
         assert places(batch.df) == [(topic, 0, 10), (topic, 0, 11)]
         batch.commit()
         admin.commit_offsets("failing", {(topic, 0): 5})
-    # Committed once: the end of the block does not overrule who came after.
+    # Committed once: the end of the block does not overwrite a later commit.
     assert committed(admin, "failing") == {(topic, 0): 5}
 
 
@@ -153,10 +153,10 @@ def test_storage_alone_goes_on_from_what_is_rolled_and_commits_nothing(spark, st
     store.produce(topic, 0, 30, 40)
     admin.commit_offsets("stored-ahead", {(topic, 0): 35})
     store.roll("__consumer_offsets")
-    # Ahead of what is sealed is not out of range.
+    # An offset ahead of the sealed offset is not out of range.
     assert spans(group_read(spark, topic, "stored-ahead", storage=data))[topic, 0] == (35, 35)
     assert spans(group_read(spark, topic, "taken-back", storage=data))[topic, 0] == (0, 30)
-    # That the offsets of the first one are taken back is not rolled yet.
+    # The tombstones of the first topic's offsets are not rolled yet.
     store.delete(reborn)
     store.create(reborn)
     store.produce(reborn, 0, 0, 10)
@@ -166,7 +166,7 @@ def test_storage_alone_goes_on_from_what_is_rolled_and_commits_nothing(spark, st
         assert len(places(batch.df)) == 28
     assert "group stored reads from storage alone" in caplog.text
     assert committed(admin, "stored") == {(topic, 0): 12, (topic, 1): 10}
-    with pytest.raises(InvalidRequestError, match="cannot be committed; only a store can"):
+    with pytest.raises(InvalidRequestError, match="cannot be committed; to commit, give bootstrap="):
         batch.commit()
 
 

@@ -62,6 +62,35 @@ def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
     assert rows[1].t.astimezone(dt.UTC).timestamp() == EPOCH_MS / 1000 + 129
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topic, checkpoint):
+    t = topic(3)
+    t.roll_empty(0, 0, 50)
+    t.roll(0, 50, 150)
+    t.roll_empty(0, 150, 300)
+    t.roll_empty(0, 300, 310)
+    t.roll(0, 310, 360)
+    t.roll_empty(1, 0, 100)
+    t.roll(2, 0, 100)
+    t.roll_empty(2, 100, 400)
+    if checkpoint:
+        deltalake.DeltaTable(str(path_of(t.table))).create_checkpoint()
+    records = {(0, o) for o in (*range(50, 150), *range(310, 360))} | {(2, o) for o in range(100)}
+    plain = spark.read.format("delta").load(str(path_of(t.table)))
+    assert {(r.partition, r.offset) for r in plain.select("partition", "offset").collect()} == records
+    assert plain.where("offset < 0 OR offset IS NULL").count() == 0
+    assert plain.selectExpr("min(offset)", "max(offset)", "count(*)").first()[:] == (0, 359, 250)
+    frame = read_offsets(spark, t.name, storage=t.data)
+    assert files_opened(frame) == 3, "Delta skips what it knows to be empty"
+    assert {(r.partition, r.offset) for r in frame.collect()} == records
+    inside = read_offsets(spark, t.name, {0: 160, 1: 10, 2: 150}, {0: 305, 1: 90, 2: 380}, storage=t.data)
+    assert inside.count() == 0
+    # The first offset of a time or later, over segments that have none.
+    at = dt.datetime.fromtimestamp(EPOCH_MS / 1000 + 149.5, dt.UTC)
+    later = read_offsets(spark, t.name, at, "latest", storage=t.data)
+    assert sorted((r.partition, r.offset) for r in later.collect()) == [(0, o) for o in range(310, 360)]
+
+
 def test_filters_on_offset_timestamp_and_partition_open_only_the_files_that_can_match(spark, topic):
     t = topic(4)
     for p in range(4):
@@ -148,7 +177,7 @@ def test_nothing_to_read_is_an_empty_frame_of_the_same_columns(spark, topic):
     assert read_offsets(spark, t.name, "latest", storage=t.data).collect() == []
 
 
-@pytest.mark.parametrize("commits", [1, 4])
+@pytest.mark.parametrize("commits", [1, pytest.param(4, marks=pytest.mark.long)])
 def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, topic, commits):
     """With fewer commits than the first one had, and with more."""
     t = topic(1)
@@ -224,7 +253,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
-    """Parquet's own checksums of pages, which a session of ours has switched on; without, it is another value."""
+    """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
     with SegmentWriter(open_table(tmp_path), 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish().path

@@ -112,11 +112,34 @@ def test_nothing_is_left_of_a_partition_of_old_tombstones(spark, tmp_path):
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", delete_retention_ms=0)
     topic.roll({0: [Record(b"a", b"1", NOW_MS), Record(b"a", None, NOW_MS)]})
     report = compacted(topic)
-    assert (report.after.segments, report.after.records, topic.contents()) == (0, 0, {})
-    state = topic.table.snapshot().partitions[0]
+    assert (report.after.segments, report.after.records, topic.contents()) == (1, 0, {})
+    snapshot = topic.table.snapshot()
+    state = snapshot.partitions[0]
     assert (state.log_start, state.sealed, state.cleaned) == (0, 2, 2)
+    (left,) = snapshot.segments(0)
+    assert (left.base_offset, left.end_offset, left.num_records) == (0, 2, 0)
     topic.roll({0: [Record(b"b", b"2", NOW_MS)]})
     assert list(topic.contents()) == [2]
+
+
+def test_segments_of_which_nothing_is_left_go_with_a_neighbour(spark, tmp_path):
+    """Records without a key, aborted ranges and whole segments of old values; a partition of such alone keeps one."""
+    topic = KeyedTopic.create(tmp_path, "users", 2, cleanup_policy="compact", segment_bytes=1)
+    keyless = [Record(None, bytes(500), NOW_MS)] * 5
+    for first, second in (
+        ([None] * 4, keyless),
+        ([Record(b"a", b"1", NOW_MS)] * 3, [None] * 2),
+        (keyless, keyless),
+        ([Record(b"b", b"2", NOW_MS), None, Record(b"a", b"3", NOW_MS)], [None] * 5),
+    ):
+        topic.roll({0: first, 1: second})
+    report = compacted(topic)
+    snapshot = topic.table.snapshot()
+    assert {p: list(topic.contents(p)) for p in (0, 1)} == {0: [12, 14], 1: []}
+    assert [(f.base_offset, f.end_offset) for f in snapshot.segments(0)] == [(0, 15)]
+    assert [(f.base_offset, f.end_offset) for f in snapshot.segments(1)] == [(0, 17)]
+    assert report.after.records == 2
+    assert [state.cleaned for state in snapshot.partitions.values()] == [15, 17]
 
 
 def test_a_job_plans_again_when_another_job_was_faster(spark, tmp_path):
@@ -158,7 +181,7 @@ def test_a_job_that_ends_before_its_commit_leaves_files_that_nobody_reads(spark,
 
 
 def test_a_job_that_dies_in_its_commit_leaves_the_table_as_before_or_as_after(spark, tmp_path):
-    """Of real processes, and at every step: ``python -m tests.faults.fail_points --jobs``."""
+    """``python -m tests.faults.fail_points --jobs`` does this with real processes, at every step."""
     topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
     for point in ("job.written", "delta.committed"):
         topic.roll({0: [Record(b"%d" % (n % 3), b"%d" % n, NOW_MS) for n in range(10)]})

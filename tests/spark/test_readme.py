@@ -19,7 +19,7 @@ PARTITIONS = 4
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    """As a checkout after the demo, with a store that runs: ``.venv``, and ``data`` with its topics and group."""
+    """A directory like a checkout after the demo: ``.venv``, ``data`` with topics and group, a running store."""
     directory = tmp_path_factory.mktemp("readme")
     commands = directory / ".venv" / "bin"
     commands.mkdir(parents=True)

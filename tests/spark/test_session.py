@@ -1,4 +1,4 @@
-"""A session: what it is configured with, what it leaves alone, and that executors work from anywhere."""
+"""A session: its settings, the user's settings that it leaves alone, and executors that work from anywhere."""
 
 import importlib.util
 import os
@@ -75,7 +75,7 @@ def test_a_wrong_query_raises_and_prints_nothing_besides(spark, capfd):
 
 
 def test_without_java_the_error_says_what_to_install(tmp_path):
-    """In a process of its own: here a JVM runs already."""
+    """The session is started in a process of its own, because a JVM runs already in this one."""
     script = "import logstore.spark as s\ntry:\n    s.session()\nexcept Exception as e:\n    print(type(e).__name__, e)"
     ran = subprocess.run(
         [sys.executable, "-c", script],

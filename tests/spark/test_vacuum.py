@@ -1,4 +1,4 @@
-"""Vacuum deletes what left the table, and no file that may still come into it."""
+"""Vacuum deletes files that left the table, and no file that may still come into it."""
 
 import os
 import time
@@ -29,7 +29,7 @@ def vacuumed(topic: KeyedTopic, *, dry_run: bool = False, full: bool = False, ne
 
 
 def removed_file(topic: KeyedTopic) -> str:
-    """Of two segments that are rolled, the first leaves the table."""
+    """The file of the first of two rolled segments, which has left the table."""
     for _ in range(2):
         topic.roll({0: [Record(b"k", b"v", 0)] * 3})
     path = topic.table.snapshot().segments(0)[0].path

@@ -44,7 +44,7 @@ class AccumulatorModel(RuleBasedStateMachine):
         self.sent: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.left: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.closed: list[ClosedBatch] = []
-        # Of each partition, what is split after all that was sent before; and what is split before some of that.
+        # By partition: parts that are split after all earlier ones, and parts that are split before some of them.
         self.lined_up: list[list[bytes]] = [[] for _ in range(_PARTITIONS)]
         self.in_order: list[tuple[ClosedBatch, list[ProducerBatch] | None]] = []
         self.answered: list[Delivery] = []
@@ -59,7 +59,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             try:
                 self.accumulator.open("t", _RECORD)
             except ThrottledError:
-                # Rightly so: no memory is taken but by batches that are not complete.
+                # This wait is right: only batches that are not complete hold memory.
                 outcomes = [delivery.outcome for delivery in self.deliveries if not delivery.outcome.done()]
                 assert len(outcomes) * _RECORD + _BATCH > _BUFFER
                 return
@@ -86,7 +86,7 @@ class AccumulatorModel(RuleBasedStateMachine):
             for part in batches:
                 self.left[part.partition] += part.message.to_pybytes().split(b",")
         if len(self.under_way) < _IN_FLIGHT:
-            # A partition that nothing is on its way to waits for no other.
+            # A partition without a request on its way waits for no other.
             assert self.waiting <= self.busy
 
     @precondition(lambda self: self.could_leave)

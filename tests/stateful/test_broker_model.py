@@ -1,6 +1,6 @@
 """A broker against a list per partition: produce, roll, delete-records, reads from any offset, restarts, crashes.
 
-A crash is a copy of the data directory as it lies on disk while the broker runs: what a kill -9 would leave. (Kills in
+A crash is a copy of the data directory while the broker runs, as a kill -9 would leave it. (Kills in
 the middle of a disk operation are in tests/faults.)
 """
 

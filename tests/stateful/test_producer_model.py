@@ -61,7 +61,7 @@ class ProducerModel(RuleBasedStateMachine):
     def expected(
         self, producer_id: int, epoch: int, sequence: int, count: int
     ) -> type[LogStoreError] | Appended | None:
-        """What the rules of KIP-98 say, looking at all that ever was."""
+        """The outcome by the rules of KIP-98, with all earlier batches known."""
         batches = self.model.get(producer_id, [])
         whole = producer_id > self.evicted_up_to
         if not batches:
@@ -164,7 +164,7 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.futures)
     @rule()
     def fail(self) -> None:
-        """The disk is full: nothing of what is on its way is stored, and appends go on."""
+        """The disk is full: nothing that is on its way is stored, and appends go on."""
         for future, _ in self.futures:
             future.set_exception(StorageFullError(""))
         self.forget_pending()
@@ -193,7 +193,7 @@ class ProducerModel(RuleBasedStateMachine):
             else:
                 self.log.recover_frame(entry, FrameLocation(0, 1))
         assert self.log.remembered_end == end
-        # Where the journal does not reach, the table does: what it holds here, is another test's business.
+        # Below the journal the table has the records; other tests check its content.
         self.log.index.drop_below(2**63 - 1)
         self.log.recover_history(sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
@@ -201,7 +201,7 @@ class ProducerModel(RuleBasedStateMachine):
     @precondition(lambda self: self.model and not self.futures)
     @rule()
     def lose_journal(self) -> None:
-        """All is sealed, the newest segment tells of it, and nobody knows what was behind."""
+        """All is sealed, and the newest segment tells of it; later batches are forgotten."""
         self.log.now_ms()
         end, packed = self.log.log_end_offset, self.log.producers.pack()
         self.log = self.new_log()

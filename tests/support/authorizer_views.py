@@ -9,7 +9,7 @@ from logstore.broker.context import Principal
 
 @dataclass(frozen=True)
 class Denied:
-    """Everything but what is done to a resource whose name is ``denied``."""
+    """Allows everything except operations on a resource whose name is ``denied``."""
 
     denied: Collection[str]
     version: int = 1

@@ -8,7 +8,7 @@ from typing import Self
 class BackgroundLoad:
     """``with load: ...`` runs ``targets``, each in a thread, until they see that ``_stop`` is set at the block's end.
 
-    What a target raises is in ``errors``, and fails the block; so does a request that hangs.
+    Exceptions of targets are in ``errors``, and fail the block; so does a request that hangs.
     """
 
     def __init__(self, targets: Iterable[Callable[[], None]]) -> None:

@@ -1,6 +1,6 @@
-"""Requests as bytes, whole and broken: what a careless or hostile client puts on the wire.
+"""Requests as bytes, whole and broken, as a careless or hostile client puts them on the wire.
 
-``BAD`` holds requests that must be refused whatever comes before or after them: a 4xx, and nothing stored. ``bad``
+``BAD`` holds requests that must be refused in any context, with a 4xx and nothing stored. ``bad``
 picks from it and from the ways to cut a good request short; ``mutated`` changes bytes of a good request anywhere.
 """
 
@@ -21,7 +21,7 @@ _LARGE = 2 * BODY_BYTES_MAX
 
 
 class Ending(StrEnum):
-    """What the client does once it has sent a request."""
+    """The client's step after it has sent a request."""
 
     ANSWER = "reads the answer"
     CLOSE = "closes"

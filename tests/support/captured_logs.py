@@ -1,4 +1,4 @@
-"""What the store logs while a test looks."""
+"""The store's log during a block of a test."""
 
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager

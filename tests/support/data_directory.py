@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def copy_of_one_moment(source: Path, target: Path) -> None:
-    """The broker's threads go on while the copy is made: only one during which nothing changed is a state that was."""
+    """A copy of one moment: the broker's threads go on, so only a copy during which nothing changed counts."""
     while True:
         before = _listing(source)
         with contextlib.suppress(shutil.Error):

@@ -83,7 +83,7 @@ def unit_command() -> list[str]:
 
 
 def placed(command: Sequence[str], places: Mapping[str, str]) -> list[str]:
-    """The command with each place of ``places`` put where it is here."""
+    """The command with each path of ``places`` replaced by the test's own."""
     found = list(command)
     for there, here in places.items():
         found = [argument.replace(there, here) for argument in found]

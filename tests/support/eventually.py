@@ -1,4 +1,4 @@
-"""Waiting for what is to come, with a bound, in the place of a pause of a fixed length."""
+"""Bounded waits for an expected event, in the place of a pause of a fixed length."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ _EVERY_S = 0.01
 def eventually(
     found: Callable[[], T], what: str = "that never happened", *, seconds: float = _SECONDS, every_s: float = _EVERY_S
 ) -> T:
-    """What ``found`` returns once it is true; AssertionError, saying ``what``, if it is not in time."""
+    """The value of ``found()`` once it is true; AssertionError, naming ``what``, if it is not in time."""
     deadline = time.monotonic() + seconds
     while not (it := found()):
         assert time.monotonic() < deadline, what
@@ -34,9 +34,9 @@ async def eventually_async(
 
 
 async def loop_turns(count: int = 100) -> None:
-    """Until all that waits for nothing outside the event loop has come as far as it can.
+    """Wait until all tasks that need nothing outside the event loop have come as far as they can.
 
-    For tests that say that something does not happen: work of threads is no part of it, bytes in a socket are.
+    This is for tests that something does not happen. Bytes in a socket are read too; work of threads is not waited for.
     """
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""How much is tried in ``make test``, ``make test-all`` and ``make torture``: examples, and places of damage."""
+"""The numbers of examples and of places of damage in ``make test``, ``make test-all`` and ``make torture``."""
 
 from typing import Final
 
@@ -12,12 +12,12 @@ DEFAULT: Final = "torture" if TORTURE else "few"
 
 
 def examples(many: int) -> int:
-    """``many`` in ``make test-all``; in proportion, and some at least, elsewhere."""
+    """``many`` in ``make test-all``; elsewhere in proportion, and a few at least."""
     return max(5, many * settings().max_examples // PROFILES["many"])
 
 
 def stride(step: int) -> int:
-    """How far apart the places are that are tried: ``step`` in ``make test-all``, more in ``make test``."""
+    """The distance between the places that are tried: ``step`` in ``make test-all``, more in ``make test``."""
     if TORTURE:
         return 1
     return step if settings().max_examples >= PROFILES["many"] else 3 * step

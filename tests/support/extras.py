@@ -1,4 +1,4 @@
-"""A process as an installation of ``logstore`` with some of its extras, or none: what it lacks cannot be imported.
+"""A process like an installation of ``logstore`` with some of its extras, or none: other packages cannot be imported.
 
 A test in a process of its own calls ``hide_all_but`` before it imports anything of ours.
 """
@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text
 
 
 def hide_all_but(*extras: str) -> None:
-    """From here on only the standard library, ours, and what these extras of ours bring can be imported."""
+    """From here on only the standard library, our packages, and the packages of these extras can be imported."""
     installed = distributions(*extras)
     hidden = {
         module
@@ -28,7 +28,7 @@ def hide_all_but(*extras: str) -> None:
     hidden -= {"logstore", "ingest_api", "consumer_offsets", "compaction_jobs"}
 
     class Finder(PathFinder):
-        """Finds what is installed, but for what is hidden."""
+        """Finds installed modules, except hidden ones."""
 
         @classmethod
         def find_spec(
@@ -40,7 +40,7 @@ def hide_all_but(*extras: str) -> None:
 
 
 def distributions(*extras: str) -> set[str]:
-    """What pip would install: the dependencies of ours, those of the extras, and all that these depend on."""
+    """The distributions that pip would install: our dependencies, those of the extras, and all that these depend on."""
     found: set[str] = set()
     waiting = list(_of_ours(*extras))
     while waiting:
@@ -61,7 +61,7 @@ def distributions(*extras: str) -> set[str]:
 
 
 def _of_ours(*extras: str) -> Iterator[Requirement]:
-    """pyproject.toml's own word: what is installed may be older."""
+    """The requirements in pyproject.toml: the installed metadata may be older."""
     for text in (*PROJECT["dependencies"], *(text for e in extras for text in PROJECT["optional-dependencies"][e])):
         requirement = Requirement(text)
         if requirement.name == PROJECT["name"]:

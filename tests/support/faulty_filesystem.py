@@ -40,7 +40,7 @@ _CHANGES = frozenset(
 
 @dataclass(slots=True)
 class _Inode:
-    """What the disk holds of a file, and what was changed since."""
+    """The content of a file on the disk, and the changes since."""
 
     disk: bytearray = field(default_factory=bytearray)
     dirty: set[int] = field(default_factory=set)
@@ -192,7 +192,7 @@ class FaultyFileSystem(FileSystem):
         return self._lock
 
     def close_all(self) -> None:
-        """What the kernel does for a process that ended: nothing may use its descriptors any more."""
+        """Close all descriptors, as the kernel does for a process that ended."""
         for fd in list(self._paths):
             self.close(fd)
 
@@ -510,7 +510,7 @@ class FaultyFileSystem(FileSystem):
         inode.resized = True
 
     def power_cut(self, rng: random.Random, *, strict: bool = False) -> None:
-        """Make the tree what a start after a loss of power may find. This object is then a dead process's.
+        """Make the tree one that a start after a loss of power may find. This object is then a dead process's.
 
         Every name and every page that was changed since its last sync is, each on its own, the old or the new one;
         ``strict``: always the old one.
@@ -609,7 +609,7 @@ def raising(error: int) -> Callable[[str], None]:
 
 
 def kind_of(path: Path) -> str:
-    """What a file of a data directory is: delta, segment, journal, broker or catalog."""
+    """The kind of a file of a data directory: delta, segment, journal, broker or catalog."""
     parts = path.parts
     if "_delta_log" in parts:
         return "delta"

@@ -45,7 +45,7 @@ class Controls:
         self.loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, command: str) -> object:
-        """Carry out one command; what it answers. ValueError, KeyError, AttributeError for one that is none."""
+        """Carry out one command; its answer. ValueError, KeyError, AttributeError for a text that is no command."""
         name, *words = command.split()
         options: dict[str, Any] = {}
         for word in words:
@@ -82,7 +82,7 @@ class Controls:
                 self.filesystem.power_cut(random.Random(int(seed)), strict="strict" in how)
             except BaseException:  # noqa: BLE001 - whatever it is
                 traceback.print_exc()
-                os._exit(70)  # half a cut is none: whoever asked for it has to hear of it
+                os._exit(70)  # half a cut is none: the caller has to hear of the error
             os.kill(os.getpid(), signal.SIGKILL)
 
     def _block(self, seconds: str) -> None:

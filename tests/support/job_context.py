@@ -1,4 +1,4 @@
-"""What a job needs around it, with its time and without its output."""
+"""The context of a job in a test: a clock of the test's own, and no output."""
 
 import io
 from collections.abc import Iterator

@@ -81,7 +81,7 @@ async def running(
 
 
 def recovered_frames(directory: Path) -> list[RecoveredFrame]:
-    """What a start recovers now, which settles the journal's end. Not from inside a running event loop."""
+    """The frames that a start recovers now; it also cuts the journal's tail. Not from inside a running event loop."""
     journal = new_journal(directory)
     frames = list(journal.recover())
     asyncio.run(journal.close())

@@ -1,4 +1,4 @@
-"""Partitions as jobs find them, and configurations for them: what properties of plans are held against."""
+"""Partitions as jobs find them, and configurations for them, to test properties of plans."""
 
 from dataclasses import replace
 

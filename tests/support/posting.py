@@ -21,7 +21,7 @@ def post(
     headers: Sequence[list[tuple[str, bytes | None]] | None] | None = None,
     compression: str | None = None,
 ) -> int:
-    """As one batch; its base offset."""
+    """Post the records as one batch; its base offset."""
     nothing = [None] * len(values)
     columns = (timestamps_ms or nothing, keys or nothing, values, headers or nothing)
     batch = pa.RecordBatch.from_arrays(

@@ -47,7 +47,7 @@ class ProduceLoad(BackgroundLoad):
         super().__init__(functools.partial(self._produce, n) for n in range(producers))
 
     def wait_for_acknowledged(self, records: int, *, seconds: float = 60) -> None:
-        """Until that many more records are acknowledged; AssertionError if it takes too long."""
+        """Wait until that many more records are acknowledged; AssertionError if it takes too long."""
         target = self.history.acknowledged_records + records
         deadline = time.monotonic() + seconds
         while self.history.acknowledged_records < target:
@@ -55,7 +55,7 @@ class ProduceLoad(BackgroundLoad):
             time.sleep(0.01)
 
     def wait_for_answers(self, status: int, error_code: int, count: int = 1, *, seconds: float = 60) -> None:
-        """Until that many more requests had this answer; AssertionError if it takes too long."""
+        """Wait until that many more requests had this answer; AssertionError if it takes too long."""
         target = self.answers[status, error_code] + count
         deadline = time.monotonic() + seconds
         while self.answers[status, error_code] < target:
@@ -74,7 +74,7 @@ class ProduceLoad(BackgroundLoad):
                     self.history.requests.append(request)
                 self._send(client, request)
                 if request.outcome == "info":
-                    # What was sent may still take effect, after what is sent next: another producer as to order.
+                    # The request may still take effect after the next one: as to order, another producer goes on.
                     producer += self._producers
 
     def _send(self, client: httpx.Client, request: Request) -> None:

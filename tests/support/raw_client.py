@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Longer than any limit of a server under test: who waits this long has found a hang.
+# Longer than any limit of a server under test: a wait this long is a hang.
 HANGS_AFTER_SECONDS = 60.0
 
 
@@ -44,7 +44,7 @@ class RawClient:
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, port: int, *, receive_bytes: int = 0) -> AsyncIterator[Self]:
-        """``receive_bytes``: how little the kernel may hold for this client; 0 for as usual."""
+        """``receive_bytes``: the bytes that the kernel may hold for this client; 0: the usual."""
         raw = socket.socket()
         if receive_bytes:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
@@ -61,7 +61,7 @@ class RawClient:
             client.close()
 
     async def send(self, data: bytes) -> None:
-        """What the server no longer takes is no error: its answer is what counts."""
+        """Send. A server that takes no more bytes is no error: its answer counts."""
         with contextlib.suppress(ConnectionError):
             self._writer.write(data)
             async with asyncio.timeout(HANGS_AFTER_SECONDS):
@@ -80,7 +80,7 @@ class RawClient:
             return None
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """All bytes until the server closes the connection."""
         found = bytearray()
         async with asyncio.timeout(HANGS_AFTER_SECONDS):
             with contextlib.suppress(ConnectionError):
@@ -93,7 +93,7 @@ class RawClient:
             self._writer.write_eof()
 
     def reset(self) -> None:
-        """RST instead of FIN; what was not sent yet is not."""
+        """Close with RST instead of FIN; unsent bytes are dropped."""
         raw = self._writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

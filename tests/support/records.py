@@ -13,7 +13,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 
 @dataclass(frozen=True)
 class Row:
-    """One record as plain Python values: what the columns are held against."""
+    """One record as plain Python values, to compare columns with."""
 
     timestamp: int | None
     key: bytes | None

@@ -24,7 +24,7 @@ from logstore.settings import Settings
 
 T = TypeVar("T")
 
-#: Of somebody outside of the store.
+#: The context of a client outside of the store.
 CLIENT = RequestContext("1", "test", "HTTP", "127.0.0.1", None, ANONYMOUS)
 
 
@@ -73,7 +73,7 @@ async def running_broker(
 
 
 async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
-    """Why a broker that starts on ``data`` refuses the topic, to readers and writers."""
+    """The reason why a broker that starts on ``data`` refuses the topic to readers and writers."""
     async with running_broker(data, **settings) as broker:
         (problem,) = [problem for problem in broker.problems(INTERNAL) if problem.topic == name]
         with pytest.raises(QuarantinedError):
@@ -100,7 +100,7 @@ def records(
 
 
 async def produce(broker: Broker, topic: Topic, values: list[bytes | None], *, partition: int = 0) -> int:
-    """The base offset that the values got; raises what their partition refused them with."""
+    """The base offset of the values; raises the error of their partition."""
     result = await broker.produce(INTERNAL, topic, records(values), partition=partition)
     result.require_stored()
     return result.partitions[0].base_offset

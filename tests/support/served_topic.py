@@ -35,7 +35,7 @@ def alter_topic(url: str, **configs: str) -> None:
 
 
 def delete_topic(url: str) -> None:
-    """If it is there."""
+    """Delete the topic if it is there."""
     answer = httpx.delete(f"{url}/v3/clusters/{_cluster(url)}/topics/t", timeout=30)
     assert answer.status_code in {204, 404}, answer.text
 
@@ -71,14 +71,14 @@ def read_over_http(url: str) -> list[Row]:
 
 
 def read_from_delta(data: Path) -> list[Row]:
-    """By a reader that is not ours."""
+    """The rows in the Delta table, by a reader that is not ours."""
     table = DeltaTable(data / "topics" / "t").to_pyarrow_dataset().to_table(["partition", "offset", "value"])
     columns = (table[name].to_pylist() for name in ("partition", "offset", "value"))
     return [(p, o, json.loads(v)) for p, o, v in zip(*columns, strict=True)]
 
 
 def segment_files(data: Path) -> list[Path]:
-    """What lies on disk of the topic's segments, in the table or not."""
+    """The topic's segment files on disk, in the table or not."""
     return sorted((data / "topics" / "t").glob("partition=*/*.parquet"))
 
 

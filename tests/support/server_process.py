@@ -27,7 +27,7 @@ class NotStartedError(RuntimeError):
 
 
 def free_port() -> int:
-    """For a server that comes back at the same address."""
+    """A free port, for a server that comes back at the same address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -138,7 +138,7 @@ class FaultyServerProcess(ServerProcess):
         super().start()
 
     def beside(self) -> "FaultyServerProcess":
-        """A second one on the same directory, at another address. NotStartedError."""
+        """A second server on the same directory, at another address. NotStartedError."""
         return FaultyServerProcess(self.data, environment=self._own)
 
     def __exit__(self, *_: object) -> None:
@@ -148,7 +148,7 @@ class FaultyServerProcess(ServerProcess):
             self._sockets.cleanup()
 
     def control(self, command: str, *, seconds: float = 30) -> Any:
-        """What the command answers. RuntimeError if it cannot be carried out, OSError if nobody is there."""
+        """The answer to the command. RuntimeError if it cannot be carried out, OSError if nobody is there."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
             asking.bind(f"{self._sockets.name}/{uuid.uuid4().hex[:12]}")
             asking.settimeout(seconds)
@@ -159,7 +159,7 @@ class FaultyServerProcess(ServerProcess):
         return answer["ok"]
 
     def power_cut(self, seed: int, *, strict: bool = False) -> None:
-        """Take away what was not synced, and the process with it."""
+        """Cut the power: unsynced bytes are gone, and so is the process."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as asking:
             asking.sendto(f"power-cut {seed} {'strict' if strict else ''}".encode(), str(self._socket))
         assert self._reap() == -signal.SIGKILL

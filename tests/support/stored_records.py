@@ -1,4 +1,4 @@
-"""What a store holds, read over its HTTP interface with nothing of the client's own reading."""
+"""The records of a store, read over its HTTP interface without the client's code."""
 
 from typing import Any, NamedTuple
 

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,6 +80,18 @@ def empty_segment(table: TopicTable, partition: int, base: int, end: int, epoch:
         return writer.finish(leader_epochs=((epoch, 0),))
 
 
+def as_earlier_release(segment: Segment) -> str:
+    """The name that a release before names had an end gave the segment."""
+    return segment.path.replace(f"-{segment.end_offset:020d}-", "-")
+
+
+def rename_as_earlier_release(table: TopicTable, segment: Segment) -> Segment:
+    """The segment as an earlier release would have written it: under a name that does not tell its end."""
+    old = as_earlier_release(segment)
+    (path_of(table) / segment.path).rename(path_of(table) / old)
+    return replace(segment, path=old)
+
+
 def roll_part(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> RollPart:
     return RollPart(partition, base, end, epoch, (write_segment(table, partition, base, end, epoch),))
 
@@ -96,7 +109,7 @@ def log_entry(table: TopicTable, version: int) -> Path:
 
 
 def overwrite_entry(table: TopicTable, version: int) -> None:
-    """What a Spark commit that lost the race does on a local file system: its own entry is renamed over ours."""
+    """Rename another writer's entry over ours, as a Spark commit that lost the race does on a local file system."""
     info = {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}}
     foreign = log_entry(table, version).with_name(".foreign.tmp")
     foreign.write_text(json.dumps(info) + "\n")
@@ -118,7 +131,7 @@ def foreign_commit(
 
 
 def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
-    """As a plain reader sees them."""
+    """The offsets that a plain reader sees."""
     rows = DeltaTable(str(path_of(table))).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
     return sorted(row["offset"] for row in rows if row["partition"] == partition)
 
@@ -134,7 +147,7 @@ def rewrite_files(
     cleaned: int | None = None,
     operation: str = "rewrite",
 ) -> int:
-    """Replace files of one partition, as a job does; the version. Raises what refuses it."""
+    """Replace files of one partition, as a job does; the version. Raises the refusal."""
     part = RewritePart(partition, tuple(removes), tuple(adds), log_start, cleaned)
     done = table.commit_rewrites([part], data_change=data_change, operation=operation)
     for error in done.refused.values():

@@ -28,14 +28,14 @@ class WatchedServer(ServerProcess):
     """Settings as keywords. Topic ``t`` has one partition, and ``history`` what the tests sent there."""
 
     def __init__(self, data: Path, **settings: int | str) -> None:
-        # What is logged of each request costs more than the request.
+        # The log line of a request costs more than the request.
         environment = {"LOGSTORE_LOG_LEVEL": "warning"}
         environment |= {f"LOGSTORE_{name.upper()}": str(value) for name, value in settings.items()}
         super().__init__(data, environment=environment)
         self.port = int(self.url.rpartition(":")[2])
         self.history = History()
         self._process = psutil.Process(self.process.pid)
-        # Without connections that it keeps: those that are open are the tests' own.
+        # This client keeps no connections: all open ones are the tests' own.
         self._http = httpx.Client(
             base_url=self.url, timeout=60, limits=httpx.Limits(max_keepalive_connections=0), trust_env=False
         )
@@ -60,7 +60,7 @@ class WatchedServer(ServerProcess):
         return Resources(process.memory_info().rss, process.num_fds(), process.num_threads())
 
     def settled(self) -> Resources:
-        """Once no client is connected any more."""
+        """Wait until no client is connected any more."""
         eventually(lambda: not self.connections(), "connections are left")
         return self.resources()
 

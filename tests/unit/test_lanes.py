@@ -1,4 +1,4 @@
-"""Lanes of tests: what is not marked runs without processes of its own."""
+"""Lanes of tests: a test without a mark runs without processes of its own."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What tests set up of this process's logging is gone after them."""
+"""Logging that a test sets up in this process is gone after it."""
 
 import logging
 import logging.config

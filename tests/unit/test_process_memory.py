@@ -1,4 +1,4 @@
-"""In a process of its own: what is asked for counts before pyarrow is imported."""
+"""The tests run in processes of their own, because settings count only before pyarrow is imported."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What the store answers, and when: A1 of a journal that failed, J1 of errors that nothing explains, J2 of progress.
+"""Answers of the store, and their times: A1 of a journal that failed, J1 of unexplained errors, J2 of progress.
 
 A fault explains errors of the server from its beginning until a while after the next ``heal``.
 """
@@ -10,11 +10,11 @@ from typing import Any
 from tests.faults.bench.evidence import FOREVER, Anomaly, Call, Evidence
 from tests.faults.bench.history import Fetch, Final, Produce
 
-#: J1: so long after all faults are over what was waiting may still come to its end.
+#: J1: calls that waited may still end so long after all faults are over.
 SETTLED_S = 5
 #: J2: within this time after all faults are over each log takes a produce and gives a fetch.
 PROGRESS_S = 30
-#: Those of docs/http-api.md but the one that says that the store has a bug, and no answer at all.
+#: The 5xx of docs/http-api.md, without that of a bug. No answer at all has no code.
 _DOCUMENTED = frozenset({50002, 50003, 50004, 50301, 50302, 50303, 50401})
 
 

@@ -2,8 +2,8 @@
 
 Invariants: the history holds all that any client or reader was told; the last reads come after all producers, readers
 and jobs have ended and nothing fails any more, over HTTP first, then, after a clean stop, by Delta readers that are not
-ours. What a run promises beyond the checker's invariants: it recovers, jobs succeed once healed, and every Delta reader
-could read every version.
+ours. Beyond the checker's invariants a run promises that the store recovers, jobs succeed once healed, and every Delta
+reader could read every version.
 """
 
 import itertools
@@ -48,7 +48,7 @@ _CALLS = (Produce, Fetch, Commit, Committed, Delta, Job)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a run does besides its faults; ``large`` is the share of requests with large values.
+    """The load of a run beside its faults; ``large`` is the share of requests with large values.
 
     The job ``compact`` starts Spark.
     """
@@ -111,7 +111,9 @@ class Bench:
         self.report = Report(seed)
 
     def run(self, schedule: Iterable[Fault], *, seconds: float = math.inf) -> Report:
-        """The faults one after the other, under load, until there are none or the time is over; what they led to."""
+        """Strike the faults one after the other, under load, until none is left or the time is over; returns the
+        outcome.
+        """
         began = time.monotonic()
         report = self.report
         with (
@@ -158,6 +160,8 @@ class Bench:
                     if time.monotonic() > until:
                         break
                     time.sleep(fault.quiet)
+                    # However slow the machine is, there is something to lose.
+                    workload.wait_for_an_acknowledgement(seconds=load.patience_s)
                     nemesis.strike(fault)
                 self._wait_for_jobs(jobs)
                 nemesis.write_by_hand()
@@ -166,7 +170,7 @@ class Bench:
             self._roll_all(server)
             if jobs:
                 jobs.end()
-                # Upon which the store looks at its tables; else it does so every few seconds.
+                # Then the store looks at its tables; otherwise it looks every few seconds.
                 self._roll_all(server)
             if observer:
                 observer.end()

@@ -39,7 +39,7 @@ def check_commits(evidence: Evidence) -> Iterator[Anomaly]:
 
 @dataclass(slots=True, eq=False)
 class _Write:
-    """After ``end`` it has no effect any more if it had none; ``done``: when it surely had."""
+    """A write without an effect until ``end`` has none later; at ``done`` it surely had its effect."""
 
     call: Call[Commit]
     end: int
@@ -139,7 +139,7 @@ def client_of(event: AnyEvent) -> str:
 
 @dataclass(slots=True)
 class _Reading:
-    """What a client has fetched of a partition: offset ranges, and the furthest position that it was given."""
+    """Offset ranges that a client has fetched of a partition, and the furthest position that it was given."""
 
     fetched: list[tuple[int, int]] = field(default_factory=list)
     position: int = 0
@@ -187,7 +187,7 @@ def _check_positions(evidence: Evidence) -> Iterator[Anomaly]:
 
 
 def _reset(evidence: Evidence, key: tuple[str, str, int]) -> int:
-    """Where a reader may have been sent that was below the log start."""
+    """The positions to which a reader below the log start may have been sent."""
     log = evidence.log(*key[1:])
     return log.final.log_start if log.final is not None and log.loses_prefix else 0
 

@@ -26,7 +26,7 @@ from tests.faults.bench.records import rows_of_table
 
 READERS = ("delta-rs", "polars")
 _PAUSE_S = 0.1
-#: Every so many versions all rows are told, else those that came since the last look.
+#: Every so many versions all rows are recorded, otherwise the rows since the last look.
 _WHOLE_EVERY = 8
 _ATTEMPTS = 20
 _COLUMNS = ["partition", "offset", "timestamp", "headers", "key", "value"]
@@ -35,7 +35,7 @@ _COLUMNS = ["partition", "offset", "timestamp", "headers", "key", "value"]
 def read_version(
     table_path: Path, version: int | None, *, reader: str, partitions: int, since: Mapping[int, int] | None = None
 ) -> dict[str, Any]:
-    """What a plain reader sees of one version (None: the newest): rows from ``since`` on, by partition and offset."""
+    """A plain reader's rows of one version (None: the newest), from ``since`` on, by partition and offset."""
     table = DeltaTable(table_path, version=version)
     rows = _with_polars(table, since) if reader == "polars" else _with_delta_rs(table, since)
     rows = rows.sort_by([("partition", "ascending"), ("offset", "ascending")])
@@ -67,7 +67,7 @@ def _with_polars(table: DeltaTable, since: Mapping[int, int] | None) -> pa.Table
 
 
 def committed_offsets(table_path: Path) -> dict[tuple[str, str], dict[str, int]]:
-    """By group and topic, what readers of storage alone see in the table of group offsets: the latest row counts."""
+    """Committed offsets by group and topic, as readers of storage alone see them: the latest row counts."""
     rows = DeltaTable(table_path).to_pyarrow_dataset().to_table().to_pylist()
     latest = {}
     for row in sorted(rows, key=lambda row: row["offset"]):
@@ -91,7 +91,7 @@ def _bytes(table: DeltaTable) -> dict[str, int]:
 
 
 def partitions_of(table_path: Path) -> int:
-    """As the table was made: others may make it say something else."""
+    """The partitions with which the table was made: other writers may change the property."""
     return int(DeltaTable(table_path, version=0).metadata().configuration["logstore.partitions"])
 
 
@@ -130,7 +130,7 @@ class TableObserver:
                 self._next_version, self._failures = version + 1, 0
             return True
         if self._stamps(version) != before:
-            # Delta readers look at the log more than once: what came of an overwritten entry would be of two tables.
+            # Delta readers look at the log more than once: with an overwritten entry they would mix two tables.
             return True
         self._tell("delta", "ok", **told)
         self._ends = {int(p): max(end, self._ends.get(int(p), 0)) for p, end in told["sealed"].items()}
@@ -138,7 +138,7 @@ class TableObserver:
         return True
 
     def _stamps(self, version: int) -> list[tuple[str, int, int]]:
-        """What changes when a log entry up to ``version`` is overwritten."""
+        """Values that change when a log entry up to ``version`` is overwritten."""
         found = [(path.name, path.stat()) for path in sorted(self._log.glob("*.json")) if path.stem.isdigit()]
         return [(name, s.st_ino, s.st_mtime_ns) for name, s in found if int(name.split(".")[0]) <= version]
 

@@ -1,8 +1,8 @@
-"""What a history tells, put together: every record that was sent, and every log as all its readers saw it.
+"""The evidence in a history, put together: every record that was sent, and every log as all its readers saw it.
 
-Nothing is judged here but what cannot be put together. Invariants: ``Log.seen`` has one row for each offset that any
-reader was told of, that of the final read where there is one; what others were told instead is in ``differing``. A
-record has at most one ``place``, the final one before any other; further ones are in ``doubled``.
+Only events that cannot be put together are judged here. Invariants: ``Log.seen`` has one row for each offset that any
+reader was shown, preferably that of the final read; other rows at that offset are in ``differing``. A record has at
+most one ``place``, preferably the final one; further ones are in ``doubled``.
 """
 
 from bisect import bisect_left, bisect_right
@@ -39,8 +39,8 @@ FOREVER = 2**63 - 1
 #: Kafka's default, and how far two clocks of one machine may drift apart in a run.
 _DELETE_RETENTION_MS = 86_400_000
 _DRIFT_MS = 1_000
-#: So long after an entry was overwritten a store has made good what it took; so long before, at most, readers were
-#: told of that entry.
+#: So long after an entry was overwritten a store has repaired the loss; at most so long before, readers were told of
+#: that entry.
 _MADE_GOOD_NS = 30_000_000_000
 #: The fault is told a little before it happens, a look a little after.
 _TELLING_NS = 1_000_000_000
@@ -65,7 +65,7 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[E]):
-    """An invocation with its completion; what has neither end told is over at ``FOREVER``."""
+    """An invocation with its completion; a call without a completion is over at ``FOREVER``."""
 
     asked: E
     told: E | None
@@ -87,9 +87,9 @@ class Call(Generic[E]):
 class TakenEntry:
     """A log entry that is gone since ``t``: others wrote over it (``foreign``), or a power cut came before its fsync.
 
-    Nobody was told of what a power cut takes, so that only looks of others at the table may have seen it. A foreign
-    commit takes what was told, too: ``last`` is the last version that may lack it, if a later commit may have been
-    built on the entry already.
+    An entry that a power cut takes was told to nobody; only other readers of the table may have seen it. A foreign
+    commit takes entries that were told, too: ``last`` is the last version that may lack it, if a later commit may have
+    been built on the entry already.
     """
 
     t: int
@@ -104,7 +104,7 @@ class TakenEntry:
 
 @dataclass(slots=True)
 class TopicFacts:
-    """What was ever true of a topic's configuration, and which entries of its table were ``taken``."""
+    """Values that a topic's configuration ever had, and the entries of its table that were ``taken``."""
 
     name: str
     partitions: set[int] = field(default_factory=set)
@@ -112,7 +112,7 @@ class TopicFacts:
     retained: bool = True
     delete_retention_ms: float = _DELETE_RETENTION_MS
     timestamp_types: set[str] = field(default_factory=set)
-    #: What retention by size alone leaves of a partition at least; None if other things remove records.
+    #: The least that retention by size alone leaves of a partition; None if other things remove records.
     retention_bytes: int | None = None
     #: By the wall clock, when the topic was made.
     made_ms: int = 0
@@ -124,7 +124,7 @@ class TopicFacts:
         return [entry.t for entry in self.taken if entry.foreign]
 
     def undone(self, t: int) -> bool:
-        """Whether what a job had removed when somebody read at ``t`` may have come back."""
+        """Whether records that a job had removed before a read at ``t`` may have come back."""
         return any(abs(t - overwritten) < _MADE_GOOD_NS for overwritten in self.overwrites)
 
     def holed(self, look: Look) -> bool:
@@ -179,7 +179,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What of a request is in one partition: ``count`` records from ``base`` on; ``whole`` if each place is known."""
+    """The part of a request in one partition: ``count`` records from ``base`` on; ``whole`` if each place is known."""
 
     request: Request
     base: int
@@ -209,7 +209,7 @@ class Log:
         self.acknowledged: dict[int, Sent] = {}
         self.inferred: dict[int, Sent] = {}
         self.batches: list[Batch] = []
-        #: Rows that are no record of this log: what is said of them is said once.
+        #: Rows that are no record of this log: each is reported once.
         self.strange: set[int] = set()
         #: The furthest start that delete-records was asked for; None if never.
         self.deleted_to: int | None = None
@@ -285,7 +285,7 @@ class Evidence:
         self.sent: dict[str, Sent] = {}
         self.requests: list[Request] = []
         self.doubled: list[tuple[Sent, Log, int]] = []
-        #: What may be stored and was never seen, by topic.
+        #: Records that may be stored and were never seen, by topic.
         self.unplaced: dict[str, list[Sent]] = defaultdict(list)
         self._by_type: dict[type, list[Call[Any]]] = defaultdict(list)
         ordered = sorted(events, key=lambda event: event.t)
@@ -349,7 +349,7 @@ class Evidence:
             self._by_type[type(invoked)].append(Call(invoked, None))
 
     def _find_looks(self) -> list[Look]:
-        """At versions that are the store's own, by time: what others did to a table is theirs until it is undone."""
+        """Looks at versions of the store's own, by time. Versions of other writers do not count until undone."""
         foreign: dict[tuple[str, int], int] = {}
         for event in self.singles(Foreign):
             foreign[event.topic, event.version] = FOREVER if event.until is None else event.until
@@ -367,7 +367,7 @@ class Evidence:
         return [(t, next((start for start in self.starts if start > t), FOREVER)) for t in begins]
 
     def known_to_all(self, t: int) -> int:
-        """From when on every reader is told of what somebody was told at ``t``."""
+        """The time from which on every reader is shown everything that somebody was shown at ``t``."""
         return next((end for begin, end in self.two_stores if begin <= t < end), t)
 
     def _find_topics(self) -> None:
@@ -467,7 +467,7 @@ class Evidence:
 
     @cached_property
     def routes(self) -> dict[tuple[str, str, str], int]:
-        """Where records of a key went that named no partition, as the first of them did: topic, format, key."""
+        """The partition of the first record without a named partition, by topic, format and key."""
         found: dict[tuple[str, str, str], int] = {}
         for sent in self.sent.values():
             asked, place = sent.request.asked, sent.acknowledged or sent.place

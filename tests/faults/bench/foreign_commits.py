@@ -1,4 +1,4 @@
-"""What other writers commit to a topic's table, with delta-rs or by hand, and how they would take it back.
+"""Commits of other writers to a topic's table, with delta-rs or by hand, and the commits that undo them.
 
 Blocking; each goes on until it has won against the commits of the store. Versions are those of the table.
 """

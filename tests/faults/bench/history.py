@@ -3,7 +3,7 @@
 Owns the format: a type per operation, tagged by ``op``. ``Recorder`` appends, from any thread and any process, to one
 file; a line is one ``write`` to a file opened with O_APPEND, so lines never mix. It checks each line against its type,
 so that a mistake in the workload fails there and not as an anomaly. ``t`` is the machine's monotonic clock, taken
-before an invocation is sent and after a completion has come: what happened lies within the interval of the two.
+before an invocation is sent and after a completion has come: the event lies within the interval of the two.
 """
 
 import itertools
@@ -28,7 +28,7 @@ TableRow = tuple[int, int, int, str | None, str | None, str | None]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="op", gc=False):
-    """``id`` joins a completion to its invocation; an invocation tells what was asked, a completion what came of it."""
+    """``id`` joins a completion to its invocation. An invocation has the request, a completion the outcome."""
 
     t: int
     process: str
@@ -94,7 +94,7 @@ class Committed(Event, tag="committed", frozen=True, kw_only=True):
 
 
 class Look(Event, frozen=True, kw_only=True):
-    """What a Delta reader that is not ours saw in one version; rows of a partition below its ``since`` are left out."""
+    """The rows that a Delta reader that is not ours saw in one version, from each partition's ``since`` on."""
 
     topic: str
     version: int = -1
@@ -128,8 +128,8 @@ class Job(Event, tag="job", frozen=True, kw_only=True):
 
 
 class Fault(Event, tag="fault", frozen=True, kw_only=True):
-    """``topic`` and ``version``: of an ``overwrite``, ``quiet`` if no other commit was under way to that table then,
-    and of an ``entry_lost``: what a power cut took; ``offset_ms``: what a ``clock`` fault added to a wall clock.
+    """``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way)
+    and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault.
     """
 
     kind: str
@@ -140,7 +140,7 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
 
 
 class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
-    """Versions from ``version`` on of a table hold what others did to it; told again with ``until`` in the end."""
+    """Versions of a table from ``version`` on hold changes of other writers. Told again with ``until`` at the end."""
 
     topic: str
     version: int
@@ -238,7 +238,7 @@ class Recorder:
 def read_history(*paths: Path) -> list[AnyEvent]:
     """All events of the files by rising ``t``. ValueError names a line that is no event.
 
-    A last line without its end is what a killed recorder leaves behind, and is not told.
+    A killed recorder leaves a last line without its end; that line is left out.
     """
     decoder = msgspec.json.Decoder(AnyEvent)
     events: list[AnyEvent] = []

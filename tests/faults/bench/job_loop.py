@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--job", action="append", required=True)
     parser.add_argument("--pause", type=float, default=0.5)
     given = parser.parse_args()
-    # What it syncs stays when the power is cut.
+    # Files that the jobs sync stay when the power is cut.
     faulty_server.install(given.data.absolute())
     if "compact" in given.job:
         session(app_name="bench", master="local[2]", config=QUICK)
@@ -57,7 +57,7 @@ def main() -> None:
 def run_once(
     process: str, job: str, data: Path, context: JobContext, recorder: Recorder, commits: Counter[str]
 ) -> None:
-    """One job on all topics. A topic that fails is ``info``: what the job committed before that stays."""
+    """One job on all topics. A topic that fails is ``info``: earlier commits of the job stay."""
     number = recorder.invoke(process, "job", job=job)
     report = run_job(job, topics_of(job, open_root(data), [], {}), context)
     errors = {}

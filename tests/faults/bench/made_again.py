@@ -1,8 +1,8 @@
 """A topic that is deleted and made again under consumers that have positions in it, one of them paused; and a producer.
 
-It is in no history: the checker knows a log by its name. What must hold is looked at here: the new topic holds what was
-acknowledged for it, from offset 0 on; each consumer, by ``auto_offset_reset``, reads that and nothing else; no position
-in the old topic is committed to the new one.
+The topic is in no history, because the checker knows a log by its name. So its guarantees are checked here: the new
+topic holds the records acknowledged for it, from offset 0 on; each consumer, by ``auto_offset_reset``, reads those and
+nothing else; no position in the old topic is committed to the new one.
 """
 
 import contextlib
@@ -104,7 +104,7 @@ class MadeAgain:
 
     def _read(self, reader: _Reader, count: int) -> None:
         for _ in self._tries():
-            # That the topic or the store is away for a moment is told.
+            # The client reports a topic or store that is away for a moment.
             with contextlib.suppress(LogStoreError):
                 reader.read += [record.value for record in reader.consumer.poll(timeout_s=0.2)]
             if len(reader.read) >= count:

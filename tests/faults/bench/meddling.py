@@ -1,8 +1,7 @@
-"""Faults by somebody beside the store: who copies a topic's directory, removes locks, or commits to a topic's table.
+"""Faults by somebody beside the store, who copies a topic's directory, removes locks, or commits to a topic's table.
 
-What the store must do meanwhile and the checker cannot see, is looked at here: it says what it refuses, for the reason
-that is documented, and every other log goes on. When a fault is over the store has rolled the topic once more, so that
-no later fault takes the way back away.
+Duties of the store that the checker cannot see are checked here: it refuses by the documented reason, and every other
+log goes on. When a fault is over the store has rolled the topic once more, so that no later fault prevents its undoing.
 """
 
 import shutil
@@ -65,7 +64,7 @@ class Meddler(Nemesis):
         if fault.settings["how"] == "link":
             copy.symlink_to(original.name)
         else:
-            # What goes away meanwhile is not copied.
+            # Files that go away meanwhile are not copied.
             subprocess.run(["cp", "-r", original, copy], check=False, capture_output=True)
         try:
             self._restart("kill")
@@ -167,7 +166,7 @@ class Meddler(Nemesis):
         self._require_served(topic, range(topic.partitions))
 
     def _require_missing(self, topic: TopicSpec, removal: Removal, *, seconds: float | None = None) -> None:
-        """Reads of what was taken away are refused, unless retention has gone beyond it."""
+        """Reads of records that were taken away are refused, unless retention has passed them."""
         where = f"{topic.name}-{removal.partition} at {removal.offset}"
 
         def told() -> bool:
@@ -265,7 +264,7 @@ class Meddler(Nemesis):
                 self.broken.append(f"{topic.name}-{partition} does not acknowledge {when}")
 
     def _require_served(self, topic: TopicSpec, partitions: Collection[int]) -> None:
-        """Mended, they are served whole and take records; and the table has a commit of ours on top."""
+        """Mended logs are served whole and take records; and the table has a commit of ours on top."""
         if not self._wait_until(lambda: not self._problems(topic.name), self._patience_s):
             raise StoreBrokenError(f"{topic.name} was mended, and is not served whole: {self._problems(topic.name)}")
         for partition in partitions:

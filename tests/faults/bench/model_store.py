@@ -1,4 +1,4 @@
-"""A store of lists that writes the history a right store would: what the checker must be silent on.
+"""A store of lists that writes the history of a right store: the checker must be silent on it.
 
 Every call has three moments, ``begin``, ``act`` and ``end``, which may be interleaved with those of others; ``do`` is
 all three. Events are plain JSON objects, so that a test can make one of them wrong.
@@ -31,7 +31,7 @@ class Pending:
 
 @dataclass(slots=True)
 class ModelLog:
-    """``rows`` by rising offset: what is left of [start, end)."""
+    """``rows`` by rising offset: the remaining ones of [start, end)."""
 
     rows: dict[int, list[Any]] = field(default_factory=dict)
     start: int = 0
@@ -110,7 +110,7 @@ class ModelStore:
         return told
 
     def restart(self) -> None:
-        """What had no effect has none any more."""
+        """Calls without an effect so far will have none."""
         self.pending.clear()
         self.tell("nemesis", "fault", kind="kill")
         self.tell("nemesis", "start")

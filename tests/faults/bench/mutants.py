@@ -1,7 +1,7 @@
 """Servers that are broken on purpose: each function, by its name in ``LOGSTORE_MUTANT``, breaks the process it runs in.
 
 Invariant: each breaks one rule and nothing else. A checker that is silent about one of these would be silent about a
-defect. What exposes it is in ``EXPOSED_BY``, as the faults of a run.
+defect. ``EXPOSED_BY`` has the faults of a run that expose it.
 """
 
 import asyncio
@@ -17,25 +17,25 @@ from typing import Any, Final
 from logstore.table_files import open_table
 from tests.faults.bench.schedule import HOUR_MS, Fault
 
-_LATE_S = 5.0
+_LATE_S, _LATE_MAX_S = 5.0, 12.0
 
 #: Until there is something acknowledged, read and committed to lose.
 _UNDER_LOAD: Final = {"after": ("journal.synced", 30)}
 STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, **_UNDER_LOAD})
-#: Where every acknowledgement takes its time: soon after some, when readers have come to the end again.
+#: Where every acknowledgement takes its time: when readers have come to the end again, on a slow machine too.
 SOON_POWER_CUT: Final = Fault(
-    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", 4), "and_then": 1.5}
+    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", 12), "and_then": 3.0}
 )
-#: Journal files were freed: what they held is in Delta alone.
+#: Journal files were freed: their records are in Delta alone.
 STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
     "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.file_freed", 2)}
 )
 KILL: Final = Fault("kill", 0, 0, _UNDER_LOAD)
 #: The process dies when the journal has let go of a file.
 KILL_WHEN_FREED: Final = Fault("kill_at", 0, 0, {"point": "journal.file_freed"})
-#: What was made durable just then is not answered.
+#: Records that were made durable just then are not acknowledged.
 KILL_WHEN_SYNCED: Final = Fault("kill_at", 0.5, 0, {"point": "journal.synced"})
-CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 10),), **_UNDER_LOAD})
+CLOCK_SET_BACK: Final = Fault("clock", 0.5, 0, {"offset_ms": -HOUR_MS, "for": (("journal.synced", 30),), **_UNDER_LOAD})
 OVERWRITE: Final = Fault("overwrite_quietly", 0, 0)
 POWER_CUT_AFTER_DELETE: Final = Fault("power_cut_after_delete", 0, 0, {"seed": 1, "strict": True})
 FSYNC_ERROR: Final = Fault("fsync_error", 0.2, 0, {"nth": 3, "restart": "power_cut", "strict": True, **_UNDER_LOAD})
@@ -53,10 +53,11 @@ FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": Non
 
 @dataclass(frozen=True, slots=True)
 class Exposure:
-    """The faults that expose a mutant, how an anomaly must begin (a pattern), and what else that takes.
+    """The faults that expose a mutant, a pattern for the beginning of an anomaly, and further conditions.
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
-    whether a Delta reader has to look at every version.
+    whether a Delta reader has to look at every version; ``stuck``: a log may give nothing any more, which exposes
+    it.
     """
 
     faults: tuple[Fault, ...]
@@ -64,6 +65,7 @@ class Exposure:
     readers: int = 1
     rolled: bool = True
     observed: bool = False
+    stuck: bool = False
 
 
 # ---- durability -----------------------------------------------------------------------------------------------------
@@ -75,10 +77,10 @@ def ack_before_fsync() -> None:
 
 
 def hw_is_leo() -> None:
-    """Producers' acknowledgements are true, but readers are shown what is written and not yet durable."""
+    """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable."""
     from logstore.broker.producing import Producing
 
-    syncs = _defer_syncs()
+    syncs = _defer_syncs(2.0)
     produce = Producing.produce
 
     async def produce_and_wait(self: Producing, *args: Any, **kwargs: Any) -> Any:
@@ -192,7 +194,7 @@ def forget_sequences() -> None:
 
 
 def append_time_goes_back() -> None:
-    """LogAppendTime is whatever the wall clock says."""
+    """LogAppendTime is the wall clock's time, also after a step back."""
     from logstore.log.partition_log import PartitionLog
 
     next_frame = PartitionLog.next_frame
@@ -246,7 +248,7 @@ def take_a_copy_for_the_topic() -> None:
 
 
 def take_one_topic_for_another() -> None:
-    """Whichever topic has the name is the one that a request means."""
+    """The topic with the name serves every request, whatever topic id the request has."""
     import consumer_offsets.group_coordinator
     import ingest_api.routers.fetch
     import ingest_api.routers.produce
@@ -292,7 +294,7 @@ def start_whole_or_not_at_all() -> None:
 
 
 def serve_foreign_rows() -> None:
-    """Whatever file is in the table is one of ours."""
+    """Every file in the table counts as one of ours."""
     from logstore.delta.snapshot import TopicSnapshot
 
     TopicSnapshot.check = lambda *_: None  # type: ignore[method-assign]
@@ -313,7 +315,8 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     # A damaged segment of the group offsets refuses the start, one of a topic its readers.
     no_segment_sync: Exposure(
         (STRICT_POWER_CUT_OF_HISTORY,),
-        "the run broke off: .*(cannot start: .*parquet is damaged|takes or gives nothing)",
+        "the run broke off: .*(parquet is damaged|takes or gives nothing)",
+        stuck=True,
     ),
     no_entry_sync: Exposure((POWER_CUT_AFTER_DELETE,), "B4 log start fell", rolled=False),
     # Commits of offsets hold the journal, too, and roll only every few seconds.
@@ -322,17 +325,18 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
         # The partition lacks records, and is refused from the next start on.
         f"{_LOST}|J2 no progress after healing",
         readers=0,
+        stuck=True,
     ),
     reuse_offsets_after_restart: Exposure((KILL,), _LOST, rolled=False),
     forget_sequences: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False),
-    forget_commits_at_start: Exposure((KILL,), "G3 commit is lost"),
+    forget_commits_at_start: Exposure((KILL,) * 2, "G3 commit is lost"),
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
     # Now and then the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
-    take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing"),
+    take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing", stuck=True),
     take_one_topic_for_another: Exposure((RECREATE,), "made.again.*(where a new topic has|OutOfOrder)", rolled=False),
     ignore_lost_locks: Exposure(
-        (TWO_STORES,), f"{_LOST}|a store that lost its lock|the run broke off: .*is corrupt", rolled=False
+        (TWO_STORES,), f"{_LOST}|a store that lost its lock|the run broke off: .*is corrupt", rolled=False, stuck=True
     ),
     pass_over_missing_records: Exposure((RESTORE,), "C2 existing record skipped"),
     start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
@@ -362,11 +366,14 @@ def _is_journal(path: Path | None) -> bool:
     return path is not None and "journal" in path.parts
 
 
-def _defer_syncs() -> SimpleNamespace:
-    """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done."""
+def _defer_syncs(late_s: float = _LATE_S) -> SimpleNamespace:
+    """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done.
+
+    Each time it is twice as late, up to a bound: a store makes its way at first, then there is time to be too early.
+    """
     filesystem = _filesystem()
     sync = filesystem.fdatasync
-    syncs = SimpleNamespace(begun=0, done=0)
+    syncs = SimpleNamespace(begun=0, done=0, late_s=late_s)
     waiting: set[int] = set()
 
     def all_together() -> None:
@@ -383,7 +390,8 @@ def _defer_syncs() -> SimpleNamespace:
             sync(fd)
             return
         if not waiting:
-            threading.Timer(_LATE_S, all_together).start()
+            threading.Timer(syncs.late_s, all_together).start()
+            syncs.late_s = min(2 * syncs.late_s, _LATE_MAX_S)
         waiting.add(fd)
         syncs.begun += 1
 

@@ -35,7 +35,7 @@ class Neighbour:
                 stderr=log,
                 text=True,
                 cwd=ROOT,
-                # With what it starts itself, Spark's JVM and workers, it is one group, to be killed as one.
+                # The process and its children (Spark's JVM and workers) are one group, to be killed as one.
                 start_new_session=True,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
@@ -49,7 +49,7 @@ class Neighbour:
                 self.said(line)
 
     def said(self, line: str) -> None:
-        """A line of its output."""
+        """The next line of its output."""
 
     def kill(self) -> None:
         """kill -9."""

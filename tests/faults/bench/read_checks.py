@@ -1,7 +1,6 @@
-"""What readers were told over time: B4, B5 (offset by time), C2, D1, D5, I3.
+"""Answers to readers over time: B4, B5 (offset by time), C2, D1, D5, I3.
 
-One sweep per log over invocations and completions: what any call has shown before another began, bounds what that one
-may be told.
+One sweep per log over invocations and completions: everything shown before a call began bounds the answer to that call.
 """
 
 from bisect import bisect_left
@@ -18,7 +17,7 @@ Reading = Call[Fetch] | Call[Final] | Call[OffsetForTime]
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What held before a call began: an end ``acknowledged`` and one told to readers, and a log start."""
+    """The bounds when a call began: an end ``acknowledged``, an end told to readers, and a log start."""
 
     acknowledged: int = 0
     end: int = 0
@@ -134,7 +133,7 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
     if len(offsets) == told.next_offset - asked.offset:
         return
     if log.topic.compacted and log.topic.undone(asked.t):
-        # A compaction that others' commits undid: what it had removed has come back.
+        # Commits of others undid a compaction: its removed records have come back.
         return
     given = set(offsets)
     if log.topic.compacted:

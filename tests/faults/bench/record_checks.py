@@ -195,7 +195,7 @@ def _check_lost(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
 
 
 def _why_missing(evidence: Evidence, log: Log, offset: int) -> tuple[str, str] | None:
-    """What it means that a log that is not compacted has no record at ``offset``; None: it was said already."""
+    """The anomaly of a log without compaction that has no record at ``offset``; None: it was reported already."""
     if offset in log.strange:
         return None
     sent = log.acknowledged.get(offset)
@@ -219,7 +219,7 @@ def _why_missing(evidence: Evidence, log: Log, offset: int) -> tuple[str, str] |
 
 
 def cleaned_to(evidence: Evidence, log: Log) -> int:
-    """The offset below which compaction may have been, by what foreign readers were told; else the end."""
+    """The offset below which compaction may have been, by the looks of foreign readers; otherwise the end."""
     ends = []
     for look in evidence.looks:
         if look.topic == log.topic.name:
@@ -230,7 +230,7 @@ def cleaned_to(evidence: Evidence, log: Log) -> int:
 
 
 def why_not_compacted(evidence: Evidence, log: Log, offset: int, cleaned: int, now: int) -> tuple[str, str] | None:
-    """What it means that at ``now`` nothing is at ``offset`` when compaction went up to ``cleaned``; None: it may."""
+    """The anomaly of no record at ``offset`` at ``now``, with compaction up to ``cleaned``; None: it may be."""
     record = log.record_at(offset)
     if record is None:
         return None if offset in log.strange else ("B2", "hole")

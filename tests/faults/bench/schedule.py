@@ -1,4 +1,4 @@
-"""Which faults come when: made from a seed alone, before anything runs, so that a seed is a schedule.
+"""The schedule of faults: made from a seed alone, before anything runs, so that a seed is a schedule.
 
 Invariants: the kinds asked for come in rounds, each once a round, in an order of the round's own; a quarter of the time
 is free of faults, more if a restart takes long.
@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-#: Over in a moment; the first ones may also strike in the middle of one that lasts.
+#: Faults that are over in a moment; the first ones may also strike in the middle of a fault that lasts.
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
@@ -19,7 +19,7 @@ KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 HOUR_MS: Final = 3_600_000
 _IN_THE_MIDDLE: Final = ("kill", "power_cut", "pause", "overwrite")
 _IN_THE_MIDDLE_ODDS: Final = 0.25
-#: Calls through the seam by kind of file, and what may become of them.
+#: Calls through the seam by kind of file, and their possible outcomes.
 _CALLS: Final = (
     "journal.write_at",
     "journal.fdatasync",

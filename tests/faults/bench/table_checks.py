@@ -137,7 +137,7 @@ def _check_rows(evidence: Evidence, look: Look, log: Log, rows: Sequence[TableRo
 def _check_missing(
     evidence: Evidence, look: Look, log: Log, given: set[int], begin: int, sealed: int
 ) -> Iterator[Anomaly]:
-    """What should be in [begin, sealed) and is not; rows below the log start may still be there."""
+    """Records that should be in [begin, sealed) and are not; rows below the log start may still be there."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     cleaned = sealed if look.cleaned is None else look.cleaned.get(log.partition, 0)
     for offset in _missing(log, given, begin, sealed):
@@ -162,7 +162,7 @@ def _missing(log: Log, given: set[int], begin: int, sealed: int) -> list[int]:
 
 
 def _reported_by_final(evidence: Evidence, log: Log, offset: int) -> bool:
-    """What is wrong for good is said of the final read."""
+    """An anomaly that stays is reported of the final read."""
     final = log.final
     if final is None or not final.log_start <= offset < final.high_watermark:
         return False

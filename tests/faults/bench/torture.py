@@ -2,10 +2,10 @@
 
 Most of the time goes to rounds of the bench, each on a new store and with a seed of its own that follows from the first
 (``--rounds 1 --seed S`` is one of them again); the rest to the loop over fail points and to the long forms of other
-fault tests. A part in which no fault struck has failed: it has tried nothing. What a round that failed has recorded is
+fault tests. A part in which no fault struck has failed, because it has tried nothing. The records of a failed round are
 kept.
 
-``--mutant NAME`` shows what a failure looks like: a server that is broken on purpose, under the faults that expose it.
+``--mutant NAME`` shows a failure on purpose: a broken server, under the faults that expose it.
 """
 
 import argparse
@@ -32,7 +32,7 @@ _ROUND_S = 120
 #: Less leaves no time for a fault between the start and the end of a round.
 _ROUND_LEAST_S = 20
 _BENCH_SHARE, _FAIL_POINTS_SHARE = 0.7, 0.15
-#: They take as long as they take, some minutes each: they need a duration of which that is a small part.
+#: These take some minutes each, so they run only in a duration of which that is a small part.
 _LONG_FORMS_FROM_S = 1_800
 _LONG_FORMS = (
     "tests/faults/test_sockets.py",
@@ -94,7 +94,7 @@ def main() -> int:
 
 
 def load_of(exposure: Exposure) -> Load:
-    """Of a run with these faults: a small one. What a mutant does not give back need not be waited for."""
+    """Of a run with these faults: a small one. A log that a mutant has stopped need not be waited for."""
     segment_ms = "400" if exposure.rolled else "3600000"
     topics = (
         TopicSpec("plain", 2, {"segment.ms": segment_ms}),
@@ -109,17 +109,17 @@ def load_of(exposure: Exposure) -> Load:
         large=0.5,
         jobs=(),
         observed=exposure.observed,
-        patience_s=10 if exposure.told else READY_S,
+        patience_s=10 if exposure.stuck else READY_S,
     )
 
 
 def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> Report:
-    """One store from its beginning to its end, and what there was to find."""
+    """One store from its beginning to its end; the report of its faults and anomalies."""
     again = f"--rounds 1 --seed {seed}"
     if len(kinds) < len(KINDS):
         again += f" --kinds {' '.join(kinds)}"
     elif seed % 2 == 0:
-        # What others overwrite excuses much: every other seed does without.
+        # Overwritten commits excuse many anomalies: every other seed has none.
         kinds = [kind for kind in KINDS if kind != "overwrite"]
     if most is not None:
         again += f" --faults {most}"
@@ -128,7 +128,7 @@ def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: 
 
 
 def is_passed(report: Report) -> bool:
-    """Whether something was tried and nothing found."""
+    """Whether a fault struck and no anomaly was found."""
     if not report.faults:
         print("NOT RUN: no fault struck in this round", flush=True)
     return bool(report.faults) and not report.anomalies

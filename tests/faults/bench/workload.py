@@ -1,8 +1,8 @@
-"""What clients do to a store that may die under them, and what they are told: producers, group readers, final reads.
+"""Clients of a store that may die under them, and the answers to them: producers, group readers, final reads.
 
-Every call is two lines of the history. What a client does depends on its seed and on the answers alone. Invariants: a
+Every call is two lines of the history. A client's calls depend on its seed and on the answers alone. Invariants: a
 client has one request at a time; after an answer that leaves the outcome open it goes on under a new name, because
-what it sent may still take effect after its next request.
+its request may still take effect after its next one.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ _DOWN_S = 0.2
 _TRIES = 50
 _READ_BYTES = (2_000, 20_000, 200_000)
 _FORMATS = {"json": JSON, "arrow": ARROW}
-#: What says that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
+#: Answers which say that a request has changed nothing (docs/http-api.md); every other 5xx leaves it open.
 _REFUSED = {429, 503}
 _NO_SUCH_GROUP = 40405
 #: A sequence number is not the next: the store has lost what it acknowledged, or taken what it refused.
@@ -116,9 +116,9 @@ class Client:
         tries: int = 1,
         **request: Any,
     ) -> tuple[Answer, Mapping[str, Any]]:
-        """Send a request and wait for its outcome; what ``result`` takes from a good answer stands in the history.
+        """Send a request and wait for its outcome. The history has the values that ``result`` takes from a good answer.
 
-        Whose outcome is open is sent again, up to ``tries`` times in all.
+        A request whose outcome is open is sent again, up to ``tries`` times in all.
         """
         number = self._recorder.invoke(self.process, op, **asked)
         answer = self._send(method, path, **request)
@@ -136,11 +136,11 @@ class Client:
         return answer, told
 
     def begin_anew(self) -> None:
-        """What comes now is another client's."""
+        """Go on as another client."""
         self.process = f"{self._name}.{next(self._lives)}"
 
     def get(self, path: str, **params: Any) -> Any:
-        """A question that is not part of the history."""
+        """A GET that is not part of the history."""
         return self._http.get(self._url + path, params=params).raise_for_status().json()
 
     def _send(self, method: str, path: str, **request: Any) -> Answer:
@@ -372,6 +372,16 @@ class Workload(BackgroundLoad):
         targets += [_bound(self._read, number) for number in range(readers)]
         super().__init__(targets)
 
+    def wait_for_an_acknowledgement(self, *, seconds: float) -> None:
+        """Until one record more is acknowledged, or the time is over."""
+        before, deadline = self._acknowledged_now(), time.monotonic() + seconds
+        while self._acknowledged_now() == before and time.monotonic() < deadline and not self.errors:
+            self._stop.wait(0.02)
+
+    def _acknowledged_now(self) -> int:
+        with self._counting:
+            return self.acknowledged.total()
+
     def wait_for_progress(self, *, seconds: float) -> list[tuple[str, int]]:
         """Until each log has taken a record more, and given an answer to a fetch; those that have not in time."""
         with self._counting:
@@ -400,7 +410,7 @@ class Workload(BackgroundLoad):
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
                 acks = chance.choice(["all", "all", "1", "0"])
                 again = chance.choice(["no", "key", "sequences"])
-                # What acks=0 answers for may be lost, and counts all the same.
+                # Records with acks=0 may be lost, and count all the same.
                 sequenced = again == "sequences" and named and acks != "0"
                 answer, told = client.produce(
                     topic,

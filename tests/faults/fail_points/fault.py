@@ -1,11 +1,11 @@
-"""Which fault strikes where: named points of the store and calls of its file-system seam, each for its n-th time.
+"""Faults and their places: named points of the store and calls of its file-system seam, each for its n-th time.
 
-A point is a step that the store names (``delta.committed``) or a call on one kind of file (``journal.write_at``). What
-can happen there:
+A point is a step that the store names (``delta.committed``) or a call on one kind of file (``journal.write_at``). The
+faults of a point:
 
 * ``kill``: the process dies there, of SIGKILL, before the call;
-* ``power``: the machine dies there, and all that was not synced is gone;
-* ``torn``: it dies in the middle of a write: the beginning is there;
+* ``power``: the machine dies there, and all unsynced bytes are gone;
+* ``torn``: the process dies in the middle of a write: the beginning is there;
 * ``short``: the beginning of a write is there, then the disk is full;
 * ``EIO``, ``ENOSPC``: the call fails and has done nothing. A failed sync has not synced.
 
@@ -21,7 +21,7 @@ from typing import Final, Self
 
 from tests.support.faulty_filesystem import FaultyFileSystem, kill
 
-#: Calls that a full disk fails. A sync can fail so too, but what it leaves then is what EIO leaves.
+#: Calls that a full disk fails. A sync can fail so too, but the result is the same as with EIO.
 _TAKES_SPACE: Final = frozenset({"create", "allocate", "write_at", "make_directory", "rename"})
 _CALLS: Final = _TAKES_SPACE | {
     "open_read",
@@ -99,7 +99,7 @@ class Fault:
         return self.kills or (self.point.startswith("journal.") and self.action == "EIO")
 
     def order(self, filesystem: FailPoints) -> None:
-        """From now on, so that what was done before does not count."""
+        """Order the faults from now on: earlier calls do not count."""
         if self.point == "each":
             filesystem.fail_each(self.action)
             return
@@ -122,7 +122,7 @@ class Fault:
 
 
 def actions_at(point: str) -> tuple[str, ...]:
-    """What can happen at a point; of a name that is none, nothing."""
+    """The faults that are possible at a point; none for a name that is no point."""
     _, dot, call = point.rpartition(".")
     if not dot:
         return ()  # a call on whatever file: it is counted by its kind, too

@@ -1,7 +1,7 @@
 """Key compaction and vacuum on a real Spark, killed at each step of a commit, and while they write and delete.
 
-What a table may be then: as before the job or as after it; the last record of each key is there in any case (I1). A
-store starts on it, and the next run of the job does the rest.
+The table is then as before the job or as after it; the last record of each key is there in any case (I1). A store
+starts on it, and the next run of the job does the rest.
 """
 
 import json
@@ -48,7 +48,7 @@ def kill_jobs(directory: Path, zygote: Zygote) -> Iterator[Fault]:
     assert _run(topic, "compact") == 0
     assert _run(topic, "vacuum") == 0
     assert topic.contents() == _last(before)
-    # What was written and not committed is a full vacuum's, after days.
+    # Files that were written and not committed are left to a full vacuum, after days.
     snapshot = topic.table.snapshot()
     assert not {str(file.relative_to(path_of(topic.table))) for file in _files(topic)} & snapshot.tombstones
     _check_store(directory, zygote, topic.contents())

@@ -1,8 +1,8 @@
 """One run of an act with its faults, in processes that really die, and everything that must hold afterwards.
 
-A run: an act is played and a fault ends it, or not; what is left is started again, and with ``recovery`` killed on the
-way as long as there is a point left to die at; the start that is let through says what it found, and what it found once
-more after new work. Then the model of the history, the store's own word and the Delta tables, read by Polars, have to
+In a run an act is played, and a fault may end it. The store is started on the remains. With ``recovery`` that start is
+killed at one point after the other, until no point is left. The start that comes through reports its content, and once
+more after new work. Then the model of the history, the store's own report and the Delta tables, read by Polars, have to
 agree.
 """
 
@@ -31,7 +31,7 @@ from tests.faults.fail_points.zygote import Zygote
 
 @dataclass(slots=True)
 class Tally:
-    """What was done: how many faults of each action at each kind of point; CPU seconds of the children."""
+    """Counts: the faults of each action at each kind of point; CPU seconds of the children."""
 
     faults: Counter[tuple[str, str]] = field(default_factory=Counter)
     runs: int = 0
@@ -72,7 +72,7 @@ class FailPointLoop:
         return self._known[act]
 
     def run(self, act: str, faults: Sequence[Fault], *, in_recovery: Callable[[Path], None] = lambda _: None) -> bool:
-        """Whether all ``faults`` struck. AssertionError with how to run it again if anything is not as it must be."""
+        """Whether all ``faults`` struck. AssertionError with the command that repeats the run if anything is wrong."""
         with self._run(act, faults) as run:
             struck = self._play(run, faults)
             in_recovery(run)
@@ -131,7 +131,7 @@ class FailPointLoop:
         self.tally.seconds += ended.seconds
         killed = ended.code == -signal.SIGKILL and any(fault.kills for fault in faults)
         assert killed or ended.code == 0, f"the store ended with {ended.code}\n{ended.said}"
-        # What struck is told by point and error; in one run all faults are of one action.
+        # A fault that struck is reported by point and error; in one run all faults are of one action.
         struck = map(str, faults) if killed else json.loads((run / "struck.json").read_text())
         points = [re.split("[ :]", text)[0] for text in struck]
         for point in points:
@@ -170,7 +170,7 @@ def _entries(data: Path) -> dict[Path, str]:
 
 
 def _check_tables(data: Path, found: dict[str, Any]) -> None:
-    """A reader that is not ours sees what the store told last, and everything is sealed (D2, D3, D4)."""
+    """A reader that is not ours sees the content that the store reported last, and all is sealed (D2, D3, D4)."""
     for name, topic in found["topics"].items():
         path = str(data / "topics" / name)
         rows: dict[int, list[tuple[int, str]]] = {partition: [] for partition in range(len(topic["partitions"]))}
@@ -217,12 +217,12 @@ def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> 
 
 
 def sample_of_kills(hits: Mapping[str, dict[str, int]], rng: random.Random) -> list[tuple[str, str]]:
-    """An act for every named point: one of those that come there."""
+    """For every named point one of the acts that reach it."""
     points = sorted({point for reached in hits.values() for point in reached if is_named(point)})
     return [(rng.choice([act for act, reached in hits.items() if point in reached]), point) for point in points]
 
 
-#: What operations that are tried again have to get over.
+#: Faults that operations which are tried again have to get over.
 EACH = tuple(Fault("each", 1, action) for action in ("EIO", "ENOSPC", "short"))
 
 

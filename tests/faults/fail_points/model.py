@@ -1,4 +1,4 @@
-"""What a store may hold after a history of operations, some of which were cut short or failed.
+"""The content that a store may have after a history of operations, some of which were cut short or failed.
 
 One client does one thing after the other (but for requests of ``together``), so that little is ever in doubt. Each
 operation is an ``invoke`` and then ``ok`` (done, acknowledged), ``fail`` (not done: the store said so) or ``info``
@@ -124,7 +124,7 @@ class Model:
     # ---- what is found ----------------------------------------------------------------------------------------------
 
     def check(self, found: Line) -> None:
-        """AssertionError naming what is not as it must be; what was in doubt is decided from here on."""
+        """AssertionError naming each contradiction. Outcomes that were in doubt are decided from here on."""
         for name in {*self.topics, *found["topics"]}:
             topic = self._topic(name)
             there = name in found["topics"]

@@ -1,4 +1,4 @@
-"""What the zygote's children do: play an act until a fault ends it, or recover what is left and go on with it."""
+"""The tasks of the zygote's children: play an act until a fault ends it, or recover the remains and go on with them."""
 
 import asyncio
 import contextlib
@@ -26,7 +26,7 @@ from tests.support.running_broker import read_all
 _JOURNAL_FILE_BYTES: Final = 8 * 1024
 _CHECKPOINT_INTERVAL: Final = 3
 _JOURNAL_FILES: Final = 1
-#: What happens every few seconds happens when the script says so, however slow the machine is.
+#: Work of every few seconds happens when the script says so, however slow the machine is.
 _NEVER_S: Final = 3600.0
 
 
@@ -55,7 +55,7 @@ def play(directory: Path, *, act: str, faults: Sequence[str] = ()) -> None:
 
 
 def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
-    """Start what is left, say what is in it, prove that it works, stop; with ``faults`` only start it.
+    """Start a store on the remains, report its content, prove that it works, stop; with ``faults`` only start it.
 
     Exits with an error if it does not start, unless a fault kept it from that.
     """
@@ -84,7 +84,7 @@ def recover(directory: Path, *, faults: Sequence[str] = ()) -> None:
 
 
 async def _work(script: Script) -> None:
-    """Every topic and a group take what they are given, and a topic can be made; the stop rolls it all."""
+    """Every topic takes records, a group takes offsets, and a topic can be made; the stop rolls all of it."""
     for topic in script.broker.topics(INTERNAL):
         await script.produce(topic.name, dict.fromkeys(range(len(topic.partitions)), 1))
         if script.groups.groups(INTERNAL):
@@ -93,7 +93,7 @@ async def _work(script: Script) -> None:
 
 
 async def _state(script: Script) -> dict[str, Any]:
-    """All that the store would tell its users."""
+    """The content of the store, as it tells its users."""
     topics = {}
     for topic in script.broker.topics(INTERNAL):
         logs = []

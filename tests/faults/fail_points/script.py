@@ -1,8 +1,8 @@
-"""What a store goes through before it is killed, in acts: each a fixed sequence of operations on a fresh store.
+"""The acts before a store is killed: each a fixed sequence of operations on a fresh store.
 
-``Script`` does the operations and tells of each in the history, before it begins and when it is answered. An operation
-that fails because of a fault is tried again until it is done: a store on a disk that works again, works. Only what
-stopped the journal for good ends the act early.
+``Script`` does the operations and records each in the history, before it begins and when it is answered. An operation
+that fails because of a fault is tried again until it is done: a store works again when its disk does. Only a fault that
+stops the journal for good ends the act early.
 """
 
 import asyncio
@@ -194,7 +194,7 @@ class Script:
         return app
 
     async def _post(self, path: str, body: dict[str, Any], media_type: str = "application/json") -> dict[str, Any]:
-        """Its points are the two ends of what goes out first: a client may see the head and nothing behind it."""
+        """Post to the application. The points are the two sends of an answer: a client may see the head and no body."""
 
         async def cut(scope: Any, receive: Any, send: Any) -> None:
             async def answer(message: Any) -> None:
@@ -236,14 +236,14 @@ class Script:
         await self._do("roll", lambda: self.broker.roll(INTERNAL, self.topic(name)), topic=name)
 
     async def look_at_table(self, name: str) -> None:
-        """What happens every few seconds: follow the table, write a checkpoint when it is time, clean up."""
+        """The work of every few seconds: follow the table, write a checkpoint when it is time, clean up."""
         log = self.data / "topics" / name / "_delta_log"
         for entry in log.iterdir():
             os.utime(entry, (1, 1))  # long expired
         await self._do("refresh", lambda: self.broker._roller.refresh(self.topic(name)), topic=name)
 
     async def unpin_journal(self) -> None:
-        """What happens every few seconds: copy what pins an old file forward, and free it."""
+        """The work of every few seconds: copy the frames that pin an old file forward, and free the file."""
         await self._do("unpin", self.broker._schedule._unpin_journal)
 
     async def retention(self, name: str) -> None:
@@ -329,7 +329,7 @@ async def start_and_stop(script: Script) -> None:
 
 
 async def journal(script: Script) -> None:
-    """Group commit, file after file, relocation of what pins one, a roll of more than one file, which frees them."""
+    """Group commit, file after file, relocation of pinned frames, a roll of more than one file, which frees them."""
     async with script.store():
         await script.create("a", 2)
         await script.create("pin", 1)

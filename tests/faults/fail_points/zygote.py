@@ -23,7 +23,7 @@ _HANGS_S: Final = 120
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: ``code`` as ``subprocess`` tells it, what it said on stderr, CPU seconds."""
+    """The end of a child: ``code`` as ``subprocess`` tells it, its stderr, CPU seconds."""
 
     code: int
     said: str
@@ -65,7 +65,7 @@ class Zygote:
 
 def serve(tasks: dict[str, Callable[..., None]]) -> None:
     """Fork a child for each order on stdin, until there are no more."""
-    # What the children do not touch they need not copy.
+    # Memory that the children do not touch is not copied.
     gc.freeze()
     gc.disable()
     for line in sys.stdin:

@@ -1,4 +1,4 @@
-"""What docs/delivery.md promises, with a consumer that is killed while it works."""
+"""The promises of docs/delivery.md, with a consumer that is killed while it works."""
 
 import sqlite3
 from collections import Counter
@@ -32,7 +32,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory):
 
 
 def killed_and_run_again(name: str, url: str, done: Path, *arguments: object) -> Counter:
-    """How often the work of each record was done. The kill comes in the second poll."""
+    """The number of times that each record's work was done. The kill comes in the second poll."""
     run(name, url, done, *arguments, kill_after=600)
     assert len(done.read_text().splitlines()) == 600
     run(name, url, done, *arguments)

@@ -44,7 +44,7 @@ def make_again(admin: Admin, store: str, old: TopicPartition, values: list[bytes
 
 
 def values_until(consumer: Consumer, last: bytes, *, columns: bool = False) -> list[bytes]:
-    """What comes, up to the first ``last``; that the topic is away for a moment is told."""
+    """The values up to the first ``last``. Errors of a topic that is away for a moment are passed over."""
     values: list[bytes] = []
     deadline = time.monotonic() + 30
     while last not in values:
@@ -282,7 +282,7 @@ def test_an_offset_of_the_old_topic_that_is_sought_is_not_read_in_the_new_one(
         assert values_until(consumer, OLD[-1])
         consumer.pause([old])
         make_again(admin, store, old)
-        # As a program does that could not work on its last record.
+        # A program that could not work on its last record does this.
         consumer.seek(old, len(OLD) - 1)
         consumer.resume([old])
         assert values_until(consumer, NEW[-1]) == NEW
@@ -320,7 +320,7 @@ def test_a_producer_counts_anew_in_the_new_topic(store: str, admin: Admin, topic
         producer.flush()
         sequences = [seen.headers.get("Logstore-Base-Sequences") for seen in proxy.seen]
     counted = ["0=0,1=0,3=0", "0=1,1=2,3=1"]
-    # Refused by its id, and sent to the new one.
+    # The record is refused by its topic id, and sent to the new topic.
     assert sequences == ([*counted, "0=2,1=4,3=2", *counted] if idempotent else [None] * 5)
     assert stored(store, topic) == {0: [b"2", b"3"], 1: [b"2", b"2", b"3", b"3"], 3: [b"2", b"3"]}
 

@@ -19,7 +19,7 @@ THROTTLED = (429, {"Retry-After": "0"}, json.dumps({"error_code": 42901, "messag
 
 @contextmanager
 def answering(answers: list[tuple[int, dict[str, str], bytes] | None]) -> Iterator[tuple[str, list[str]]]:
-    """A real HTTP server that gives ``answers`` in turn; None cuts the connection. Its URL, and what was asked."""
+    """A real HTTP server that gives ``answers`` in turn; None cuts the connection. Its URL, and the requests."""
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):

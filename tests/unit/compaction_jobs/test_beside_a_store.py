@@ -1,4 +1,4 @@
-"""What a store makes of retention that happens to its tables behind its back."""
+"""A store whose tables are cut by retention behind its back."""
 
 import time
 

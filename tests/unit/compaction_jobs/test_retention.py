@@ -211,7 +211,7 @@ def test_killed_at_any_point_the_next_run_goes_on(tmp_path, point):
 
 
 class _AlwaysOvertaken:
-    """A table of whose files another job is always faster to remove the planned ones."""
+    """A table whose planned files another job always removes first."""
 
     def __init__(self, topic: KeyedTopic) -> None:
         self._topic = topic

@@ -27,6 +27,7 @@ from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError
 from logstore.log.history import history_gaps
 from logstore.records.batch_identity import RememberedBatch
+from logstore.records.transactions import Marker, OpenTransaction
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
 from tests.support.examples import examples
@@ -119,7 +120,7 @@ def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes
                 model = {
                     o: record
                     for o, record in model.items()
-                    # What lies below the log start goes with retention, where compaction meets no whole file of it.
+                    # Retention removes records below the log start, so that compaction meets no whole file of them.
                     if (o < log_start or latest.get(record.key) == o)
                     and not (record.value is None and now - first_cleaned[o] >= DELETE_RETENTION_MS)
                 }
@@ -183,7 +184,7 @@ def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
 
 
 def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
-    """Of producers the newest file tells all; of keys each tells its own, and only those whose window is open."""
+    """The newest file tells of all producers. Each file tells of its own keys, and only of those in their window."""
     topic = KeyedTopic.create(tmp_path, "users")
     producers = [RememberedBatch(7, 0, n, 5, 5 * n, 1000 * n) for n in range(3)]
     keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
@@ -191,7 +192,14 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
     for n in range(3):
         with SegmentWriter(open_table(topic.table.files.uri), 0, 5 * n, 5 * n + 5, 1) as writer:
             writer.write(batch(5 * n, [Record(b"k", b"v", 0)] * 5))
-            segment = writer.finish(((1, 0),), producers[: n + 1], [keys[n]], append_time_ms=1000 * n)
+            segment = writer.finish(
+                ((1, 0),),
+                producers[: n + 1],
+                [keys[n]],
+                append_time_ms=1000 * n,
+                open_transactions=[OpenTransaction(7, n, 5 * n + 4, n)],
+                markers=[Marker(8, n, 0, 5 * n, n)],
+            )
         sources.append(Source(0, segment.path, 5, 5 * n))
     for window_ms, kept in ((600_000, keys), (1_001, keys[1:]), (1_000, keys[2:])):
         task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)
@@ -200,3 +208,7 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
         footer = read_footer(path_of(topic.table) / written.path)
         assert footer.producers == tuple(producers)
         assert footer.idempotency_keys == tuple(kept)
+        assert (footer.open_transactions, footer.markers) == (
+            (OpenTransaction(7, 2, 14, 2),),
+            (Marker(8, 2, 0, 10, 2),),
+        )

@@ -1,4 +1,4 @@
-"""Which topics a job works on."""
+"""The topics that a job works on."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Why nothing is done, held against the plans: what is said to come due does, then and not before."""
+"""The reasons to wait, checked against the plans: a job comes due at the named moment, and not before."""
 
 from dataclasses import replace
 

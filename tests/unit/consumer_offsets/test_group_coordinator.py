@@ -1,4 +1,4 @@
-"""What a group may commit, what becomes of it with its topic, with a failing disk and with a caller that goes away."""
+"""Commits of a group: legal ones, and those whose topic goes, whose disk fails, or whose caller goes away."""
 
 import asyncio
 import contextlib
@@ -238,7 +238,7 @@ def test_a_deletion_that_a_crash_cut_short_is_finished_at_the_next_start(tmp_pat
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
         async with running_broker(tmp_path) as broker:
-            # Nobody follows: as if the process ended between the deletion and the tombstones.
+            # Nobody follows the deletion, as if the process ended between the deletion and the tombstones.
             await broker.delete_topic(INTERNAL, "t")
             if made_again:
                 await new_topic(broker)
@@ -257,7 +257,7 @@ def test_the_offsets_of_a_topic_that_is_missing_wait_for_it(tmp_path: Path) -> N
         async with running(tmp_path / "data") as (broker, groups):
             await new_topic(broker)
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 4)])
-        for _ in range(2):  # until the journal has nothing of it any more
+        for _ in range(2):  # until the journal has no record of it
             async with running(tmp_path / "data"):
                 pass
         (tmp_path / "data" / "topics" / "t").rename(tmp_path / "unmounted")
@@ -291,7 +291,7 @@ def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
             assert committed(groups) == {("t", 0): 0}
             disk.fill()
-        # It stops all the same; the journal keeps what could not be rolled.
+        # The store stops all the same; the journal keeps records that could not be rolled.
         async with running(tmp_path) as (broker, groups):
             assert groups.groups(INTERNAL) == ["g"]
             assert committed(groups) == {("t", 0): 0}
@@ -310,7 +310,7 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
                 with pytest.raises(StorageError):
                     await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)])
             assert committed(groups) == {("t", 0): 2}
-            # The topic goes; that its offsets cannot be taken back now stops nothing.
+            # The topic goes, though its offsets cannot be deleted now.
             await broker.delete_topic(INTERNAL, "t")
             assert groups.groups(INTERNAL) == []
 

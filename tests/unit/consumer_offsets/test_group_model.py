@@ -1,6 +1,6 @@
 """Group offsets against a dictionary: commits, deletions of groups and topics, rolls, restarts, crashes.
 
-A crash is a copy of the data directory as it lies on disk while the store runs: what a kill -9 would leave.
+A crash is a copy of the data directory while the store runs, as a kill -9 would leave it.
 """
 
 import asyncio

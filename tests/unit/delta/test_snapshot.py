@@ -9,15 +9,19 @@ from deltalake.transaction import AddAction
 
 from logstore.delta.log_entries import LogEntry, LogState
 from logstore.delta.snapshot import SegmentFile, TopicSnapshot, read_snapshot
-from logstore.errors import CorruptionError
+from logstore.delta.topic_table import RollPart
+from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.schema import TABLE_SCHEMA
+from logstore.segments.names import segment_name
 from tests.support.table_paths import path_of
 from tests.support.topics import (
     TIMESTAMP_MS,
     create_topic,
+    empty_segment,
     foreign_commit,
     log_batch,
     overwrite_entry,
+    rename_as_earlier_release,
     rewrite_files,
     roll,
     write_segment,
@@ -156,3 +160,129 @@ def test_a_lost_file_is_told_from_a_rewritten_one(tmp_path: Path) -> None:
     overwrite_entry(table, 2)
     rewrite_files(table, 0, [first.path], [write_segment(table, 0, 0, 10)], data_change=False)
     assert table.snapshot().lost_since(before) == (lost.path,)
+
+
+# ---- ranges ----------------------------------------------------------------------------------------------------------
+
+
+def later_name(base: int, end: int, partition: int = 0) -> str:
+    return f"partition={partition}/{base:020d}-v3-{end:020d}-0-{'a' * 32}.parquet"
+
+
+def stats(first: int, last: int) -> str:
+    bounds = [{"offset": offset, "timestamp": "2020-01-01T00:00:00.000000Z"} for offset in (first, last)]
+    return json.dumps({"numRecords": last + 1 - first, "minValues": bounds[0], "maxValues": bounds[1]})
+
+
+def test_a_range_without_records_is_one_like_any_other(tmp_path: Path) -> None:
+    table = create_topic(tmp_path, partitions=2)
+    parts = [
+        RollPart(0, 0, 10, 0, (empty_segment(table, 0, 0, 10),)),
+        RollPart(1, 0, 20, 0, (write_segment(table, 1, 0, 10), empty_segment(table, 1, 10, 20))),
+    ]
+    table.commit_roll(parts)
+    snapshot = table.snapshot()
+    assert [snapshot.uncovered(p, 0) for p in (0, 1)] == [[], []]
+    assert [(f.base_offset, f.end_offset, f.num_records) for f in snapshot.segments(0)] == [(0, 10, 0)]
+    (_, empty) = snapshot.segments(1)
+    assert (empty.base_offset, empty.end_offset) == (10, 20)
+    assert {empty.min_offset, empty.max_offset, empty.min_timestamp_ms, empty.max_timestamp_ms} == {-1}
+    assert snapshot.ranges() == {s.path: (s.partition, s.base_offset, s.end_offset) for p in parts for s in p.segments}
+    # It overlaps like any other, though it holds no record.
+    foreign_append(path_of(table), [5])
+    with pytest.raises(CorruptionError, match="overlap"):
+        table.snapshot().segments(0)
+
+
+def test_a_gap_is_a_range_that_no_file_stands_for(tmp_path: Path) -> None:
+    """Records missing inside a range are none; a file of which an earlier release wrote only the base ends where its
+    records end.
+    """
+    table = create_topic(tmp_path)
+    new = [write_segment(table, 0, base, base + 20, step=15) for base in (0, 20, 40)]
+    table.commit_roll([RollPart(0, 0, 60, 0, tuple(new))])
+    assert table.snapshot().uncovered(0, 0) == []
+    old = rename_as_earlier_release(table, write_segment(table, 0, 20, 40, step=15))
+    rewrite_files(table, 0, [new[1].path], [old], data_change=False)
+    snapshot = table.snapshot()
+    assert snapshot.uncovered(0, 0) == [(36, 40)]
+    assert snapshot.uncovered(0, 38) == [(38, 40)]
+    assert snapshot.touches_unnamed(0, 36, 40)
+    rewrite_files(table, 0, [new[2].path], [], data_change=True)
+    assert table.snapshot().uncovered(0, 0) == [(36, 60)]
+    rewrite_files(table, 0, [new[0].path], [], data_change=True)
+    gaps = table.snapshot().uncovered(0, 0)
+    assert gaps == [(0, 20), (36, 60)]
+    rewrite_files(table, 0, [old.path], [write_segment(table, 0, 20, 40, step=15)], data_change=False)
+    snapshot = table.snapshot()
+    assert snapshot.uncovered(0, 0) == [(0, 20), (40, 60)]
+    assert not snapshot.touches_unnamed(0, 0, 20)
+
+
+def test_a_later_releases_file_is_refused_by_name_and_no_foreign_one(tmp_path: Path) -> None:
+    table = create_topic(tmp_path, partitions=2)
+    roll(table, 1, 0, 10)
+    paths = [later_name(0, 10), later_name(0, 10, partition=7)]
+    adds = [AddAction(p, 1, {"partition": p[10]}, 1, True, stats(0, 9)) for p in paths]
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 5)])
+    snapshot = table.snapshot()
+    with pytest.raises(NewerFormatError, match="use the release that wrote it") as refused:
+        snapshot.segments(0)
+    assert paths[0] in str(refused.value)
+    assert len(snapshot.segments(1)) == 1
+    # Nobody may offer to drop it, though it reaches beyond sealed, or its partition is not there.
+    assert snapshot.foreign_files() == ()
+    assert snapshot.foreign_removals() == ()
+    foreign_append(path_of(table), [3])
+    assert [removal.path for removal in table.snapshot().foreign_removals()] == list(table.snapshot().foreign_files())
+    assert len(table.snapshot().foreign_files()) == 1
+    assert paths[0] in table.snapshot().paths
+
+
+@pytest.mark.parametrize(("first", "last"), [(9, 15), (10, 20), (5, 25)])
+def test_statistics_outside_the_range_of_the_name_are_corruption(tmp_path: Path, first: int, last: int) -> None:
+    table = create_topic(tmp_path)
+    path = segment_name(0, 10, 20, 0, "a" * 32)
+    foreign_commit(
+        path_of(table),
+        [AddAction(path, 1, {"partition": "0"}, 1, True, stats(first, last))],
+        [("logstore/0/sealed", 30)],
+    )
+    with pytest.raises(CorruptionError, match="not in the range of its name") as refused:
+        table.snapshot().segments(0)
+    assert path in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["partition=0/x.parquet", f"partition=0/{0:020d}-0-{'a' * 32}.parquet"])
+def test_only_a_name_with_a_range_does_without_statistics(tmp_path: Path, name: str) -> None:
+    table = create_topic(tmp_path)
+    empty = json.dumps({"numRecords": 0, "nullCount": {"offset": 0, "timestamp": 0}})
+    foreign_commit(
+        path_of(table), [AddAction(name, 1, {"partition": "0"}, 1, True, empty)], [("logstore/0/sealed", 10)]
+    )
+    with pytest.raises(CorruptionError, match="has no statistics"):
+        table.snapshot().segments(0)
+
+
+def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
+    """Of all three kinds of names, whatever order the log has them in."""
+    table = create_topic(tmp_path)
+    names = [
+        (segment_name(0, 0, 10, 1, "b" * 32), 4, 6),
+        (f"partition=0/{10:020d}-1-{'c' * 32}.parquet", 12, 19),
+        ("partition=0/part-0.parquet", 20, 25),
+        (segment_name(0, 30, 41, 0, "d" * 32), 30, 40),
+    ]
+    adds = [AddAction(path, 1, {"partition": "0"}, 1, True, stats(*of)) for path, *of in reversed(names)]
+    adds.insert(1, AddAction(segment_name(0, 26, 30, 0, "e" * 32), 1, {"partition": "0"}, 1, True, '{"numRecords":0}'))
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 50)])
+    snapshot = table.snapshot()
+    assert [(f.base_offset, f.end_offset) for f in snapshot.segments(0)] == [
+        (0, 10),
+        (12, 20),
+        (20, 26),
+        (26, 30),
+        (30, 41),
+    ]
+    assert snapshot.uncovered(0, 0) == [(10, 12), (41, 50)]
+    assert snapshot.foreign_files() == ("partition=0/part-0.parquet",)

@@ -111,7 +111,7 @@ def test_the_last_flight_of_each_plane_is_the_last_record_of_its_key(
     last = {json.loads(key): json.loads(value) for key, value in flights.last_flights(table).items()}
     assert len(last) == flights.PLANES_COUNT
     assert last == {plane: expected_record(row)["value"] for plane, row in expected.items()}
-    # As text, too, it is what is posted.
+    # The text of the value is the posted text.
     part = flights.with_tail_number(table.slice(0, 1_000))
     posted = b"".join(batch.body for stream in flights.batches(part, PARTITIONS, 500) for batch in stream)
     assert all(key in posted and value in posted for key, value in flights.last_flights(part).items())

@@ -1,4 +1,4 @@
-"""Against real servers: the demo must find the one that runs, and not be misled by what a killed one left behind."""
+"""Real servers: the demo must find the one that runs, and not be misled by the files of a killed one."""
 
 import json
 from pathlib import Path

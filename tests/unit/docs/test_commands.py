@@ -22,7 +22,7 @@ def commands(page: Path) -> Iterator[str]:
 
 
 def problem(line: str, root: Any) -> str | None:
-    """What is wrong with the command, options and all; None for one that is right, or only named in passing."""
+    """The mistake in the command or its options; None for a right command, or one that is only named in passing."""
     words = shlex.split(re.sub(r"[\[\]|]|\.\.\.", " ", line).replace("'", ""))[1:]
     context = root.make_context("logstore", ["topic"], resilient_parsing=True)
     command = root

@@ -15,7 +15,7 @@ _ELSEWHERE = ("http://", "https://", "mailto:")
 
 
 def anchors(page: Path) -> set[str]:
-    """Of the headings, as GitHub makes them."""
+    """The anchors of the headings, as GitHub makes them."""
     found: dict[str, int] = {}
     names = set()
     for heading in re.findall(r"^#+ +(.+?) *$", _FENCE.sub("", page.read_text("utf-8")), re.MULTILINE):

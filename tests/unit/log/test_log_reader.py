@@ -14,6 +14,7 @@ from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.log import log_reader
 from logstore.log.topic import Topic
 from logstore.segments import reader as segments_reader
+from tests.support.journals import control_frame
 from tests.support.running_broker import produce, read_all, run, running_broker
 
 NEVER = {"segment.ms": "100000000"}
@@ -150,5 +151,67 @@ def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch
             assert len(broker._fetching._reader._begun) == 4
             for reading in broker._fetching._reader._begun:
                 assert reading.num_bytes > log_reader._DECODER_BYTES + 300_000
+
+    run(scenario())
+
+
+async def append_marker(broker: Broker, topic: Topic) -> None:
+    log = topic.partition(0)
+    frame = control_frame(log.next_offset)
+    header = frame.header._replace(topic_id=topic.topic_id, leader_epoch=log.leader_epoch, max_timestamp_ms=2**62)
+    frame = frame._replace(header=header)
+    durable = broker.journal.append([frame])
+    log.track(frame, durable, 0)
+    await durable
+    log.complete_appends()
+
+
+@pytest.mark.parametrize("max_bytes", [1, 200, 1_000, 10**6])
+def test_offsets_without_a_record_are_passed_over(tmp_path: Path, max_bytes: int) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            assert topic is not None
+            expected: list[tuple[int, bytes | None]] = []
+            for number, markers in enumerate((1, 0, 3, 2, 0, 4)):
+                value = b"%d" % number
+                at = await produce(broker, topic, [value, value])
+                expected += [(at, value), (at + 1, value)]
+                for _ in range(markers):
+                    await append_marker(broker, topic)
+            log = topic.partition(0)
+            assert log.high_watermark == len(expected) + 10
+            assert await read_all(broker, topic, max_bytes=max_bytes) == expected
+            # Begun anywhere, also where there is no record.
+            for start in range(log.high_watermark):
+                found = []
+                at = start
+                while at < log.high_watermark:
+                    read = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
+                    assert read.next_offset > at
+                    assert read.count == len(read.records)
+                    at = read.next_offset
+                    found += read.records["offset"].to_pylist()
+                assert found == [offset for offset, _ in expected if offset >= start]
+            stored = []
+            at = 0
+            while at < log.high_watermark:
+                batches = await broker._fetching._reader.read_stored(topic, log, at, max_bytes=max_bytes, min_bytes=1)
+                assert batches.next_offset > at
+                assert batches.count == sum(batch.record_count for batch in batches.records)
+                at = batches.next_offset
+                stored += [batch.base_offset for batch in batches.records]
+            assert stored == [offset for offset, _ in expected[::2]]
+            last = expected[-1][0]
+            time_ms = (
+                (await broker.fetch(INTERNAL, topic, 0, last, max_bytes=1, min_bytes=1, max_wait_ms=0))
+                .records["timestamp"][0]
+                .value
+            )
+            assert await broker.offset_for_timestamp(INTERNAL, topic, 0, time_ms + 1) is None, "no marker is found"
+
+            await broker.roll(INTERNAL, topic)
+            assert log.sealed_offset == log.high_watermark
+            assert await read_all(broker, topic, max_bytes=max_bytes) == expected
 
     run(scenario())

@@ -33,7 +33,7 @@ def _refused(body: bytes, match: str, error: type[Exception] = InvalidRequestErr
         _decode(body)
 
 
-# ---- what is taken ---------------------------------------------------------------------------------------------------
+# ---- accepted streams ------------------------------------------------------------------------------------------------
 
 
 @given(
@@ -116,7 +116,7 @@ def test_a_stream_may_end_without_its_end_marker():
     assert wire_rows(_decode(body[:-8]).batch) == _RECORDS
 
 
-# ---- what is refused -------------------------------------------------------------------------------------------------
+# ---- refused streams -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])

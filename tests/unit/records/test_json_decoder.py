@@ -28,7 +28,7 @@ _JSON_VALUES = st.recursive(
     max_leaves=6,
 )
 _SPACES = st.text(" \t\n\r", max_size=2)
-# What JSON serialisers differ in: spaces and escapes. All of it has to come back as it was.
+# JSON serialisers differ in spaces and escapes. All of these have to come back as they were.
 _JSON_TEXTS = st.builds(
     lambda value, ascii_only, separators: json.dumps(value, ensure_ascii=ascii_only, separators=separators),
     _JSON_VALUES,
@@ -350,7 +350,7 @@ def test_mutated_bodies_give_records_or_the_named_errors(data):
             continue
         decoded.batch.validate(full=True)
         if decode is decode_json:
-            # Python's parser is the judge: whatever was taken is JSON there as well.
+            # Python's parser is the judge: every accepted text is JSON there as well.
             assert decoded.batch.num_rows == len(json.loads(body, parse_constant=pytest.fail)["records"])
             for text in pa.concat_arrays([decoded.batch.column("key"), decoded.batch.column("value")]).drop_null():
                 json.loads(text.as_py(), parse_constant=pytest.fail)

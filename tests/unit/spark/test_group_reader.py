@@ -1,4 +1,4 @@
-"""Where a group begins: against a log that reaches from 10 to 20."""
+"""The first offset of a group, in a log that reaches from 10 to 20."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Where offsets are read, checked against a plain model: a set of (partition, offset)."""
+"""The plan of a read, checked against a plain model: a set of (partition, offset)."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def histories(draw):
 
 
 def opened(scan: HistoryScan, files):
-    """What Delta opens by the conjuncts that it can skip by."""
+    """The files that Delta opens by the conjuncts that it can skip by."""
     partitions = {r.partition for r in scan.ranges}
     return [f for f in files if f.partition in partitions and f.first_offset < scan.end and f.last_offset >= scan.start]
 

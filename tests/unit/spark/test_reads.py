@@ -1,4 +1,4 @@
-"""What ``read_offsets`` makes of its arguments, before it asks anybody."""
+"""The arguments of ``read_offsets``, checked before it asks a store."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The tail reader without Spark: what it says of a store that is away, busy, or has not the records any more."""
+"""The tail reader without Spark: its errors for a store that is away, busy, or no longer has the records."""
 
 from collections.abc import Callable, Sequence
 

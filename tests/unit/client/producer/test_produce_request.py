@@ -1,4 +1,4 @@
-"""How a produce request is cut, and what is known of its parts."""
+"""The parts of a produce request, and the doubt about each."""
 
 import numpy as np
 import pyarrow as pa

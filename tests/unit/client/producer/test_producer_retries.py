@@ -1,4 +1,4 @@
-"""What a producer does when answers get lost, requests are refused, and the store counts otherwise than it does."""
+"""A producer whose answers get lost, whose requests are refused, or whose sequence numbers do not fit."""
 
 from collections.abc import Iterator
 
@@ -108,7 +108,7 @@ def test_after_the_delivery_timeout_the_epoch_rises_and_sequences_begin_anew(
         (producer_id, epoch + 1, "0=0"),
         (producer_id, epoch + 1, "1=0"),
     ]
-    # The store had it, though the producer was never told; whatever came of it, nothing is there twice.
+    # The store had the record, though the producer was never told; nothing is there twice.
     assert values(store, topic) == {0: [0, 2, 3], 1: [1, 4]}
 
 
@@ -136,7 +136,7 @@ def test_an_error_that_will_not_go_away_surfaces_at_once(topic: str, proxy, stat
         assert producer.send(topic, "2", partition=0).result().offset == 0
         with pytest.raises(kind, match="as ordered"):
             producer.flush()
-    # Where the store may have counted the first, or counts otherwise, there is no going on with the old epoch.
+    # If the store may have counted the first record, or expects another number, the old epoch cannot go on.
     fresh = kind in (
         errors.OutOfOrderSequenceError,
         errors.InvalidProducerEpochError,

@@ -20,7 +20,7 @@ PARTITIONS = TopicPartitions("id", 3)
 
 
 def options(**other: Any) -> ProducerOptions:
-    """As of ``Producer``, but that nobody waits for memory."""
+    """Options of ``Producer``, but nobody waits for memory."""
     defaults: dict[str, Any] = {
         "client_id": None,
         "acks": "all",

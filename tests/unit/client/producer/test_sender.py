@@ -1,4 +1,4 @@
-"""What several threads do to one batch, step by step; all else that a sender does is seen through ``Producer``."""
+"""Several threads at one batch, step by step; the tests of ``Producer`` cover the rest of the sender."""
 
 import threading
 
@@ -36,7 +36,7 @@ def queue_one(accumulator: RecordAccumulator, partition: int) -> ClosedBatch:
 
 def test_a_batch_that_another_thread_has_begun_to_split_is_left_to_it(accumulator: RecordAccumulator, sender: Sender):
     batch = queue_one(accumulator, 0)
-    # One that asks for partitions was faster than the one that closed the batch.
+    # A thread that asks for partitions was faster than the thread that closed the batch.
     assert accumulator.begin_asking("t")
     assert accumulator.next_unsplit("t") is batch
     sender.split(batch)
