@@ -72,7 +72,7 @@ def _removal_times(files: TableFiles) -> dict[str, int]:
     """When (ms) a commit took a file out of the table, as far as the log still tells. CorruptionError, OSError."""
     found = list_log(files)
     base = max(found.checkpoints, default=-1)
-    entries = (read_actions(files, version) for version in found.entries if version > base)
+    entries = (read_actions(files, version) for version in sorted(found.entries) if version > base)
     times: dict[str, int] = {}
     for action in chain(read_checkpoint_actions(files, found.checkpoints.get(base, ())), *entries):
         if action.remove is not None and action.remove.deletion_timestamp is not None:

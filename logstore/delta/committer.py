@@ -247,7 +247,7 @@ class Committer:
                 # Without retries our commit is the next version or none; a foreign commit may have overwritten it.
                 mine = read_entry(self._files, read_version + 1).commit_id == commit_id
                 return read_version + 1 if mine else None
-            versions = list_log(self._files, read_version + 1).entries
+            versions = sorted(list_log(self._files, read_version + 1).entries)
             version = next((v for v in versions if read_entry(self._files, v).commit_id == commit_id), None)
             if version is None:
                 return None
@@ -290,7 +290,7 @@ class Committer:
                 if rewritten is None:
                     raise FileNotFoundError(errno.ENOENT, "it was replaced meanwhile", self._files.where(name))
                 due[name] = rewritten
-            self._files.sync(due[name] for name in due.keys() - self._doubtful)
+            self._files.sync(sorted(due.keys() - self._doubtful))
         except OSError as error:
             self._doubtful |= due.keys()
             raise CommitStateUnknownError(

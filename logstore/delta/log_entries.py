@@ -51,10 +51,10 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """One listing of the log directory, by version: entries; whole checkpoints with their files."""
+    """One listing of the log directory: versions that have an entry; whole checkpoints with their files' names."""
 
-    entries: dict[int, Entry]
-    checkpoints: dict[int, tuple[Entry, ...]]
+    entries: set[int]
+    checkpoints: dict[int, tuple[str, ...]]
 
     @property
     def last_version(self) -> int:
@@ -71,16 +71,16 @@ def checksum_name(version: int) -> str:
 
 def list_log(files: TableFiles, since: int = 0) -> LogFiles:
     """The log's files of the version ``since`` and later ones; fewer names cost less. OSError."""
-    entries: dict[int, Entry] = {}
-    parts: dict[tuple[int, int], list[Entry]] = {}
+    entries: set[int] = set()
+    parts: dict[tuple[int, int], list[str]] = {}
     prefix = len(LOG_DIRECTORY) + 1
-    for file in files.list(LOG_DIRECTORY, f"{LOG_DIRECTORY}/{since:020d}"):
-        name = file.name[prefix:]
-        if name.endswith(".json"):
-            if len(name) == _ENTRY_NAME_LENGTH and name[:20].isdecimal():
-                entries[int(name[:20])] = file
-        elif match := _CHECKPOINT.fullmatch(name):
-            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(file)
+    for name in files.names(LOG_DIRECTORY, f"{LOG_DIRECTORY}/{since:020d}"):
+        short = name[prefix:]
+        if short.endswith(".json"):
+            if len(short) == _ENTRY_NAME_LENGTH and short[:20].isdecimal():
+                entries.add(int(short[:20]))
+        elif match := _CHECKPOINT.fullmatch(short):
+            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
     whole = {version: tuple(found) for (version, total), found in parts.items() if len(found) == total}
     return LogFiles(entries, whole)
 
@@ -145,7 +145,7 @@ def removals_since(files: TableFiles, version: int) -> dict[str, Removal]:
     """
     found: dict[str, Removal] = {}
     bounds: dict[str, tuple[int, int, int]] = {}
-    for number in list_log(files).entries:
+    for number in sorted(list_log(files).entries):
         try:
             actions = read_actions(files, number)
         except FileNotFoundError:
@@ -242,9 +242,9 @@ def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def checksums(files: TableFiles, parts: Sequence[Entry]) -> dict[str, str]:
+def checksums(files: TableFiles, parts: Sequence[str]) -> dict[str, str]:
     """The content of the checksum file for a checkpoint of these files: CRC-32C by name."""
-    return {_in_log(part.name): f"{crc32c(files.read(part.name)):08x}" for part in parts}
+    return {_in_log(part): f"{crc32c(files.read(part)):08x}" for part in parts}
 
 
 def vouch(files: TableFiles, version: int, sums: dict[str, str]) -> None:
@@ -298,16 +298,16 @@ def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
     return LogEntry(transactions, added, removed)
 
 
-def read_checkpoint_actions(files: TableFiles, parts: Sequence[Entry]) -> list[Action]:
+def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Action]:
     """All actions of a checkpoint, every page read. FileNotFoundError; ValueError if it cannot be read."""
     actions: list[Action] = []
     for part in parts:
-        raw = files.read(part.name)
+        raw = files.read(part)
         try:
             rows = pq.ParquetFile(pa.BufferReader(raw)).read().to_pylist(maps_as_pydicts="strict")
             actions += msgspec.convert(rows, list[Action])
         except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{files.where(part.name)} is not a readable Delta checkpoint: {error}") from error
+            raise ValueError(f"{files.where(part)} is not a readable Delta checkpoint: {error}") from error
     return actions
 
 
@@ -363,16 +363,17 @@ class LogReplay:
         OSError.
         """
         try:
-            found, files = self._list(version, self._base)
+            found, names = self._list(version, self._base)
         except CorruptionError:
             # A listing of a directory that others write to is not atomic: only a hole in two of them is one.
-            found, files = self._list(version, 0)
+            found, names = self._list(version, 0)
         parsed: dict[str, tuple[Entry, LogEntry]] = {}
-        for file in files:
-            known = self._parsed.get(file.name)
-            if known is None or known[0] != file:
-                known = file, self._read(file.name)
-            parsed[file.name] = known
+        for name in names:
+            now = self._files.head(name)
+            known = self._parsed.get(name)
+            if known is None or known[0] != now:
+                known = now, self._read(name)
+            parsed[name] = known
         self._parsed = parsed
         return LogState(found, [entry for _, entry in parsed.values()])
 
@@ -381,7 +382,7 @@ class LogReplay:
             return read_entry(self._files, int(_in_log(name)[:20]))
         return read_checkpoint_part(self._files, name)
 
-    def _list(self, version: int | None, since: int) -> tuple[int, list[Entry]]:
+    def _list(self, version: int | None, since: int) -> tuple[int, list[str]]:
         """The version found, and the files to read for it, in order. CorruptionError if one is missing."""
         found = list_log(self._files, since)
         if not found.entries and not found.checkpoints:
@@ -391,12 +392,11 @@ class LogReplay:
         if version is None:
             version = found.last_version if found.entries else max(found.checkpoints, default=-1)
         base = max((v for v in found.checkpoints if v <= version), default=-1)
-        files = list(found.checkpoints.get(base, ()))
+        names = list(found.checkpoints.get(base, ()))
         for number in range(base + 1, version + 1):
-            file = found.entries.get(number)
-            if file is None:
+            if number not in found.entries:
                 path = self._files.where(entry_name(number))
                 raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
-            files.append(file)
+            names.append(entry_name(number))
         self._base = max(base, 0)
-        return version, files
+        return version, names

@@ -33,7 +33,7 @@ from logstore.delta.log_entries import (
     vouch,
 )
 from logstore.errors import CorruptionError
-from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
+from logstore.table_files import LOG_DIRECTORY, TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -116,7 +116,7 @@ def _is_vouched_for(files: TableFiles, version: int, found: LogFiles) -> bool:
 def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> list[Action] | None:
     """The actions of the checkpoint of ``base`` and of the entries up to ``version``; None if not all can be read."""
     needed = range(base + 1, version + 1)
-    if not found.entries.keys() >= set(needed):
+    if not found.entries.issuperset(needed):
         return None
     try:
         actions = read_checkpoint_actions(files, found.checkpoints.get(base, ()))
@@ -127,7 +127,7 @@ def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> li
     return actions
 
 
-def _difference(files: TableFiles, parts: Sequence[Entry], covering: list[Action]) -> str | None:
+def _difference(files: TableFiles, parts: Sequence[str], covering: list[Action]) -> str | None:
     """How a checkpoint differs from the state that ``covering`` makes; None if it does not."""
     try:
         actual, expected = _outcome(read_checkpoint_actions(files, parts)), _outcome(covering)
@@ -162,7 +162,7 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
     return {"transactions": transactions, "files": files, "metadata": metadata, "protocol": protocol}
 
 
-def _vouch(files: TableFiles, version: int, parts: Sequence[Entry], compared: dict[str, str]) -> None:
+def _vouch(files: TableFiles, version: int, parts: Sequence[str], compared: dict[str, str]) -> None:
     """Sync another writer's checkpoint, then write its checksum file, unless a new one was renamed over it."""
     files.sync(parts)
     if checksums(files, parts) != compared:
@@ -171,14 +171,14 @@ def _vouch(files: TableFiles, version: int, parts: Sequence[Entry], compared: di
     log.info("delta.checkpoint_vouched", table=files.uri, version=version)
 
 
-def _set_checkpoint_aside(files: TableFiles, base: int, version: int, parts: Sequence[Entry], why: str) -> bool:
+def _set_checkpoint_aside(files: TableFiles, base: int, version: int, parts: Sequence[str], why: str) -> bool:
     """Whether it was set aside; not if another writer cleaned up the covering entries meanwhile."""
     aside = []
     for part in parts:
         with contextlib.suppress(FileNotFoundError):
-            aside.append(_set_aside(files, part.name, why))
+            aside.append(_set_aside(files, part, why))
     found = list_log(files)
-    if found.entries.keys() >= set(range(base + 1, version + 1)) and (base < 0 or base in found.checkpoints):
+    if found.entries.issuperset(range(base + 1, version + 1)) and (base < 0 or base in found.checkpoints):
         return True
     for name in aside:
         files.put_back(name)
@@ -209,7 +209,7 @@ def _drop_checksums_ahead(files: TableFiles) -> None:
 
 def _names(files: TableFiles) -> set[str]:
     """Of all files in the log directory."""
-    return {entry.name.removeprefix(f"{LOG_DIRECTORY}/") for entry in files.list(LOG_DIRECTORY)}
+    return {name.removeprefix(f"{LOG_DIRECTORY}/") for name in files.names(LOG_DIRECTORY)}
 
 
 def _drop(files: TableFiles, names: Sequence[str]) -> None:

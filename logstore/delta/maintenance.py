@@ -66,14 +66,14 @@ def maintain_log(files: TableFiles, table: "DeltaTable", snapshot: TopicSnapshot
 def _verify_and_sync(files: TableFiles, snapshot: TopicSnapshot) -> None:
     hint = f"{LOG_DIRECTORY}/{LAST_CHECKPOINT}"
     parts = list_log(files, snapshot.version).checkpoints.get(snapshot.version, ())
-    entries = [read_checkpoint_part(files, part.name) for part in parts]
+    entries = [read_checkpoint_part(files, part) for part in parts]
     transactions = {app: value for entry in entries for app, value in entry.transactions.items()}
     added = {added for entry in entries for added in entry.added}
     if transactions != snapshot.transactions or added != snapshot.paths:
-        files.remove((hint, *(part.name for part in parts)), durable=False)
+        files.remove((hint, *parts), durable=False)
         raise CorruptionError(
             f"{files}: the checkpoint of version {snapshot.version} lacks transactions or files of that version; it "
             "was removed, the log entries are kept"
         )
-    files.sync((*parts, files.head(hint)))
+    files.sync((*parts, hint))
     vouch(files, snapshot.version, checksums(files, parts))

@@ -73,4 +73,4 @@ def checksum_path(table: Path, version: int) -> Path:
 
 
 def checkpoint_parts(table: Path, version: int) -> tuple[Path, ...]:
-    return tuple(table / part.name for part in log_entries.list_log(open_table(table)).checkpoints[version])
+    return tuple(table / part for part in log_entries.list_log(open_table(table)).checkpoints[version])

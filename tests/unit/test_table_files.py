@@ -108,6 +108,17 @@ def test_a_listing_looks_only_at_what_comes_after(files: TableFiles, disk: Fault
     assert disk.hits["delta.stat"] - before == 3
 
 
+def test_names_are_those_of_one_directory(files: TableFiles, disk: FaultyFileSystem) -> None:
+    for name in ("b", "a", "c", "d/e"):
+        put(files, f"{LOG}/x/{name}")
+    before = disk.hits["stat"]
+    assert files.names(f"{LOG}/x") == [f"{LOG}/x/{name}" for name in "abcd"]
+    assert files.names(f"{LOG}/x", f"{LOG}/x/b") == [f"{LOG}/x/c", f"{LOG}/x/d"]
+    assert disk.hits["stat"] == before
+    with pytest.raises(FileNotFoundError):
+        files.names("nowhere")
+
+
 def test_a_version_changes_with_the_content(files: TableFiles) -> None:
     put(files, "x", b"one")
     first = files.head("x")
@@ -302,7 +313,7 @@ def test_what_was_removed_stays_away(files: TableFiles, disk: FaultyFileSystem) 
 def test_what_others_wrote_is_durable_once_it_is_synced(files: TableFiles, disk: FaultyFileSystem) -> None:
     for number in (1, 2):
         Path(files.where(f"{LOG}/{number}")).write_bytes(b"theirs")
-    files.sync([files.head(f"{LOG}/1")])
+    files.sync([f"{LOG}/1"])
     Path(files.where(f"{LOG}/3")).write_bytes(b"theirs")
     after_a_power_cut(disk)
     left = open_table(files.uri)

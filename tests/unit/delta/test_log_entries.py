@@ -55,7 +55,7 @@ def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.
     roll(table, 0, 0, 10)
     roll(table, 0, 10, 20)
     whole = list_log(table.files)
-    listings = [LogFiles({v: entry for v, entry in whole.entries.items() if v != 1}, {}), whole]
+    listings = [LogFiles(whole.entries - {1}, {}), whole]
     monkeypatch.setattr(log_entries, "list_log", lambda *_: listings.pop(0))
     assert LogReplay(table.files).state().version == 2
     assert not listings
