@@ -33,6 +33,7 @@ from logstore.records.transactions import ControlType, Marker, OpenTransaction
 from logstore.segments import writer as segment_writer
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.journals import (
     TOPIC,
     control_frame,
@@ -184,11 +185,11 @@ def write_segments(directory: Path) -> None:
     """
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
         for number, codec in enumerate(SEGMENT_CODECS):
-            with SegmentWriter(directory, 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:
+            with SegmentWriter(open_table(directory), 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:
                 writer.write(log_batch(range(number * 1_000, number * 1_000 + 50)))
                 writer.write(log_batch([number * 1_000 + 55, number * 1_000 + 170]))
                 writer.finish(((5, 0), (7, 120)), producers=_PRODUCERS, idempotency_keys=_KEYS)
-        with SegmentWriter(directory, 4, 0, 2, 0) as writer:
+        with SegmentWriter(open_table(directory), 4, 0, 2, 0) as writer:
             for offset in range(2):
                 values = {"offset": [offset], "timestamp": [TIMESTAMP_MS], "key": [b"large"], "headers": [None]}
                 values["value"] = [bytes(LARGE_VALUE_BYTES)]

@@ -17,7 +17,6 @@ from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, deco
 from logstore.journal.inspect import dump, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.history import history_gaps
-from logstore.segments.reader import read_footer, verify_segment
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import (
     deterministic,
@@ -33,6 +32,7 @@ from tests.support.journals import recovered_frames
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact, retain
 from tests.support.running_broker import running_broker
+from tests.support.table_paths import read_footer, verify_segment
 
 pytestmark = pytest.mark.anyio
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from logstore.journal.inspect import dump
-from logstore.segments.reader import read_footer, read_row_group, row_groups
 from tests.golden.data_directory import write_data_directory
 from tests.golden.observed import record_rows
 from tests.golden.parts import (
@@ -31,6 +30,7 @@ from tests.golden.parts import (
     write_refused,
     write_segments,
 )
+from tests.support.table_paths import read_footer, read_row_group, row_groups
 
 GOLDEN = Path(__file__).parent
 
