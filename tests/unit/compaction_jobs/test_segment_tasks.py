@@ -4,26 +4,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compaction_jobs.key_compaction import sources_of, write_tasks, write_what_is_empty
-from compaction_jobs.planning import plan_compaction
 from compaction_jobs.segment_tasks import (
     Source,
     WriteTask,
     Written,
-    assign_tasks,
-    count_by_source,
     scan_keys,
-    write_kept,
     write_whole,
 )
-from compaction_jobs.topics import JobTopic
-from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError
 from logstore.log.history import history_gaps
 from logstore.records.batch_identity import RememberedBatch
@@ -32,6 +23,7 @@ from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
 from tests.support.examples import examples
 from tests.support.keyed_topics import KeyedTopic, Record, batch
+from tests.support.local_jobs import compact, numbers
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))
@@ -47,42 +39,6 @@ ROUNDS = st.lists(
     max_size=4,
 )
 DELETE_RETENTION_MS = 50
-
-
-def numbers(values) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"id": pa.array(values, pa.int64())})
-
-
-def compact(topic: KeyedTopic, now_ms: int, chunk: int) -> None:
-    """One round as ``key_compaction`` does it; rows come in ``chunk`` at a time."""
-    job = JobTopic(topic.name, topic.table, {}, named=True)
-    snapshot = topic.table.snapshot()
-    config = job.config(snapshot)
-    plan = plan_compaction(0, snapshot.partitions[0], snapshot.segments(0), config, now_ms)
-    if plan is None:
-        return
-    sources = sources_of([plan])
-    last: dict[bytes, int] = {}
-    for keys in scan_keys(str(topic.table.path), sources, {0: plan.log_start})(
-        iter([numbers([n]) for n in range(len(sources))])
-    ):
-        for row, key in zip(keys.column("row").to_pylist(), keys.column("key").to_pylist(), strict=True):
-            last[key] = max(row, last.get(key, -1))
-    rows = pa.RecordBatch.from_pydict({"row": pa.array(sorted(last.values()), pa.int64())})
-    kept = np.zeros(len(sources), dtype=np.int64)
-    for counts in count_by_source(np.array([s.first_row for s in sources]))(iter([rows])):
-        kept[counts.column("source").to_numpy()] += counts.column("records").to_numpy()
-    assert kept.sum() == len(last)
-    tasks = write_tasks(job, [plan], sources, kept.tolist(), config, now_ms)
-    chunks = [rows.slice(at, chunk) for at in range(0, rows.num_rows, chunk)]
-    assigned = assign_tasks(np.array([task.sources[0].first_row for task in tasks]))(iter(chunks))
-    written = [Written.from_row(*b.to_pylist()[0].values()) for b in write_kept(tasks)(assigned)]
-    written += write_what_is_empty(tasks, written)
-    segments = [w.segment for w in written]
-    assert [(s.base_offset, s.end_offset) for s in segments] == [(t.base_offset, t.end_offset) for t in tasks]
-    assert sum(w.expired for w in written) + sum(s.num_records for s in segments) == len(last)
-    part = RewritePart(0, tuple(f.path for f in plan.files), tuple(segments), cleaned=plan.clean_point)
-    assert not topic.table.commit_rewrites([part], data_change=False, operation="key-compaction").refused
 
 
 @settings(max_examples=examples(20), deadline=None)

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from logstore.crc32c import crc32c
 from logstore.errors import CorruptionError, DataDirectoryError, StorageError
 from logstore.journal.frame import HEADER_BYTES, FrameFlags
 from logstore.journal.inspect import DumpedControl, DumpedSnapshot, dump, repair, verify
@@ -15,6 +16,7 @@ from tests.support.journals import (
     kafka_frame,
     offsets,
     recovered_frames,
+    relocate_oldest,
     running,
     snapshot_frame,
     transactional_frame,
@@ -56,7 +58,7 @@ def test_dump_shows_relocated_frames(tmp_path):
             frame = data_frame(0)
             await journal.append([frame._replace(header=frame.header._replace(flags=FrameFlags.LOG_APPEND_TIME))])
             await journal.append([data_frame(0, bytes(900), partition=1)])
-            await journal.relocate_oldest()
+            await relocate_oldest(journal)
 
     asyncio.run(scenario())
     assert [(row.relocated, row.log_append_time) for row in dump(tmp_path)][-1] == (True, True)
@@ -223,3 +225,27 @@ def test_a_control_record_of_another_kind_is_refused_by_its_position(tmp_path):
         with pytest.raises(DataDirectoryError, match=refused):
             look(tmp_path)
     assert isinstance(verify(tmp_path).damage, DataDirectoryError)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (8, 4, "journal file at position 0 has format version 4"),
+        (HEADER_BYTES + 8, 4, "position 128 has format version 4"),
+        (HEADER_BYTES + 9, 7, r"position 128 \(format version 3\) has type 7, flags 0x0"),
+        (HEADER_BYTES + 10, 8, r"position 128 \(format version 3\) has type 1, flags 0x8"),
+    ],
+)
+def test_what_has_no_name_here_is_refused_by_its_number(tmp_path, at, value, message):
+    write_journal(tmp_path, data_frame(0), data_frame(1))
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[at] = value
+    begin = at // HEADER_BYTES * HEADER_BYTES
+    content[begin + 4 : begin + 8] = crc32c(bytes(content[begin + 8 : begin + HEADER_BYTES])).to_bytes(4, "little")
+    path.write_bytes(content)
+    for look in (repair, recovered_frames, lambda directory: list(dump(directory))):
+        with pytest.raises(DataDirectoryError, match=message):
+            look(tmp_path)
+    assert isinstance(verify(tmp_path).damage, DataDirectoryError)
+    assert path.read_bytes() == content
