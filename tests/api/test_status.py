@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 from jsonschema import Draft202012Validator
 
@@ -83,7 +81,7 @@ async def test_records_that_compaction_took_out_do_not_count(api, monkeypatch):
     await api.post("/topics/t/roll")
     log = api.broker.topic(INTERNAL, "t").partition(0)
     (segment,) = log.segments
-    monkeypatch.setattr(log, "segments", (replace(segment, num_records=1, min_offset=3, max_offset=3),))
+    monkeypatch.setattr(log, "segments", (segment._replace(num_records=1, min_offset=3, max_offset=3),))
     await api.produce("t", [5, 6])
     assert (await status(api)).topics[0].records == 3
 

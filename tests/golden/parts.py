@@ -195,13 +195,13 @@ def write_segments(directory: Path) -> None:
                 values["value"] = [bytes(LARGE_VALUE_BYTES)]
                 writer.write(pa.RecordBatch.from_pydict(values, schema=LOG_SCHEMA))
             writer.finish()
-        with SegmentWriter(directory, 5, 0, 30, 1) as writer:
+        with SegmentWriter(open_table(directory), 5, 0, 30, 1) as writer:
             writer.finish(((1, 0),), producers=_PRODUCERS, append_time_ms=TIMESTAMP_MS)
-        with SegmentWriter(directory, 5, 30, 400, 1) as writer:
+        with SegmentWriter(open_table(directory), 5, 30, 400, 1) as writer:
             writer.write(log_batch([35, 201]))
             cleanings = ((90, TIMESTAMP_MS), (400, TIMESTAMP_MS + 1))
             writer.finish(((1, 0),), operation="key-compaction", cleanings=cleanings)
-        with SegmentWriter(directory, 5, 400, 410, 2) as writer:
+        with SegmentWriter(open_table(directory), 5, 400, 410, 2) as writer:
             writer.write(log_batch(range(401, 404)))
             writer.finish(((1, 0), (2, 400)), open_transactions=_OPEN, markers=_MARKERS)
 

@@ -12,11 +12,11 @@ import pytest
 
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
-from logstore.filesystem import local_filesystem
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.history import history_gaps
+from logstore.table_files import open_table
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import (
     deterministic,
@@ -151,7 +151,7 @@ async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_job
                 assert (await api.post(f"/topics/{topic}/partitions/{partition}", json=body)).is_success
         # The stop has rolled.
         for topic in (name for name in facts if name != "__consumer_offsets"):
-            table = TopicTable(data / "topics" / topic, local_filesystem())
+            table = TopicTable(open_table(data / "topics" / topic))
             names = [file.path for p in table.snapshot().partitions for file in table.snapshot().segments(p)]
             assert any(path.count("-") == 3 for path in names), "a name that tells its end"
             keyed = KeyedTopic(data, topic, table)
