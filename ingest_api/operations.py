@@ -226,6 +226,7 @@ FETCH = _operation(
             },
             {
                 **_RANGE_HEADERS,
+                "Logstore-Last-Stable-Offset": _OFFSET_SCHEMA,
                 "Logstore-Next-Offset": {**_OFFSET_SCHEMA, "description": "Where to read on."},
                 **TOPIC_ID_HEADERS,
             },

@@ -240,6 +240,12 @@ class BrokerNotReadyError(LogStoreError):
     kafka_name, kafka_code, retriable = "BROKER_NOT_AVAILABLE", 8, True
 
 
+class NotLeaderOrFollowerError(LogStoreError):
+    """The broker does not lead the partition; nothing was stored. Another one does, or will soon."""
+
+    kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
+
+
 class QuarantinedError(LogStoreError):
     """The topic or partition is refused until its table is mended; nothing was stored or read."""
 

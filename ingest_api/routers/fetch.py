@@ -55,4 +55,5 @@ def _response(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError
     if isinstance(answer, LogStoreError):
         return PartitionResponse.of_error(index, answer)
     content = encode_batches(answer.records)
-    return PartitionResponse(index, 0, answer.log_start_offset, answer.high_watermark, answer.next_offset, content)
+    ends = answer.log_start_offset, answer.high_watermark, answer.last_stable_offset
+    return PartitionResponse(index, 0, *ends, answer.next_offset, content)

@@ -40,13 +40,18 @@ async def offsets(
     response.headers.update(topic_id_headers(request.scope))
     log.require_served()
     if query.timestamp is None:
-        return PartitionOffsets(beginning_offset=log.log_start_offset, end_offset=log.high_watermark)
+        return PartitionOffsets(
+            beginning_offset=log.log_start_offset,
+            end_offset=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+        )
     timestamp = read_timestamp(query.timestamp, broker.clock.now_ms())
     found = await broker.offset_for_timestamp(context, topic, log.partition, timestamp)
     offset, timestamp_found = found or (None, None)
     return PartitionOffsets(
         beginning_offset=log.log_start_offset,
         end_offset=log.high_watermark,
+        last_stable_offset=log.last_stable_offset,
         offset=offset,
         timestamp=timestamp_found,
     )

@@ -86,6 +86,7 @@ async def fetch(request: Request) -> Response:
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
             "Logstore-High-Watermark": str(result.high_watermark),
+            "Logstore-Last-Stable-Offset": str(result.last_stable_offset),
             "Logstore-Next-Offset": str(result.next_offset),
             **topic_id_headers(request.scope),
         }
@@ -96,4 +97,5 @@ async def fetch(request: Request) -> Response:
 
 
 def _nothing(log: PartitionLog, offset: int) -> FetchResult[pa.Table]:
-    return FetchResult(LOG_SCHEMA.empty_table(), 0, 0, offset, log.log_start_offset, log.high_watermark)
+    ends = log.log_start_offset, log.high_watermark, log.last_stable_offset
+    return FetchResult(LOG_SCHEMA.empty_table(), 0, 0, offset, *ends)

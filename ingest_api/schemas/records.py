@@ -111,6 +111,7 @@ class PartitionOffsets(Answer):
 
     beginning_offset: Int64
     end_offset: Int64
+    last_stable_offset: Int64
     offset: Int64 | None = None
     timestamp: int | None = None
 

@@ -101,6 +101,7 @@ class Broker:
         self.delete_records = tables.delete_records
         self.drop_foreign_files = tables.drop_foreign_files
         self.produce = producing.produce
+        self.produce_all = producing.produce_all
         self.produce_small = self._batcher.produce
         self.begin_produce_small = self._batcher.begin
         self.init_producer = producing.init_producer

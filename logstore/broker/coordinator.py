@@ -1,13 +1,15 @@
 """The coordinator: the leader of each partition with its epoch, the replicas, and the id of the cluster.
 
-``Coordinator`` is the seam. Methods that may have to ask other processes are asynchronous; the others answer from the
-coordinator's own view. ``EmbeddedCoordinator`` keeps one node's answers in two small files and needs no other process.
+``Coordinator`` is the seam: a view of all partitions, and events when it changes. A broker tells which topics there
+are, and becomes a partition's leader when an event says so, and only then. Methods that may have to ask other processes
+are asynchronous; the others answer from the coordinator's own view. ``EmbeddedCoordinator`` keeps one node's answers in
+two small files, needs no other process, and emits the same events as any other.
 """
 
 import asyncio
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -40,6 +42,14 @@ class PartitionState:
     in_sync_replicas: tuple[int, ...]
 
 
+_NO_LEADER = PartitionState(-1, -1, (), ())
+
+
+#: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
+#: Called on the event loop, in the order of the changes of a partition.
+PartitionListener = Callable[[UUID, int, PartitionState], None]
+
+
 class Coordinator(Protocol):
     """Started before a broker is, and stopped after it. Attributes and plain methods need ``start`` to have ended."""
 
@@ -67,12 +77,32 @@ class Coordinator(Protocol):
         """Leave the cluster; another process may take the place."""
         ...
 
-    async def elect(self, *, above: int) -> int:
-        """Become leader. Returns the leader epoch, higher than ``above`` and than that of any leader before."""
+    async def find_leaders(self, topics: Mapping[UUID, Sequence[int]]) -> None:
+        """The topics that there are at the start: of each, by partition, the last leader epoch that is known.
+
+        Each partition gets a leader, now or later, with an epoch above that one and above that of any leader before.
+        """
+        ...
+
+    def listen(self, listener: PartitionListener) -> None:
+        """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
+        ...
+
+    def set_partitions(self, topic_id: UUID, count: int) -> None:
+        """The topic was made, or has grown, to ``count`` partitions: the new ones get a leader, now or later."""
+        ...
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        """The topic was deleted."""
         ...
 
     def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
-        """The leader and the replicas of the partition."""
+        """The leader (-1: none) and the replicas of the partition."""
+        ...
+
+    @property
+    def producer_ids_begin(self) -> int:
+        """Ids of producers below this one may have been given before the start; 0 until leaders are found."""
         ...
 
     async def new_producer_id(self) -> int:
@@ -100,8 +130,13 @@ class EmbeddedCoordinator:
         self._broker_file = data / "brokers" / str(broker_id) / "broker.json"
         self._locks: tuple[LockFile, ...] = ()
         self._cluster_id = ""
+        #: Of this start.
         self._leader_epoch = 0
-        self._next_producer_id = 0
+        #: The state of every partition that is known.
+        self._led = _NO_LEADER
+        self._partitions: dict[UUID, int] = {}
+        self._listeners: list[PartitionListener] = []
+        self._producer_ids_begin = self._next_producer_id = 0
 
     @property
     def cluster_id(self) -> str:
@@ -128,6 +163,7 @@ class EmbeddedCoordinator:
         try:
             self._cluster_id = self._read_cluster_id()
             self._filesystem.make_directory(self._broker_file.parent)
+            self._leader_epoch = self._write_next_epoch(above=0)
         except BaseException:
             self._release()
             raise
@@ -158,10 +194,32 @@ class EmbeddedCoordinator:
         for lock in self._locks:
             lock.release()
 
-    async def elect(self, *, above: int) -> int:
-        self._leader_epoch = await asyncio.to_thread(self._write_next_epoch, above)
-        self._next_producer_id = first_producer_id(self._leader_epoch)
-        return self._leader_epoch
+    async def find_leaders(self, topics: Mapping[UUID, Sequence[int]]) -> None:
+        above = max((epoch for epochs in topics.values() for epoch in epochs), default=0)
+        if above >= self._leader_epoch:  # the broker's own directory was lost
+            self._leader_epoch = await asyncio.to_thread(self._write_next_epoch, above)
+        epoch = self._leader_epoch
+        self._producer_ids_begin = self._next_producer_id = first_producer_id(epoch)
+        # One epoch for all: it is that of this start.
+        self._led = PartitionState(self._broker_id, epoch, (self._broker_id,), (self._broker_id,))
+        for topic_id, epochs in topics.items():
+            self.set_partitions(topic_id, len(epochs))
+
+    def listen(self, listener: PartitionListener) -> None:
+        self._listeners.append(listener)
+        for topic_id, count in list(self._partitions.items()):
+            for partition in range(count):
+                listener(topic_id, partition, self._led)
+
+    def set_partitions(self, topic_id: UUID, count: int) -> None:
+        before = self._partitions.get(topic_id, 0)
+        self._partitions[topic_id] = max(before, count)
+        for partition in range(before, count):
+            for listener in self._listeners:
+                listener(topic_id, partition, self._led)
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        self._partitions.pop(topic_id, None)
 
     def _write_next_epoch(self, above: int) -> int:
         broker = _read(self._broker_file, _GIVE_UP_BROKER) or {"leader_epoch": 0}
@@ -172,8 +230,12 @@ class EmbeddedCoordinator:
         self._filesystem.write_atomically(self._broker_file, _encode({"leader_epoch": leader_epoch}))
         return leader_epoch
 
-    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:  # noqa: ARG002 - all have this one
-        return PartitionState(self._broker_id, self._leader_epoch, (self._broker_id,), (self._broker_id,))
+    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
+        return self._led if partition < self._partitions.get(topic_id, 0) else _NO_LEADER
+
+    @property
+    def producer_ids_begin(self) -> int:
+        return self._producer_ids_begin
 
     async def new_producer_id(self) -> int:
         # Nothing is written: the id contains the leader epoch, which no other start has.

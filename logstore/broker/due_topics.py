@@ -67,7 +67,7 @@ def _seconds_until_due(topic: Topic) -> float:
     """Until the un-sealed range of a partition is big or old enough to roll; at most 0 if one is, inf without any."""
     config, wait_ms = topic.config, math.inf
     for partition_log in topic.partitions:
-        if partition_log.sealed_offset < partition_log.last_stable_offset and partition_log.quarantined is None:
+        if partition_log.has_unsealed:
             if partition_log.unsealed_bytes >= config.segment_bytes:
                 return 0.0
             wait_ms = min(wait_ms, config.segment_ms - partition_log.unsealed_ms)

@@ -27,6 +27,7 @@ from logstore.broker.quotas import QuotaKind
 from logstore.broker.topic_ids import require_topic_id
 from logstore.errors import LogStoreError
 from logstore.journal.journal import Journal
+from logstore.log.isolation import Isolation
 from logstore.log.log_reader import FetchResult, LogReader
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
@@ -61,7 +62,7 @@ class Fetched(Generic[T]):
 
 class _Read(Protocol[T]):
     async def __call__(
-        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
+        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int, isolation: Isolation
     ) -> FetchResult[T]: ...
 
 
@@ -171,7 +172,7 @@ class Fetching:
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         permissions = Permissions(self._authorizer, context)
-        found = self._find(partitions, permissions)
+        found = self._find(partitions, permissions, limits.isolation)
         wanted = [one for one in found if isinstance(one, WantedPartition)]
         patience = Patience(limits.max_wait_ms, gone)
         try:
@@ -195,7 +196,7 @@ class Fetching:
         return Fetched(answers, reservation, self._admission.charge(context, QuotaKind.FETCHED_BYTES, held))
 
     def _find(
-        self, partitions: Sequence[FetchPartition], permissions: Permissions
+        self, partitions: Sequence[FetchPartition], permissions: Permissions, isolation: Isolation
     ) -> list[WantedPartition | LogStoreError]:
         topics: dict[tuple[str, str | None], Topic | LogStoreError] = {}
         refusals = permissions.refusals(one.topic for one in partitions)
@@ -208,7 +209,7 @@ class Fetching:
                 found.append(topic)
                 continue
             try:
-                found.append(WantedPartition(topic, topic.partition(partition), offset))
+                found.append(WantedPartition(topic, topic.partition(partition), offset, isolation))
             except LogStoreError as error:
                 found.append(error)
         return found
@@ -259,7 +260,9 @@ async def _read(
             continue
         min_bytes = max_bytes if limits.fill else limits.min_bytes
         try:
-            result = await form.read(one.topic, one.log, one.offset, max_bytes=max_bytes, min_bytes=min_bytes)
+            result = await form.read(
+                one.topic, one.log, one.offset, max_bytes=max_bytes, min_bytes=min_bytes, isolation=one.isolation
+            )
         except LogStoreError as failure:
             answers[at] = failure
             continue

@@ -13,14 +13,21 @@ from logstore.errors import (
     InvalidProducerEpochError,
     InvalidProducerRequestError,
     LogStoreError,
+    NotLeaderOrFollowerError,
     OutOfOrderSequenceError,
     UnknownPartitionError,
 )
 from logstore.log.producer_state import BATCHES_REMEMBERED
-from logstore.log.recent_batches import KnownBatch
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords, PartitionBatch, Records
-from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, IdempotencyKey, ProducerIdentity, next_sequence
+from logstore.records.batch_identity import (
+    NO_IDENTITY,
+    BatchIdentity,
+    IdempotencyKey,
+    ProducerIdentity,
+    RememberedBatch,
+    next_sequence,
+)
 
 _OF_A_PARTITION = (OutOfOrderSequenceError, DuplicateSequenceError, InvalidProducerEpochError)
 
@@ -29,7 +36,7 @@ class Claim(NamedTuple):
     """A batch's identity, with the stored batch that it repeats, or the error that refuses it; else it is new."""
 
     identity: BatchIdentity = NO_IDENTITY
-    stored: KnownBatch | None = None
+    stored: RememberedBatch | None = None
     error: LogStoreError | None = None
 
     @property
@@ -57,7 +64,9 @@ def claim(
     else:
         claims = _claim_key(topic, parts, identity)
     return [
-        Claim(claimed.identity, error=why) if claimed.stored is None and why is not None else claimed
+        Claim(claimed.identity, error=why)
+        if why is not None and (claimed.stored is None or isinstance(why, NotLeaderOrFollowerError))
+        else claimed
         for claimed, why in zip(claims, refusals, strict=True)
     ]
 
@@ -121,7 +130,7 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKe
     for part in parts:
         if part.partition < len(topic.partitions):
             batches.setdefault(part.partition, []).append((key.fingerprint(part.rows), part.batch.num_rows))
-    stored: dict[int, list[KnownBatch]] = {}
+    stored: dict[int, list[RememberedBatch]] = {}
     for partition_log in topic.partitions:
         partition = partition_log.partition
         if partition in batches or key.hash in partition_log.idempotency_keys:

@@ -44,7 +44,7 @@ def find_problems(
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
     known = {topic.topic_id for topic in topics.values()}
-    for topic_id in sorted({*unserved.unsealed_records, *(key[0] for key in unserved.snapshots)} - known, key=str):
+    for topic_id in sorted({*unserved.unsealed_records, *(key[0] for key in unserved.partitions)} - known, key=str):
         count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
         remedy = (

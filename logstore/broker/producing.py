@@ -1,13 +1,12 @@
-"""Producing: a request's records are split, encoded, claimed, given offsets and handed to the journal, then waited for.
+"""Producing: records are split, encoded, claimed, given offsets and handed to the journal, then waited for.
 
 Invariants: between giving out offsets and handing the frames to the journal nothing awaits, so that the order of
 offsets is the order of frames; a request with an identity is claimed and appended in one step, too.
 """
 
 import asyncio
-import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -19,17 +18,24 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.coordinator import Coordinator
-from logstore.broker.idempotence import Claim, claim, require_partitions_named
-from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.broker.idempotence import claim, require_partitions_named
+from logstore.broker.produce_appends import (
+    Appended,
+    AppendedRequest,
+    AppendGroup,
+    PreparedRequest,
+    ProduceRequest,
+    time_out,
+)
+from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
 from logstore.filesystem import FileSystem
-from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
+from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.topic import Topic
-from logstore.observability import PRODUCED_BYTES, PRODUCED_RECORDS, REPLAYED_RECORDS
 from logstore.records.batch import DecodedRecords, PartitionBatch, Records, check_record_sizes
 from logstore.records.batch_identity import PRODUCER_EPOCH_MAX, IdempotencyKey, ProducerIdentity
 from logstore.records.payload import encode_payload
@@ -41,6 +47,12 @@ _ENCODE_IN_THREAD_BYTES = 1 * MIB
 class ProducerId(NamedTuple):
     producer_id: int
     producer_epoch: int
+
+
+#: Called with the topics of a request, for each the partitions and the identity.
+BeforeClaim = Callable[
+    [RequestContext, Sequence[tuple[Topic, Sequence[int], ProducerIdentity | IdempotencyKey | None]]], Awaitable[None]
+]
 
 
 class Producing:
@@ -61,6 +73,9 @@ class Producing:
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
+        #: Awaited in turn when a request is checked and encoded, and before it is claimed and gets offsets: whoever has
+        #: to know of its partitions before they change. An error refuses the request.
+        self.before_claim: list[BeforeClaim] = []
         # A turn for each topic: else topics that are sent to in turns would get one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
         # Few: each holds a request twice, as it was sent and as it is stored.
@@ -95,6 +110,28 @@ class Producing:
         StorageFullError, StorageError, RequestTimedOutError; with an ``identity`` also InvalidProducerRequestError,
         IdempotencyKeyReusedError, and RecordTooLargeError (without one the decoder has checked the sizes).
         """
+        prepared = [await self._prepare(context, ProduceRequest(topic, records, partition, identity))]
+        del records  # the journal holds them until the fsync
+        return (await self._append_and_wait(context, prepared, acks, timeout_ms))[0]
+
+    async def produce_all(
+        self,
+        context: RequestContext,
+        requests: Sequence[ProduceRequest],
+        *,
+        acks: int = -1,
+        timeout_ms: int | None = 30_000,
+    ) -> list[ProduceResult]:
+        """``produce`` for several topics, each named once: the frames of all of them are one append to the journal, in
+        the order of ``requests``. An error of one request, which is not one of a partition, is raised for all of them.
+        """
+        prepared = [await self._prepare(context, request) for request in requests]
+        del requests
+        return await self._append_and_wait(context, prepared, acks, timeout_ms)
+
+    async def _prepare(self, context: RequestContext, request: ProduceRequest) -> PreparedRequest:
+        """Check a request, and encode its records."""
+        topic, records, partition, identity = request
         self._authorizer.require(context, Operation.WRITE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         if context is not INTERNAL:
@@ -105,40 +142,20 @@ class Producing:
         sticky = self._sticky_partition(topic, records, partition, identity)
         parts, payloads = await self._encode(topic, records, partition, sticky)
         self._filesystem.reached("produce.parsed")
+        return PreparedRequest(topic, identity, records.num_rows, records.nbytes, parts, payloads)
+
+    async def _append_and_wait(
+        self, context: RequestContext, prepared: list[PreparedRequest], acks: int, timeout_ms: int | None
+    ) -> list[ProduceResult]:
+        for step in self.before_claim:
+            await step(context, [(one.topic, [p.partition for p in one.parts], one.identity) for one in prepared])
         self._admission.require_ready()
         # From here to the append nothing awaits: of two tries of a request the second one finds the first.
-        claims = claim(topic, parts, identity)
-        new = [at for at, claimed in enumerate(claims) if claimed.is_new]
-        if identity is not None:
-            # Only new records have to meet the topic's configuration of today.
-            for part in [parts[at] for at in new]:
-                rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
-                check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
-                check_batch_keys(topic, part.batch, rows)
-        durable, base_offsets = self._append(topic, parts, payloads, claims, new)
-        responses = [
-            PartitionResponse(part.partition, base_offset, part.batch.num_rows, part.rows, claimed.error)
-            for part, base_offset, claimed in zip(parts, base_offsets, claims, strict=True)
-        ]
-        repeated = {at: c.stored.durable for at, c in enumerate(claims) if c.stored is not None and c.stored.durable}
-        new_records = sum(responses[at].count for at in new)
-        new_bytes = records.nbytes if len(new) == len(parts) else sum(parts[at].batch.nbytes for at in new)
-        # Also of who does not wait until it is durable.
-        throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
-        count = records.num_rows
-        # The journal holds the records until the fsync: drop them here.
-        del records, parts, payloads
+        appended = self._append(context, prepared, acks)
+        prepared.clear()  # the journal holds the records until the fsync
         if acks != 0:
-            await self._acknowledged(durable, repeated.values(), timeout_ms)
-            for at, earlier in repeated.items():
-                if isinstance(failure := earlier.exception(), LogStoreError):
-                    responses[at] = dataclasses.replace(responses[at], base_offset=NO_OFFSET, error=failure)
-        PRODUCED_RECORDS.count(topic, new_records)
-        PRODUCED_BYTES.count(topic, new_bytes)
-        if identity is not None:
-            REPLAYED_RECORDS.count(topic, sum(r.count for r in responses if r.error is None) - new_records)
-        replayed = identity is not None and not new and all(r.error is None for r in responses)
-        return ProduceResult(tuple(responses), count, replayed, throttle_ms)
+            await self._acknowledged(appended, timeout_ms)
+        return [one.result() for one in appended.requests]
 
     def _sticky_partition(
         self, topic: Topic, records: Records, partition: int | None, identity: ProducerIdentity | IdempotencyKey | None
@@ -152,22 +169,26 @@ class Producing:
         require_partitions_named(records, partition)
         return 0
 
-    async def _acknowledged(
-        self,
-        durable: asyncio.Future[list[FrameLocation]] | None,
-        repeated: Collection[asyncio.Future[list[FrameLocation]]],
-        timeout_ms: int | None,
-    ) -> None:
-        """Wait for this append and for the appends that it repeats. Raises the error of this append."""
-        if repeated or timeout_ms is not None:
-            waiting = {*repeated, *([] if durable is None else [durable])}
-            if waiting:
-                _, late = await asyncio.wait(waiting, timeout=None if timeout_ms is None else timeout_ms / 1000)
-                if late:
-                    assert timeout_ms is not None
-                    raise not_acknowledged(timeout_ms)
-        if durable is not None:
-            await durable
+    async def _acknowledged(self, appended: Appended, timeout_ms: int | None) -> None:
+        """Wait for the appends and for those that they repeat. Raises the error of the appends."""
+        repeated = [wait for request in appended.requests for wait in request.repeated.values()]
+        waits = repeated if appended.acknowledgement is None else [appended.acknowledgement, *repeated]
+        timer = None
+        if waits and timeout_ms is not None:
+            timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, time_out, waits, timeout_ms)
+        try:
+            for wait in repeated:
+                try:
+                    await wait.future
+                except RequestTimedOutError:
+                    raise
+                except LogStoreError:
+                    continue  # the error of its partition
+            if appended.acknowledgement is not None:
+                await appended.acknowledgement.future
+        finally:
+            if timer is not None:
+                timer.cancel()
         self._filesystem.reached("produce.durable")
 
     async def init_producer(
@@ -204,49 +225,41 @@ class Producing:
             return await asyncio.get_running_loop().run_in_executor(self._encoders, encode)
         return encode()
 
-    def _append(
-        self,
-        topic: Topic,
-        parts: Sequence[PartitionBatch],
-        payloads: Sequence[pa.Buffer],
-        claims: Sequence[Claim],
-        new: Sequence[int],
-    ) -> tuple[asyncio.Future[list[FrameLocation]] | None, list[int]]:
-        """Append the ``new`` ones of ``parts``; the base offset of each part, NO_OFFSET for one that failed."""
-        base_offsets = [NO_OFFSET if c.stored is None else c.stored.batch.base_offset for c in claims]
-        if not new:
-            return None, base_offsets
-        self._admission.require_room(topic, sum([len(payloads[at]) for at in new]))
-        # No await in here: the order of offsets is the order of frames in the journal.
-        frames: list[Frame] = []
-        last: dict[int, Frame] = {}
-        for at in new:
-            part, payload = parts[at], payloads[at]
-            frame = topic.partitions[part.partition].next_frame(
-                part.batch,
-                payload,
-                inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
-                log_append_time=topic.config.log_append_time,
-                after=last.get(part.partition),
-                identity=claims[at].identity,
-            )
-            last[part.partition] = frame
-            frames.append(frame)
-            base_offsets[at] = frame.header.base_offset
-        durable = self._journal.append(frames)
-        self._appended(topic)
-        for at, frame in enumerate(frames):
-            topic.partitions[frame.header.partition].track(frame, durable, at)
-        durable.add_done_callback(lambda _: _complete_appends(topic, last))
-        return durable, base_offsets
+    def _append(self, context: RequestContext, prepared: Sequence[PreparedRequest], acks: int) -> Appended:
+        """Claim the parts of all requests, give the new ones offsets, and hand them to the journal as one append."""
+        requests = [self._claim(one) for one in prepared]
+        for one, request in zip(prepared, requests, strict=True):
+            if request.new:
+                self._admission.require_room(one.topic, sum([len(one.payloads[at]) for at in request.new]))
+        count = sum([len(request.new) for request in requests])
+        acknowledgement = Acknowledgement(count) if count and acks != 0 else None
+        if count:
+            if (refusal := self._journal.refusal) is not None:
+                raise refusal
+            # From here on nothing raises: what is tracked is stored, or has failed, when the journal tells.
+            append = AppendGroup(acknowledgement)
+            for one, request in zip(prepared, requests, strict=True):
+                append.add(one, request, acks)
+            self._journal.store(append.frames, append.told)
+        for one, request in zip(prepared, requests, strict=True):
+            if request.new:
+                self._appended(one.topic)
+            if acks != 0:
+                request.wait_for_repeated(acks)
+            # Also of who does not wait until it is durable.
+            new_bytes = one.nbytes if len(request.new) == len(one.parts) else request.new_bytes
+            request.throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
+            request.new_bytes = new_bytes
+        return Appended(requests, acknowledgement)
 
-
-def _complete_appends(topic: Topic, partitions: Iterable[int]) -> None:
-    for partition in partitions:
-        topic.partitions[partition].complete_appends()
-
-
-def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
-    return RequestTimedOutError(
-        f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
-    )
+    def _claim(self, one: PreparedRequest) -> AppendedRequest:
+        topic, parts = one.topic, one.parts
+        claims = claim(topic, parts, one.identity)
+        new = [at for at, claimed in enumerate(claims) if claimed.is_new]
+        if one.identity is not None:
+            # Only new records have to meet the topic's configuration of today.
+            for part in [parts[at] for at in new]:
+                rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
+                check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
+                check_batch_keys(topic, part.batch, rows)
+        return AppendedRequest(one, claims, new)

@@ -13,6 +13,7 @@ from logstore.broker.authorizer import Authorizer, Operation, ResourceType, refu
 from logstore.broker.context import RequestContext
 from logstore.errors import LogStoreError
 from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
@@ -34,15 +35,19 @@ class FetchLimits:
     min_bytes: int
     max_wait_ms: int
     fill: bool = True
+    isolation: Isolation = Isolation.READ_UNCOMMITTED
 
 
 class WantedPartition:
     """A partition of a fetch, and the bytes counted of it so far."""
 
-    __slots__ = ("_counted_to", "error", "log", "may_grow", "num_bytes", "offset", "topic")
+    __slots__ = ("_counted_to", "error", "isolation", "log", "may_grow", "num_bytes", "offset", "topic")
 
-    def __init__(self, topic: Topic, log: PartitionLog, offset: int) -> None:
+    def __init__(
+        self, topic: Topic, log: PartitionLog, offset: int, isolation: Isolation = Isolation.READ_UNCOMMITTED
+    ) -> None:
         self.topic = topic
+        self.isolation = isolation
         self.log = log
         self.offset = offset
         self.num_bytes = 0
@@ -59,11 +64,11 @@ class WantedPartition:
         try:
             log.require_open()
             require_in_range(log, self.offset)
-            end = log.readable_end(self.offset)
+            end = log.read_end(self.offset, self.isolation)
         except LogStoreError as error:
             self.error = error
             return
-        self.may_grow = end == log.last_stable_offset
+        self.may_grow = end == log.readable_end(self.isolation)
         if end > self._counted_to:
             self.num_bytes += log.stored_bytes(self._counted_to, end)
             self._counted_to = end
@@ -72,7 +77,7 @@ class WantedPartition:
     def has_news(self) -> bool:
         """Whether there are records to be read, or an error to be told."""
         log = self.log
-        return self.offset != log.high_watermark or self.error is not None or log.quarantined is not None
+        return self.offset != log.readable_end(self.isolation) or self.error is not None or log.quarantined is not None
 
     def held_bytes_max(self, max_bytes: int) -> int:
         """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""

@@ -8,7 +8,8 @@ its partition, and the journal keeps its records.
 """
 
 import functools
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import UUID
@@ -16,10 +17,11 @@ from uuid import UUID
 import structlog
 
 from logstore.errors import CorruptionError
-from logstore.journal.frame import Frame, FrameType
+from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
-from logstore.journal.partition_snapshot import PartitionSnapshot
+from logstore.log.frame_index import FrameIndex, IndexedFrame
+from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
@@ -29,64 +31,85 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
+class KeptFrames:
+    """What the journal keeps of a partition that is not served: all of it, as it is."""
+
+    index: FrameIndex
+    #: To begin journal files with.
+    snapshot: Frame | None
+    sealed_offset: int
+
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
+        """The frames at the journal positions [start, end)."""
+        return [frame for frame in self.index.located_in(start, end) if frame.end_offset > self.sealed_offset]
+
+    def keeps(self, frame: IndexedFrame) -> bool:
+        """Whether the frame counts still."""
+        return self.index.holds(frame)
+
+
+@dataclass(frozen=True, slots=True)
 class Unserved:
     """Records in the journal of topics that are not served; the journal must keep them."""
 
     #: By topic id: records that are in no table.
     unsealed_records: dict[UUID, int]
-    #: The newest snapshot frame of each partition: of those topics, and of those of others that are not recovered.
-    snapshots: dict[PartitionKey, Frame]
+    #: Partitions of those topics, and those of others that are not recovered.
+    partitions: dict[PartitionKey, KeptFrames]
     #: By topic id, of topics that are served: how many partitions the journal has frames of, if the table has fewer.
     lost_partitions: dict[UUID, int]
     #: Topics that were deleted, of which the journal has frames.
     deleted: set[UUID]
 
 
-def recover_partitions(journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID]) -> Unserved:
-    """Read the whole journal once and bring every partition log to its state before the stop.
+def recover_partitions(
+    journal: Journal, topics: Mapping[UUID, Topic], deleted: Collection[UUID], *, producer_ids_begin: Callable[[], int]
+) -> Unserved:
+    """Read the whole journal once and bring every partition log to its state before the stop: collect, truncate, replay
+    (``JournalTail``).
 
     Frames of ``deleted`` topics are forgotten; those of others that are not among ``topics`` are kept, because their
-    tables may come back. A partition of which offsets are missing is quarantined. Raises CorruptionError where the
-    journal itself is not what was written.
+    tables may come back. A partition of which offsets are missing is quarantined. ``producer_ids_begin`` is the
+    coordinator's, which may be known later. Raises CorruptionError where the journal itself is not what was written.
     """
-    logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
-    snapshots: dict[PartitionKey, PartitionSnapshot] = {}
-    frames: dict[PartitionKey, Frame] = {}
-    unserved: set[UUID] = set()
-    lost: dict[UUID, int] = {}
-    unsealed: dict[UUID, int] = {}
+    tails: defaultdict[PartitionKey, JournalTail] = defaultdict(JournalTail)
     for frame in journal.recover():
         header = frame.header
-        key = header.topic_id, header.partition
-        partition_log = logs.get(key)
-        if header.type == FrameType.SNAPSHOT:
-            assert frame.payload is not None
-            snapshots[key] = PartitionSnapshot.decode(frame.payload)
-            frames[key] = Frame(header, frame.payload)
-            if partition_log is not None:
-                partition_log.recover_append_time(header.append_time_ms)
-                partition_log.recover_snapshot(snapshots[key])
-        if partition_log is None and header.topic_id in topics:
-            lost[header.topic_id] = max(lost.get(header.topic_id, 0), header.partition + 1)
-        elif partition_log is None:
-            unserved.add(header.topic_id)
-            sealed = snapshots[key].sealed_offset if key in snapshots else 0
-            if header.type == FrameType.DATA and header.end_offset > sealed:
-                unsealed[header.topic_id] = unsealed.get(header.topic_id, 0) + header.record_count
-        elif header.type == FrameType.DATA:
-            partition_log.recover_frame(header, frame.location)
-    gone = unserved.intersection(deleted)
+        tails[header.topic_id, header.partition].add(frame)
+    for (topic_id, partition), tail in tails.items():
+        tail.settle()
+        if tail.truncations:
+            journal.truncate(topic_id, partition, tail.end_offset)
+    logs = {(t.topic_id, p.partition): p for t in topics.values() for p in t.partitions}
+    gone = {topic_id for topic_id, _ in tails if topic_id not in topics and topic_id in deleted}
     for topic_id in gone:
         journal.forget(topic_id)
-        unsealed.pop(topic_id, None)
     for topic in topics.values():
         for partition_log in topic.partitions:
-            _finish(topic, partition_log, snapshots.get((topic.topic_id, partition_log.partition)))
-    kept = [key for key in frames if key not in logs and key[0] not in gone]
-    for topic_id, partition in kept:
-        journal.release(topic_id, partition, snapshots[topic_id, partition].sealed_offset)
-    kept += [key for key, partition_log in logs.items() if not partition_log.recovered and key in frames]
-    return Unserved(unsealed, {key: frames[key] for key in kept}, lost, gone)
+            tail = tails.get((topic.topic_id, partition_log.partition)) or _no_frames()
+            _finish(topic, partition_log, tail, producer_ids_begin)
+    unserved = {key: tail for key, tail in tails.items() if key not in logs and key[0] not in gone}
+    lost: dict[UUID, int] = {}
+    unsealed: dict[UUID, int] = {}
+    for (topic_id, partition), tail in unserved.items():
+        if topic_id in topics:
+            lost[topic_id] = max(lost.get(topic_id, 0), partition + 1)
+        elif count := tail.index.offsets_from(tail.sealed_offset):
+            unsealed[topic_id] = unsealed.get(topic_id, 0) + count
+        journal.release(topic_id, partition, tail.sealed_offset)
+    kept = {key: _kept(tail) for key, tail in unserved.items()}
+    kept |= {key: _kept(tails[key]) for key, log in logs.items() if not log.recovered and key in tails}
+    return Unserved(unsealed, kept, lost, gone)
+
+
+def _no_frames() -> JournalTail:
+    tail = JournalTail()
+    tail.settle()
+    return tail
+
+
+def _kept(tail: JournalTail) -> KeptFrames:
+    return KeptFrames(tail.index, tail.snapshot_frame(), tail.sealed_offset)
 
 
 def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
@@ -113,25 +136,29 @@ def _footer_of(path: Path) -> SegmentFooter | None:
         return None
 
 
-def _finish(topic: Topic, partition_log: PartitionLog, snapshot: PartitionSnapshot | None) -> None:
+def _finish(
+    topic: Topic, partition_log: PartitionLog, tail: JournalTail, producer_ids_begin: Callable[[], int]
+) -> None:
     in_table = topic.snapshot.partitions[partition_log.partition].sealed
     # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, the records
     # between the two were sealed.
-    journal_start = partition_log.index.lowest_above(in_table)
-    sealed = max(in_table, snapshot.sealed_offset if snapshot else 0, journal_start or 0)
-    epochs: tuple[tuple[int, int], ...] = () if snapshot is None else snapshot.leader_epochs
-    if snapshot is None or partition_log.remembered_end < in_table:
+    journal_start = tail.index.lowest_above(in_table)
+    sealed = max(in_table, tail.sealed_offset, journal_start or 0)
+    epochs: tuple[tuple[int, int], ...] = () if tail.snapshot is None else tail.snapshot.leader_epochs
+    footers: list[SegmentFooter] = []
+    if tail.snapshot is None or tail.end_offset < in_table:
         if partition_log.quarantined is not None:  # which files are its own is not known yet
-            partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, snapshot))
+            partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail, producer_ids_begin))
             return
         footers = _newest_footers(topic, partition_log)
-        if footers and snapshot is None:
+        if footers and tail.snapshot is None:
             epochs = footers[0].leader_epochs
             partition_log.recover_append_time(footers[0].append_time_ms)
-        if partition_log.remembered_end < in_table:
-            keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
-            partition_log.recover_from_footers(in_table, footers[0].producers if footers else (), keys)
-    partition_log.recover_history(sealed_offset=sealed, leader_epochs=epochs)
+    partition_log.recover(tail, sealed_offset=sealed, leader_epochs=epochs)
+    if tail.end_offset < in_table:
+        keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
+        producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
+        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers)
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

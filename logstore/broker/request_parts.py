@@ -67,7 +67,9 @@ def split(topic: Topic, records: Records, partition: int | None, sticky: int) ->
 
 
 def refusal_of(topic: Topic, part: PartitionBatch) -> LogStoreError | None:
-    """Why nothing can be appended to the partition of ``part``: there is none, it is quarantined, the topic is gone."""
+    """Why nothing can be appended to the partition of ``part``: there is none, it is quarantined or not led here, the
+    topic is gone.
+    """
     if not 0 <= part.partition < len(topic.partitions):
         row = 0 if part.rows is None else int(part.rows[0])
         return UnknownPartitionError(
@@ -75,4 +77,4 @@ def refusal_of(topic: Topic, part: PartitionBatch) -> LogStoreError | None:
             "from 0"
         )
     log = topic.partitions[part.partition]
-    return log.closed or log.quarantined
+    return log.closed or log.quarantined or log.not_leader

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -11,8 +11,10 @@ from logstore.broker.due_topics import PRESSURE, DueTopics
 from logstore.clock import Clock
 from logstore.errors import LogStoreError, unforeseen
 from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
 from logstore.limits import MIB
 from logstore.log.partition_log import PartitionLog
+from logstore.log.relocation import KeepsFrames, relocate_oldest
 from logstore.log.roller import Roller, due
 from logstore.log.topic import Topic
 from logstore.observability import ROLLS
@@ -52,6 +54,8 @@ class RollSchedule:
         self._clock = clock
         self._journal_max_bytes = settings.journal_max_bytes
         self._topics = topics
+        #: What the journal keeps of partitions that are not served.
+        self.unserved: Mapping[PartitionKey, KeepsFrames] = {}
         self._due = DueTopics(settings.topic_journal_bytes_max)
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
         #: The mark of each topic's Delta log before it was last read; topics that were read longest ago come first.
@@ -220,20 +224,28 @@ class RollSchedule:
             whole = start < end and self._copied < self._journal_max_bytes and self._is_pinned()
             limit = size if whole else min(_RELOCATE_BYTES_MAX, size // _RELOCATE_PART_MAX)
             try:
-                moved = await self._journal.relocate_oldest(limit)
+                moved = await relocate_oldest(self._journal, self._keepers(), limit)
             except LogStoreError as error:
                 log.error("journal.relocation_failed", error=str(error))
                 return
-            by_id = {topic.topic_id: topic for topic in self._topics.values()}
-            for header, location in moved:
-                if header.topic_id in by_id:
-                    by_id[header.topic_id].partitions[header.partition].index.move(header.base_offset, location)
             if not moved:
                 return
             if whole:
-                self._copied += sum(location.length for _, location in moved)
+                self._copied += sum(location.length for location in moved)
             await asyncio.sleep(0)
             log.info("journal.relocated", frames=len(moved))
+
+    def _keepers(self) -> Callable[[PartitionKey], KeepsFrames | None]:
+        by_id = {topic.topic_id: topic for topic in self._topics.values()}
+
+        def keeper_of(key: PartitionKey) -> KeepsFrames | None:
+            topic_id, partition = key
+            topic = by_id.get(topic_id)
+            if topic is not None and partition < len(topic.partitions) and topic.partitions[partition].recovered:
+                return topic.partitions[partition]
+            return self.unserved.get(key)
+
+        return keeper_of
 
 
 def _is_sound(topic: Topic) -> bool:

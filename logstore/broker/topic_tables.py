@@ -6,6 +6,7 @@ from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import OffsetOutOfRangeError
+from logstore.log.isolation import Isolation
 from logstore.log.roller import Roller, RollResult
 from logstore.log.topic import Topic
 
@@ -35,22 +36,24 @@ class TopicTables:
         return topic.version
 
     async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
-        """Move the log start offset up to ``before_offset`` (-1: the high watermark); the new log start offset.
+        """Move the log start offset up to ``before_offset`` (-1: the last stable offset); the new log start offset.
 
         Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
-        OffsetOutOfRangeError beyond the high watermark or below -1, TopicAuthorizationError, UnknownPartitionError,
-        InvalidTopicError.
+        OffsetOutOfRangeError beyond the last stable offset or below -1, TopicAuthorizationError, UnknownPartitionError,
+        InvalidTopicError, NotLeaderOrFollowerError.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
         topic.require_not_internal()
         partition_log = topic.partition(partition)
         partition_log.require_served()
-        target = partition_log.high_watermark if before_offset == -1 else before_offset
-        if not 0 <= target <= partition_log.high_watermark:
+        epoch = partition_log.require_leader().epoch
+        end = partition_log.readable_end(Isolation.READ_COMMITTED)
+        target = end if before_offset == -1 else before_offset
+        if not 0 <= target <= end:
             raise OffsetOutOfRangeError(
                 f"Cannot delete the records of {topic.name}-{partition} before offset {before_offset}: "
-                f"send an offset of {partition_log.log_start_offset} to {partition_log.high_watermark}, or -1 for all.",
+                f"send an offset of {partition_log.log_start_offset} to {end}, or -1 for all.",
                 log_start_offset=partition_log.log_start_offset,
                 high_watermark=partition_log.high_watermark,
             )
@@ -59,7 +62,7 @@ class TopicTables:
         if target > partition_log.log_start_offset:
             await self._roller.commit(
                 topic,
-                lambda: topic.table.advance_log_start({partition: target}, {partition: partition_log.leader_epoch}),
+                lambda: topic.table.advance_log_start({partition: target}, {partition: epoch}),
             )
         return partition_log.log_start_offset
 

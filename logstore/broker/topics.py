@@ -80,7 +80,7 @@ class Topics:
         self._authorizer = authorizer
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
-        self._leader_epoch = 0
+        self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: By name: why a topic whose directory is there is not served.
         self._quarantined: dict[str, QuarantinedError] = {}
@@ -89,13 +89,20 @@ class Topics:
     async def recover(self, filesystem: FileSystem) -> None:
         """Bring every topic to its state before the stop, and start the journal. CorruptionError."""
         tables, self._quarantined = await asyncio.to_thread(self._catalog.load)
-        epochs = (state.leader_epoch for table in tables.values() for state in table.latest.partitions.values())
-        self._leader_epoch = await self._coordinator.elect(above=max(epochs, default=0))
         for name, table in tables.items():
-            self._topics[name] = self._topic(name, table, table.latest)
-        by_id = {topic.topic_id: topic for topic in self._topics.values()}
+            self._add(self._topic(name, table, table.latest))
+        by_id = self._by_id
         self._deleted = frozenset(self._catalog.deleted())
-        self._unserved = await asyncio.to_thread(recover_partitions, self._journal, by_id, self._deleted)
+        self._unserved = await asyncio.to_thread(
+            recover_partitions,
+            self._journal,
+            by_id,
+            self._deleted,
+            producer_ids_begin=lambda: self._coordinator.producer_ids_begin,
+        )
+        await self._coordinator.find_leaders({topic_id: _epochs(topic) for topic_id, topic in by_id.items()})
+        self._coordinator.listen(self._partition_changed)
+        self._schedule.unserved = self._unserved.partitions
         for topic_id, count in self._unserved.lost_partitions.items():
             await self._add_lost_partitions(by_id[topic_id], count)
         await asyncio.to_thread(self._catalog.forget_deleted, self._unserved.deleted)
@@ -141,15 +148,30 @@ class Topics:
             snapshot,
             location=f"{self._settings.location}/topics/{urllib.parse.quote(name)}",
             defaults=self._settings.topic_defaults,
-            leader_epoch=self._leader_epoch,
             clock=self._clock,
             producer_id_expiration_ms=self._settings.producer_id_expiration_ms,
         )
 
+    def _add(self, topic: Topic) -> None:
+        self._topics[topic.name] = self._by_id[topic.topic_id] = topic
+        topic.grown = lambda grown: self._coordinator.set_partitions(grown.topic_id, len(grown.partitions))
+
+    def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
+        """The coordinator's event: lead the partition, or lead it no more."""
+        topic = self._by_id.get(topic_id)
+        if topic is None or partition >= len(topic.partitions):
+            return
+        partition_log = topic.partitions[partition]
+        if state.leader != self._coordinator.broker_id:
+            partition_log.resign(state.leader_epoch)
+        elif not partition_log.is_leader or partition_log.leader_epoch < state.leader_epoch:
+            partition_log.forget_producers(self._coordinator.producer_ids_begin)
+            partition_log.become_leader(state.leader_epoch)
+
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
         served = {(p.topic_id, p.partition) for p in logs if p.recovered}
-        kept = [frame for key, frame in self._unserved.snapshots.items() if key not in served]
+        kept = [k.snapshot for key, k in self._unserved.partitions.items() if k.snapshot and key not in served]
         return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
     # ---- what there is ----------------------------------------------------------------------------------------------
@@ -182,7 +204,8 @@ class Topics:
     def facts(self) -> dict[str, int]:
         """Numbers for the log line of a start."""
         unsealed = sum(p.log_end_offset - p.sealed_offset for t in self._topics.values() for p in t.partitions)
-        return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": self._leader_epoch}
+        epochs = (p.leader_epoch for t in self._topics.values() for p in t.partitions)
+        return {"topics": len(self._topics), "unsealed_records": unsealed, "leader_epoch": max(epochs, default=-1)}
 
     def was_deleted(self, context: RequestContext, topic_id: uuid.UUID) -> bool:
         """Whether the topic is known to have been deleted before the start; one that is merely missing is not.
@@ -285,7 +308,8 @@ class Topics:
         except BaseException:
             await asyncio.to_thread(self._catalog.take_back, name)
             raise
-        self._topics[name] = topic
+        self._add(topic)
+        topic.grown(topic)
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
 
@@ -304,7 +328,8 @@ class Topics:
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
-            del self._topics[name]
+            del self._topics[name], self._by_id[topic.topic_id]
+            self._coordinator.forget_topic(topic.topic_id)
             self._roller.forget(topic)
             forget_topic(name)
             await self.removals.begin(topic)
@@ -371,6 +396,12 @@ class Topics:
                 return await change
 
         return await asyncio.shield(asyncio.create_task(locked()))
+
+
+def _epochs(topic: Topic) -> list[int]:
+    """By partition, the last leader epoch that the table or the journal has seen."""
+    in_table = topic.snapshot.partitions
+    return [max(in_table[p.partition].leader_epoch, p.leader_epochs.last) for p in topic.partitions]
 
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:

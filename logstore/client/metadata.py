@@ -101,12 +101,14 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionOffsets:
-    """``beginning_offset`` is the log start, ``end_offset`` the high watermark. ``offset`` and ``timestamp`` (ms) are
+    """``beginning_offset`` is the log start, ``end_offset`` the high watermark; no transaction is open below
+    ``last_stable_offset``. ``offset`` and ``timestamp`` (ms) are
     those of the first record at or after the time that was asked for; None without one.
     """
 
     beginning_offset: int
     end_offset: int
+    last_stable_offset: int
     offset: int | None = None
     timestamp: int | None = None
 

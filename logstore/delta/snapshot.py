@@ -11,7 +11,7 @@ writers do not say it; the range of such a file is that of its records, as its s
 import uuid
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -47,11 +47,11 @@ class PartitionState:
     cleaned: int
 
 
-@dataclass(frozen=True, slots=True)
-class SegmentFile:
+class SegmentFile(NamedTuple):
     """An active file as its name and its add action describe it: it stands for [base_offset, end_offset).
 
-    Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none.
+    Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none. A tuple,
+    because a snapshot makes one of every file.
     """
 
     path: str
@@ -225,7 +225,7 @@ class TopicSnapshot:
                 )
             ),
         )
-        return tuple(map(SegmentFile, *fields))
+        return tuple(map(SegmentFile._make, zip(*fields, strict=True)))
 
 
 #: -1 ms.

@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import structlog
@@ -34,12 +34,11 @@ from logstore.journal.frame import (
     PAYLOAD_BYTES_MAX,
     Frame,
     FrameFlags,
-    FrameHeader,
     FrameLocation,
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey
-from logstore.journal.scan import JournalScan, RecoveredFrame, good_frames
+from logstore.journal.scan import JournalScan, RecoveredFrame
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
 from logstore.observability import JOURNAL_RETAINED_BYTES
@@ -66,13 +65,25 @@ class AppendFuture(asyncio.Future[list[FrameLocation]]):
         self.exception()
 
 
-class _Append:
-    __slots__ = ("frames", "future", "length")
+Told = Callable[[Sequence[FrameLocation], LogStoreError | None], None]
+"""Called on the loop with the locations of an append's frames, or with none and why they are not stored."""
 
-    def __init__(self, frames: Sequence[Frame], length: int, future: AppendFuture) -> None:
+
+class _Append:
+    __slots__ = ("frames", "length", "told")
+
+    def __init__(self, frames: Sequence[Frame], length: int, told: Told) -> None:
         self.frames = frames
         self.length = length
-        self.future = future
+        self.told = told
+
+
+class NeededFile(NamedTuple):
+    """A journal file's positions [start, end), and the partitions that need it."""
+
+    start: int
+    end: int
+    needed_by: tuple[PartitionKey, ...]
 
 
 class Journal:
@@ -119,6 +130,14 @@ class Journal:
     def failed(self) -> LogStoreError | None:
         """The error with which every append fails until a restart; None while the journal works."""
         return self._failed
+
+    @property
+    def refusal(self) -> LogStoreError | None:
+        """The error that an append gets at once; None if it is taken."""
+        refused = self._failed or self._refusing
+        if refused is None and (self._committer is None or self._closing):
+            return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
+        return None if refused is None else type(refused)(str(refused))
 
     @property
     def end_position(self) -> int:
@@ -190,27 +209,37 @@ class Journal:
     # ---- appends ------------------------------------------------------------------------------------------------
 
     def append(self, frames: Sequence[Frame]) -> AppendFuture:
-        """Store frames; their locations when they are durable. All frames of one call share one fdatasync.
-
-        The future fails with StorageFullError (nothing was stored; try again later), StorageError (final; whether they
-        are stored shows after a restart) or BrokerNotReadyError (not started, or closed).
-        """
+        """``store``, for one who waits: the locations when the frames are durable, or the error."""
         future = AppendFuture()
-        refused = self._failed or self._refusing
-        if refused is None and (self._committer is None or self._closing):
-            refused = BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
-        if refused is not None:
-            future.set_exception(type(refused)(str(refused)))
-            return future
+
+        def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+            if error is None:
+                future.set_result(list(locations))
+            else:
+                future.set_exception(error)
+
+        self.store(frames, told)
+        return future
+
+    def store(self, frames: Sequence[Frame], told: Told) -> None:
+        """Store frames, in this order and with one fdatasync; ``told`` is called when they are durable or have failed.
+
+        Appends are told in their order, and after a failure all that are queued in one step of the loop. The error is
+        StorageFullError (nothing was stored; try again later), StorageError (final; whether they are stored shows after
+        a restart) or BrokerNotReadyError (not started, or closed). ``told`` raises nothing and appends nothing; it is
+        called before this returns only if there is a ``refusal``.
+        """
+        if (refused := self.refusal) is not None:
+            told((), refused)
+            return
         length = 0
         for _, payload in frames:
             if len(payload) > PAYLOAD_BYTES_MAX:
                 raise ValueError(f"a journal frame's payload may have {PAYLOAD_BYTES_MAX} bytes, not {len(payload)}")
             length += HEADER_BYTES + len(payload)
         self.queued_bytes += length
-        self._queue.append(_Append(frames, length, future))
+        self._queue.append(_Append(frames, length, told))
         self._wake.set()
-        return future
 
     async def _commit_appends(self) -> None:
         """The group commit: one group at a time, until the journal closes."""
@@ -221,6 +250,8 @@ class Journal:
                 await self._wake.wait()
                 continue
             try:
+                if self._failed is not None:
+                    raise self._failed
                 if self._current is None or self._is_full(self._current):
                     await self._begin_file()
                 group = self._take_group()
@@ -275,7 +306,7 @@ class Journal:
                 if not self._forgotten or frame.header.topic_id not in self._forgotten:
                     file.add(frame.header, self._sealed)
             self.queued_bytes -= append.length
-            append.future.set_result(locations)
+            append.told(locations, None)
         self._full = False
         JOURNAL_RETAINED_BYTES.set(self.retained_bytes)
 
@@ -307,7 +338,7 @@ class Journal:
             self.queued_bytes -= append.length
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
-            append.future.set_exception(failure)
+            append.told((), failure)
         # The loop runs callbacks in the order in which they were scheduled, so this one runs after those of the
         # futures.
         asyncio.get_running_loop().call_soon(self._take_appends_again)
@@ -318,7 +349,7 @@ class Journal:
     # ---- reads --------------------------------------------------------------------------------------------------
 
     def read(self, location: FrameLocation) -> Frame:
-        """The frame at a location that ``append``, ``recover`` or ``relocate_oldest`` gave; blocking, any thread.
+        """The frame at a location that ``append``, ``recover`` or ``relocate`` gave; blocking, any thread.
 
         Raises JournalRangeFreedError, CorruptionError, StorageError.
         """
@@ -379,60 +410,38 @@ class Journal:
             del self._sealed[key]
         self._free_files()
 
-    async def relocate_oldest(
-        self, max_bytes: int = JOURNAL_GROUP_BYTES_MAX
-    ) -> list[tuple[FrameHeader, FrameLocation]]:
-        """Copy the frames of the oldest file that are still needed forward, so that the file can be freed. Returns
-        their new locations.
+    def truncate(self, topic_id: UUID, partition: int, log_end_offset: int) -> None:
+        """A durable TRUNCATE frame has dropped the frames of a partition from ``log_end_offset`` on."""
+        key = (topic_id, partition)
+        for file in self._files:
+            if file.needed_by.get(key, 0) > log_end_offset:
+                file.needed_by[key] = log_end_offset
+                if log_end_offset <= self._sealed.get(key, 0):
+                    del file.needed_by[key]
+        self._free_files()
 
-        Does nothing, and returns an empty list, if there is no older file or it still holds more than ``max_bytes``.
-        The copies keep their original header, with the flag ``RELOCATED``. The caller must take the new locations into
-        its index before it awaits anything: the file is freed in the loop's next step. Raises as ``append`` and
-        ``read`` do.
-        """
+    @property
+    def oldest_needed(self) -> NeededFile | None:
+        """The oldest file, and who needs it; None if it is the one being written to."""
         if not self._files or self._files[0] is self._current:
-            return []
+            return None
         oldest = self._files[0]
-        try:
-            frames = await asyncio.to_thread(
-                self._needed_frames, oldest, dict(oldest.needed_by), dict(self._sealed), max_bytes
-            )
-        except JournalRangeFreedError:
-            return []
-        if frames is None:
-            return []
-        moved: list[tuple[FrameHeader, FrameLocation]] = []
-        if frames:
-            locations = await self.append(frames)
-            moved = [(frame.header, location) for frame, location in zip(frames, locations, strict=True)]
-            self._filesystem.reached("journal.relocated")
-        oldest.needed_by.clear()
-        asyncio.get_running_loop().call_soon(self._free_files)
-        return moved
+        return NeededFile(oldest.start, oldest.end, tuple(oldest.needed_by))
 
-    def _needed_frames(
-        self, file: JournalFile, needed_by: dict[PartitionKey, int], sealed: dict[PartitionKey, int], max_bytes: int
-    ) -> list[Frame] | None:
-        """The un-sealed frames of a file, marked as relocated; None if they have more than ``max_bytes``."""
-        locations = []
-        left = max_bytes
-        end = file.start + HEADER_BYTES
-        for stored, position in good_frames(file, file.end):
-            header = stored.header
-            length = HEADER_BYTES + stored.payload_length
-            end = position + length
-            key = (header.topic_id, header.partition)
-            if header.takes_offsets and key in needed_by and header.end_offset > sealed.get(key, 0):
-                locations.append(FrameLocation(position, length))
-                left -= length
-                if left < 0:
-                    return None
-        if end != file.end:
-            raise JournalCorruptionError(file.path, end, "a bad frame, and it was durable")
-        return [
-            Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload)
-            for header, payload in self.read_many(locations)
+    async def relocate(self, frames: Sequence[Frame]) -> list[FrameLocation]:
+        """Append copies of frames of an older file, marked as such; where they are. Raises as ``append`` does."""
+        copies = [
+            Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload) for header, payload in frames
         ]
+        locations = await self.append(copies)
+        self._filesystem.reached("journal.relocated")
+        return locations
+
+    def relocated(self, file: NeededFile) -> None:
+        """Nothing in the oldest file is needed there any more: it is freed, unless it is the current one."""
+        if self._files and self._files[0].start == file.start and self._files[0] is not self._current:
+            self._files[0].needed_by.clear()
+            self._free_files()
 
     def _free_files(self) -> None:
         if self._current is None or self._failed is not None:
@@ -450,10 +459,13 @@ class Journal:
     # ---- the thread -----------------------------------------------------------------------------------------------
 
     def _background_done(self, done: asyncio.Future[None]) -> None:
-        if (error := done.exception()) is not None:
-            self._fail(
-                error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}"), []
-            )
+        if (error := done.exception()) is None:
+            return
+        # The group in flight is told first; then the committer fails what is queued behind it.
+        failure = error if isinstance(error, StorageError) else StorageError(f"the journal stopped: {error!r}")
+        if self._failed is None:
+            self._failed = failure
+            _log.error("journal_failed", message=str(failure))
 
     async def close(self) -> None:
         """Store the queued appends, then close the files. Raises StorageError if the last bytes could not be synced."""

@@ -7,7 +7,7 @@ that takes an offset and holds no record (CONTROL) has a row, with 0 bytes in me
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -69,6 +69,10 @@ class FrameIndex:
         """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
         return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)
 
+    def offsets_from(self, offset: int) -> int:
+        """How many offsets from ``offset`` on the frames hold."""
+        return sum(end - max(base, offset) for base, end in zip(self._base, self._end, strict=True) if end > offset)
+
     def add(self, header: FrameHeader, location: FrameLocation) -> None:
         self._base.append(header.base_offset)
         self._end.append(header.end_offset)
@@ -78,21 +82,30 @@ class FrameIndex:
         self._inflated.append((header.inflated_bytes or 1) if header.has_records else 0)
         self.num_bytes += location.length
 
-    def finish_recovery(self, from_offset: int) -> None:
-        """After a journal scan: drop what is below ``from_offset`` and bring the rest into offset order.
+    def settle(self, truncations: Sequence[tuple[int, int]] = ()) -> "np.ndarray":
+        """After a journal scan, which may add frames in any order: drop the frames that were truncated, and bring the
+        rest into offset order. If a frame was copied forward, its last copy stays.
 
-        If a frame was copied forward, its later copy stays. Raises CorruptionError on frames that overlap or leave
-        a hole, also between ``from_offset`` and the first.
+        ``truncations``: (journal position, new log end offset); each drops the frames before it that reach beyond it.
+        Returns the rows that stay, as they were added, in their new order.
         """
+        if not self._base:  # of many partitions the journal has snapshots only
+            return np.empty(0, dtype=np.int64)
         base, end, position = (np.array(column, dtype=np.int64) for column in (self._base, self._end, self._position))
-        wanted = np.flatnonzero(end > from_offset)
+        wanted = np.flatnonzero(end <= _limits(position, truncations)) if truncations else np.arange(len(base))
         order = wanted[np.lexsort((position[wanted], base[wanted]))]
         last_copy = np.ones(len(order), dtype=bool)
         last_copy[:-1] = base[order][1:] != base[order][:-1]
         kept = order[last_copy]
-        for column in self._columns:
-            column[:] = array("q", np.array(column, dtype=np.int64)[kept].tolist())
-        self.num_bytes = sum(self._length)
+        self._keep(kept)
+        return kept
+
+    def finish_recovery(self, from_offset: int) -> None:
+        """Drop what is below ``from_offset``. Raises CorruptionError on frames that overlap or leave a hole, also
+        between ``from_offset`` and the first.
+        """
+        if min(self._end, default=from_offset + 1) <= from_offset:
+            self._keep(np.flatnonzero(np.array(self._end, dtype=np.int64) > from_offset))
         expected = min(from_offset, self._base[0]) if self._base else from_offset
         for at in range(len(self)):
             if self._base[at] != expected:
@@ -102,10 +115,44 @@ class FrameIndex:
                 )
             expected = self._end[at]
 
-    def move(self, base_offset: int, location: FrameLocation) -> None:
-        """A frame was copied forward in the journal; one that was dropped meanwhile is ignored."""
-        at = bisect_right(self._base, base_offset) - 1
-        if at >= 0 and self._base[at] == base_offset:
+    def _keep(self, rows: "np.ndarray") -> None:
+        """Bring ``rows`` into this order, and drop the others."""
+        for column in self._columns:
+            column[:] = array("q", np.array(column, dtype=np.int64)[rows].tolist())
+        self.num_bytes = sum(self._length)
+
+    def spans(self) -> "np.ndarray":
+        """(base offset, end offset) of each frame, in the order of the index."""
+        return np.stack((np.array(self._base, dtype=np.int64), np.array(self._end, dtype=np.int64)), axis=1)
+
+    def boundary(self, offset: int) -> int | None:
+        """The base offset of the frame that holds ``offset``; None if no frame holds it."""
+        at = bisect_right(self._end, offset)
+        return self._base[at] if at < len(self) and self._base[at] <= offset else None
+
+    def truncate(self, offset: int) -> None:
+        """Forget frames that reach beyond ``offset``."""
+        count = bisect_right(self._end, offset)
+        self.num_bytes -= sum(self._length[count:])
+        for column in self._columns:
+            del column[count:]
+
+    def located_in(self, start: int, end: int) -> list[IndexedFrame]:
+        """Frames at the journal positions [start, end), rising by offset."""
+        position = np.array(self._position, dtype=np.int64)
+        return [self._frame(at) for at in np.flatnonzero((position >= start) & (position < end)).tolist()]
+
+    def holds(self, frame: IndexedFrame) -> bool:
+        """Whether the frame is still the one that counts for its offsets."""
+        at = bisect_right(self._base, frame.base_offset) - 1
+        return at >= 0 and self._base[at] == frame.base_offset and self._position[at] == frame.location.position
+
+    def move(self, frame: IndexedFrame, location: FrameLocation) -> None:
+        """A frame was copied forward in the journal; one that was dropped meanwhile is ignored, also if another has
+        its offsets by now.
+        """
+        if self.holds(frame):
+            at = bisect_right(self._base, frame.base_offset) - 1
             self._position[at], self._length[at] = location.position, location.length
 
     def drop_below(self, offset: int) -> None:
@@ -169,3 +216,11 @@ class FrameIndex:
             self._max_timestamp[at],
             self._inflated[at],
         )
+
+
+def _limits(position: "np.ndarray", truncations: Sequence[tuple[int, int]]) -> "np.ndarray":
+    """For each journal position the lowest log end offset that a later truncation ordered."""
+    places, ends = np.array(sorted(truncations), dtype=np.int64).T
+    lowest_from = np.append(np.minimum.accumulate(ends[::-1])[::-1], np.iinfo(np.int64).max)
+    limits: np.ndarray = lowest_from[np.searchsorted(places, position, side="right")]
+    return limits

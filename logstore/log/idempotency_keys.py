@@ -8,7 +8,7 @@ unless a request has several batches for one partition.
 from collections.abc import Sequence
 
 from logstore.errors import IdempotencyKeyReusedError, ThrottledError
-from logstore.log.recent_batches import KnownBatch, RecentBatches
+from logstore.log.recent_batches import RecentBatches
 from logstore.observability import THROTTLED
 from logstore.records.batch_identity import RememberedBatch
 
@@ -27,14 +27,14 @@ class IdempotencyKeys(RecentBatches):
         super().remember(batch)
         self._last_of_epoch_ms[batch.epoch] = batch.append_time_ms
 
-    def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[KnownBatch]:
+    def check(self, key_hash: int, batches: Sequence[tuple[int, int]], now_ms: int) -> list[RememberedBatch]:
         """The stored ones among a request's ``batches`` for this partition, (fingerprint, record count). They are the
         first ones: a crash between two batches may have kept the later ones from being stored. Raises
         IdempotencyKeyReusedError if the key stands for other batches.
         """
         self.expire(now_ms)
         known = self.known(key_hash)
-        stored = [(k.batch.sequence, k.batch.record_count) for k in known]
+        stored = [(k.sequence, k.record_count) for k in known]
         if stored != list(batches[: len(stored)]):
             raise IdempotencyKeyReusedError(
                 f"The Idempotency-Key was used for another request: in {self._partition} that one stored "

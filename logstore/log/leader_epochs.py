@@ -13,6 +13,11 @@ class LeaderEpochs:
         for epoch, start in entries:
             self.assign(epoch, start)
 
+    @property
+    def last(self) -> int:
+        """The newest epoch that wrote a record; -1 without one."""
+        return self._entries[-1][0] if self._entries else -1
+
     def assign(self, epoch: int, start_offset: int) -> None:
         """``epoch`` appends from ``start_offset`` on. Epochs that began at or after it are dropped: none of their
         records is left.
@@ -22,6 +27,11 @@ class LeaderEpochs:
         while self._entries and self._entries[-1][1] >= start_offset:
             self._entries.pop()
         self._entries.append((epoch, start_offset))
+
+    def truncate(self, end_offset: int) -> None:
+        """The records from ``end_offset`` on are dropped, and with them the epochs that began there."""
+        while self._entries and self._entries[-1][1] >= end_offset:
+            self._entries.pop()
 
     def up_to(self, end_offset: int) -> tuple[tuple[int, int], ...]:
         """The history of the offsets below ``end_offset``."""

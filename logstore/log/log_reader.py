@@ -29,6 +29,7 @@ from logstore.journal.journal import Journal
 from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
+from logstore.log.isolation import Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
@@ -71,6 +72,7 @@ class FetchResult(Generic[C]):
     next_offset: int
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,14 @@ class LogReader:
         self._lock = threading.Lock()
 
     async def read(
-        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
+        self,
+        topic: Topic,
+        log: PartitionLog,
+        offset: int,
+        *,
+        max_bytes: int,
+        min_bytes: int,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> FetchResult[pa.Table]:
         """Records from ``offset`` on, up to ``max_bytes``, and at least one if there is any.
 
@@ -159,24 +168,31 @@ class LogReader:
         """
 
         async def decoded(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[pa.RecordBatch]:
-            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty, log.log_start_offset)
+            wanted = _Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
             return await self._in_thread(lambda: self._read_frames(frames, wanted))
 
-        result = await self._read(topic, log, offset, decoded, max_bytes, min_bytes)
+        result = await self._read(topic, log, offset, decoded, max_bytes, min_bytes, isolation)
         return dataclasses.replace(result, records=pa.Table.from_batches(result.records, LOG_SCHEMA))
 
     async def read_stored(
-        self, topic: Topic, log: PartitionLog, offset: int, *, max_bytes: int, min_bytes: int
+        self,
+        topic: Topic,
+        log: PartitionLog,
+        offset: int,
+        *,
+        max_bytes: int,
+        min_bytes: int,
+        isolation: Isolation = Isolation.READ_UNCOMMITTED,
     ) -> FetchResult[list[RecordBatch]]:
         """As ``read``; batches of the tail as they lie in the journal and row groups of the history, whole, at least
         one if there is any.
         """
 
         async def stored(at: int, max_bytes: int, *, may_be_empty: bool) -> _Slice[RecordBatch]:
-            wanted = _Wanted(at, _readable_end(log, at), max_bytes, may_be_empty, log.log_start_offset)
+            wanted = _Wanted(at, _read_end(log, at, isolation), max_bytes, may_be_empty, log.log_start_offset)
             if not log.sealed_offset <= at < wanted.end:
                 return await self._history_slice(topic, log, wanted, self._read_stored_history)
             frames = log.index.frames_by_bytes(at, wanted.end, max_bytes)
@@ -189,7 +205,7 @@ class LogReader:
             count = sum(frame.end_offset - max(at, frame.base_offset) for frame in frames if frame.has_records)
             return _Slice(batches, count, num_bytes, frames[-1].end_offset)
 
-        return await self._read(topic, log, offset, stored, max_bytes, min_bytes)
+        return await self._read(topic, log, offset, stored, max_bytes, min_bytes, isolation)
 
     async def _read(
         self,
@@ -199,6 +215,7 @@ class LogReader:
         next_slice: Callable[..., Awaitable[_Slice[C]]],
         max_bytes: int,
         min_bytes: int,
+        isolation: Isolation,
     ) -> FetchResult[list[C]]:
         require_in_range(log, offset)
         taken: list[C] = []
@@ -214,22 +231,25 @@ class LogReader:
                 taken += piece.batches
                 count += piece.count
                 num_bytes += piece.num_bytes
-            elif piece.next_offset == at and at < log.last_stable_offset:
+            elif piece.next_offset == at and at < log.readable_end(isolation):
                 if taken:
                     break  # the next record does not fit
                 raise CorruptionError(f"Neither a record nor the next segment is found at offset {at} of {log}.")
             at = piece.next_offset
-            if at >= log.last_stable_offset or num_bytes >= min(max(1, min_bytes), max_bytes):
+            if at >= log.readable_end(isolation) or num_bytes >= min(max(1, min_bytes), max_bytes):
                 break
-        return FetchResult(taken, count, num_bytes, at, log.log_start_offset, log.high_watermark)
+        return FetchResult(
+            taken, count, num_bytes, at, log.log_start_offset, log.high_watermark, log.last_stable_offset
+        )
 
     async def offset_for_timestamp(self, topic: Topic, partition: int, timestamp_ms: int) -> tuple[int, int] | None:
         """The smallest offset whose record has a timestamp of at least ``timestamp_ms``, and that timestamp."""
         log = topic.partition(partition)
+        isolation = Isolation.READ_UNCOMMITTED
 
         async def find() -> tuple[int, int] | None:
             log.require_served()
-            start, sealed, end = log.log_start_offset, log.sealed_offset, log.last_stable_offset
+            start, sealed, end = log.log_start_offset, log.sealed_offset, log.readable_end(isolation)
             segments = [
                 s for s in log.segments if s.num_records and s.end_offset > start and s.max_timestamp_ms >= timestamp_ms
             ]
@@ -239,7 +259,7 @@ class LogReader:
             )
             # A record of that time may be among the missing ones before it.
             if log.missing and (found is None or found[0] >= log.missing[0].start):
-                log.readable_end(log.missing[0].start)
+                log.read_end(log.missing[0].start, isolation)
             return found
 
         return await self._again_if_moved(topic, find)
@@ -429,11 +449,11 @@ class LogReader:
         return found
 
 
-def _readable_end(log: PartitionLog, offset: int) -> int:
+def _read_end(log: PartitionLog, offset: int, isolation: Isolation) -> int:
     """The offset at which readers stop. OffsetOutOfRangeError if ``offset`` has been deleted meanwhile."""
     if offset < log.log_start_offset:
         require_in_range(log, offset)
-    return log.readable_end(offset)
+    return log.read_end(offset, isolation)
 
 
 def require_in_range(log: PartitionLog, offset: int) -> None:

@@ -1,33 +1,38 @@
 """One partition: its offsets, its un-sealed tail in the journal, and the segments that hold its history.
 
-Invariants (``check``), all on the event loop that owns the partition, so without locks::
+This is what all replicas have. What a leader does besides is its role, ``leadership``: a partition without one takes no
+appends. Invariants (``check``), all on the event loop that owns the partition, so without locks::
 
     log_start_offset <= sealed_offset <= last_stable_offset <= high_watermark <= log_end_offset <= next_offset
 
 * ``next_offset``: the offset that the next append gets; records between ``log_end_offset`` and it are being fsynced.
 * ``log_end_offset``: everything below is durable in this broker's journal or in Delta.
-* ``high_watermark``: everything below is durable on all in-sync replicas; readers and rolls stop here.
+* ``high_watermark``: everything below is durable on all in-sync replicas; readers stop here.
+* ``last_stable_offset``: no transaction is open below; rolls, and readers of what is committed, stop here.
 * ``sealed_offset``: everything below is in Delta; the journal index covers [sealed_offset, log_end_offset) whole.
 
-Offsets are assigned in the order of calls to ``next_frame`` and become durable in that order. If the journal fails,
-every pending append fails with it, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
+Frames are tracked in the order of their offsets, and the journal tells in that order what is stored. If it fails, all
+that is pending fails in one step of the loop, and ``next_offset`` falls back to ``log_end_offset``: offsets stay dense.
 ``producers`` and ``idempotency_keys`` follow: a batch counts for them from ``track`` on, unless it fails.
 """
 
 import asyncio
 import itertools
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from uuid import UUID
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from logstore.clock import Clock
 from logstore.delta.snapshot import SegmentFile
-from logstore.errors import LogStoreError, MissingRecordsError, QuarantinedError
+from logstore.errors import (
+    FencedLeaderEpochError,
+    LogStoreError,
+    MissingRecordsError,
+    NotLeaderOrFollowerError,
+    QuarantinedError,
+    RequestTimedOutError,
+)
 from logstore.journal.frame import (
     HEADER_BYTES,
     Frame,
@@ -37,22 +42,18 @@ from logstore.journal.frame import (
     FrameType,
 )
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.log.frame_index import FrameIndex
+from logstore.log.frame_index import FrameIndex, IndexedFrame
 from logstore.log.history import MissingRange
 from logstore.log.idempotency_keys import IdempotencyKeys
+from logstore.log.isolation import Isolation
+from logstore.log.journal_tail import JournalTail, is_transactional, marker_of
 from logstore.log.leader_epochs import LeaderEpochs
+from logstore.log.leadership import Leadership
+from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
-from logstore.records.batch_identity import (
-    NO_IDENTITY,
-    BatchIdentity,
-    RememberedBatch,
-    first_producer_id,
-    unpack_batches,
-)
-
-# Making it anew for each frame takes as long as the rest of a header.
-_NO_FLAGS = FrameFlags(0)
+from logstore.records.batch_identity import RememberedBatch
+from logstore.records.transactions import Marker
 
 
 @dataclass(slots=True)
@@ -62,14 +63,6 @@ class JournalBytes:
     num_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Pending:
-    header: FrameHeader
-    length: int
-    durable: asyncio.Future[list[FrameLocation]]
-    position_in_append: int
-
-
 class PartitionLog:
     def __init__(
         self,
@@ -77,7 +70,6 @@ class PartitionLog:
         topic_id: UUID,
         partition: int,
         *,
-        leader_epoch: int,
         clock: Clock,
         producer_id_expiration_ms: int,
         journal_bytes: JournalBytes | None = None,
@@ -85,7 +77,10 @@ class PartitionLog:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
-        self.leader_epoch = leader_epoch
+        #: The epoch of the newest leader that is known; -1: none is.
+        self.leader_epoch = -1
+        #: None: another broker leads, or nobody does.
+        self.leadership: Leadership | None = None
         self.log_start_offset = 0
         self.sealed_offset = 0
         self.high_watermark = 0
@@ -99,20 +94,24 @@ class PartitionLog:
         self.quarantined: QuarantinedError | None = None
         #: Whether recovery has finished; until then the journal keeps the partition's frames as they are.
         self.recovered = True
+        #: Whether recovery found the batches of all producers: not if only segments tell of them.
+        self.knows_all_producers = True
         self._recover: Callable[[], None] | None = None
         #: The reasons why segments cannot be read, by path, as readers have found them.
         self.unreadable: dict[str, str] = {}
         self.missing: tuple[MissingRange, ...] = ()
-        self.producers = ProducerStates(f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms)
+        self.open_transactions = OpenTransactions()
+        self.producers = ProducerStates(
+            f"{topic}-{partition}", expiration_ms=producer_id_expiration_ms, in_transaction=self.open_transactions
+        )
         self.idempotency_keys = IdempotencyKeys(f"{topic}-{partition}")
         self._clock = clock
-        self._pending: deque[_Pending] = deque()
         self._unsealed_since: float | None = None
         self._last_append_time_ms = 0
         self._advanced: asyncio.Future[None] | None = None
         self._closed: LogStoreError | None = None
-        #: While recovering: batches below this offset are in ``producers`` and ``idempotency_keys`` already.
-        self.remembered_end = 0
+        #: The log end offset that a truncation on its way to the disk orders; None without one.
+        self._truncating_to: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -122,8 +121,13 @@ class PartitionLog:
 
     @property
     def last_stable_offset(self) -> int:
-        """Equal to the high watermark: nothing here opens a transaction."""
-        return self.high_watermark
+        """No transaction is open below it; at most the high watermark."""
+        first = self.open_transactions.first_offset
+        return self.high_watermark if first is None else min(first, self.high_watermark)
+
+    def readable_end(self, isolation: Isolation) -> int:
+        """The offset at which readers, waits and rolls stop. Rolls are READ_COMMITTED."""
+        return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self.high_watermark
 
     @property
     def segment_count(self) -> int:
@@ -153,6 +157,15 @@ class PartitionLog:
     @property
     def unsealed_bytes(self) -> int:
         return self.index.num_bytes
+
+    @property
+    def has_unsealed(self) -> bool:
+        """Whether a roll would have something to seal."""
+        return (
+            self.sealed_offset < self.readable_end(Isolation.READ_COMMITTED)
+            and self.is_leader
+            and self.quarantined is None
+        )
 
     @property
     def unsealed_ms(self) -> float:
@@ -198,18 +211,19 @@ class PartitionLog:
             paths = {segment.path for segment in segments}
             self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
 
-    def readable_end(self, offset: int) -> int:
-        """The offset at which a read from ``offset`` stops: the last stable offset, or the next missing record.
+    def read_end(self, offset: int, isolation: Isolation) -> int:
+        """The offset at which a read from ``offset`` stops: the ``readable_end``, or the next missing record.
 
         Raises QuarantinedError; MissingRecordsError if ``offset`` itself is missing.
         """
         self.require_served()
+        end = self.readable_end(isolation)
         for gap in self.missing:
             if offset < gap.end:
                 if offset >= gap.start:
                     raise MissingRecordsError(". ".join(self.explain_missing(gap)))
-                return min(gap.start, self.last_stable_offset)
-        return self.last_stable_offset
+                return min(gap.start, end)
+        return end
 
     def stored_bytes(self, start: int, end: int) -> int:
         """About how many bytes the records of [start, end) take: in their segments, or as readers count the tail.
@@ -236,92 +250,185 @@ class PartitionLog:
             f"Restore the table to its version before, or give up these records and all before them: {give_up}",
         )
 
+    # ---- leading ----------------------------------------------------------------------------------------------------
+
+    def become_leader(self, epoch: int) -> None:
+        """Lead with ``epoch``, which is higher than that of any leader before. FencedLeaderEpochError if it is not."""
+        if epoch <= max(self.leader_epoch, self.leader_epochs.last):
+            raise FencedLeaderEpochError(
+                f"Broker cannot lead {self.topic}-{self.partition} with epoch {epoch}: "
+                f"epoch {max(self.leader_epoch, self.leader_epochs.last)} has led it already."
+            )
+        self.resign(epoch)
+        self.leadership = Leadership(self, epoch)
+
+    def resign(self, epoch: int) -> None:
+        """Another leader has ``epoch``. What is not acknowledged may be truncated: its outcome is unknown."""
+        self.leader_epoch = max(self.leader_epoch, epoch)
+        if (leadership := self.leadership) is not None:
+            self.leadership = None
+            leadership.fail(
+                RequestTimedOutError(
+                    f"{self.topic}-{self.partition} has a new leader (epoch {epoch}): the records may or may not be "
+                    "stored. Try again."
+                )
+            )
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this broker leads the partition."""
+        return self.leadership is not None
+
+    @property
+    def not_leader(self) -> NotLeaderOrFollowerError | None:
+        """Why appends are refused; None for the leader."""
+        return None if self.leadership is not None else self._not_leader()
+
+    def _not_leader(self) -> NotLeaderOrFollowerError:
+        return NotLeaderOrFollowerError(
+            f"This broker does not lead {self.topic}-{self.partition} (leader epoch {self.leader_epoch}): "
+            "look up its leader, and try again there."
+        )
+
+    def require_leader(self) -> Leadership:
+        """The role. Raises NotLeaderOrFollowerError without it."""
+        if self.leadership is None:
+            raise self._not_leader()
+        return self.leadership
+
     # ---- appending --------------------------------------------------------------------------------------------------
 
     def now_ms(self) -> int:
-        """The append time that a batch would get now. It never falls. Failed appends do not count."""
-        self.complete_appends()
+        """The append time that a batch would get now. It never falls."""
         return max(self._clock.now_ms(), self._last_append_time_ms)
 
-    def next_frame(
-        self,
-        batch: pa.RecordBatch,
-        payload: pa.Buffer,
-        *,
-        inflated_bytes: int,
-        log_append_time: bool,
-        after: Frame | None = None,
-        identity: BatchIdentity = NO_IDENTITY,
-    ) -> Frame:
-        """The journal frame for a batch, with the next offsets. Hand it to the journal and ``track`` it at once.
+    def next_append_time_ms(self) -> int:
+        """The append time of a frame that is made now."""
+        self._last_append_time_ms = now_ms = self.now_ms()
+        return now_ms
 
-        ``after`` is the one before it in the same append, if that has several of this partition.
-        Between this call and ``track`` nothing may await: the order of frames in the journal is the order of offsets.
-        """
-        if self._closed:
-            raise self._closed
-        self.require_served()
-        self.complete_appends()
-        append_time = max(self._clock.now_ms(), self._last_append_time_ms)
-        self._last_append_time_ms = append_time
-        header = FrameHeader(
-            type=FrameType.DATA,
-            flags=FrameFlags.LOG_APPEND_TIME if log_append_time else _NO_FLAGS,
-            topic_id=self.topic_id,
-            partition=self.partition,
-            base_offset=self.next_offset if after is None else after.header.end_offset,
-            record_count=batch.num_rows,
-            leader_epoch=self.leader_epoch,
-            append_time_ms=append_time,
-            max_timestamp_ms=append_time if log_append_time else _max_timestamp(batch, append_time),
-            inflated_bytes=inflated_bytes,
-            identity=identity,
-        )
-        return Frame(header, payload)
+    def track(self, frame: Frame) -> None:
+        """Follow a frame that is handed to the journal; ``stored`` or ``failed`` is called with what became of it."""
+        header = frame.header
+        if header.type is FrameType.TRUNCATE:
+            self._truncating_to = header.base_offset
+        else:
+            assert header.base_offset == self.next_offset, (header, self)
+            self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
+            if (recent := self._recent_batches_of(header)) is not None:
+                recent.begin(_remembered(header))
+        self.next_offset = header.end_offset
 
-    def track(self, frame: Frame, durable: asyncio.Future[list[FrameLocation]], position_in_append: int) -> None:
-        """Follow a frame given to the journal; ``durable`` resolves to the locations of all frames of that append.
+    def stored(self, frame: Frame, location: FrameLocation) -> None:
+        """The oldest frame that is tracked is durable."""
+        header = frame.header
+        if header.type is FrameType.TRUNCATE:
+            self._drop_from(header.base_offset)
+            return
+        assert header.base_offset == self.log_end_offset, (header, self)
+        if (recent := self._recent_batches_of(header)) is not None:
+            recent.complete(header.identity.owner, stored=True)
+            if is_transactional(header):
+                self.open_transactions.append(header)
+        elif header.type is FrameType.CONTROL:
+            self.producers.remember_marker(marker_of(header, frame.payload))
+            self.open_transactions.end(header.identity.owner)
+        if self._unsealed_since is None:
+            self._unsealed_since = self._clock.monotonic()
+        self.index.add(header, location)
+        self.leader_epochs.assign(header.leader_epoch, header.base_offset)
+        self.log_end_offset = header.end_offset
+        if self.leadership is not None:
+            self.leadership.advance()
 
-        ``complete_appends`` is to be called when it has: once for all frames of this partition.
-        """
-        assert frame.header.base_offset == self.next_offset, (frame.header, self)
-        self.next_offset += frame.header.record_count
-        length = HEADER_BYTES + len(frame.payload or b"")
-        self._journal_bytes.num_bytes += length
-        self._pending.append(_Pending(frame.header, length, durable, position_in_append))
-        if (recent := self._recent_batches_of(frame.header)) is not None:
-            recent.begin(_remembered(frame.header), durable)
-
-    def complete_appends(self) -> None:
-        # Also called before offsets are assigned: the journal fails all that is pending in one step, and callbacks run
-        # a step later; an append in between must not continue from offsets that were never stored.
-        while self._pending and self._pending[0].durable.done():
-            pending = self._pending.popleft()
-            stored = pending.durable.exception() is None
-            if (recent := self._recent_batches_of(pending.header)) is not None:
-                recent.complete(_remembered(pending.header).owner, stored=stored)
-            if not stored:
-                self._journal_bytes.num_bytes -= pending.length
-                self.next_offset = self.log_end_offset
-                continue
-            assert pending.header.base_offset == self.log_end_offset, (pending.header, self)
-            if self._unsealed_since is None:
-                self._unsealed_since = self._clock.monotonic()
-            self.index.add(pending.header, pending.durable.result()[pending.position_in_append])
-            self.leader_epochs.assign(pending.header.leader_epoch, pending.header.base_offset)
-            self.log_end_offset += pending.header.record_count
-            self._advance_high_watermark(self.log_end_offset)
+    def failed(self, frame: Frame, error: LogStoreError) -> None:
+        """A frame that is tracked is not stored, nor is any behind it: the journal tells of them in the same step."""
+        header = frame.header
+        self.next_offset = self.log_end_offset
+        if header.type is FrameType.TRUNCATE:
+            self._truncating_to = None
+            return
+        self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
+        if (recent := self._recent_batches_of(header)) is not None:
+            recent.complete(header.identity.owner, stored=False)
+        if self.leadership is not None:
+            self.leadership.fail(error)
 
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
-        """The memory that a batch belongs to; None for a batch without an identity."""
+        """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
+        if header.type is FrameType.CONTROL:
+            return None
         if header.identity.is_producers:
             return self.producers
         return self.idempotency_keys if header.identity.is_keys else None
 
-    def _advance_high_watermark(self, offset: int) -> None:
+    def advance_high_watermark(self, offset: int) -> None:
+        """Everything below ``offset`` is durable on all in-sync replicas."""
         if offset > self.high_watermark:
             self.high_watermark = offset
             self._wake()
+
+    # ---- truncating -------------------------------------------------------------------------------------------------
+
+    def truncation(self, offset: int, leader_epoch: int) -> Frame:
+        """The journal frame that drops the records from ``offset`` on, and those that share a frame with it. Hand it to
+        the journal and ``track`` it at once; the records are dropped when it is durable.
+
+        ``leader_epoch`` is that of the leader who orders it, which is another broker: a leader drops nothing. What is
+        in Delta stays: an offset below the sealed one drops all that is not (C8).
+        """
+        self.require_open()
+        assert self.leadership is None, self
+        assert self.next_offset == self.log_end_offset, self
+        end = max(min(offset, self.log_end_offset), self.sealed_offset)
+        if (boundary := self.index.boundary(end)) is not None:
+            end = max(boundary, self.sealed_offset)
+        return Frame(
+            FrameHeader(
+                type=FrameType.TRUNCATE,
+                flags=FrameFlags(0),
+                topic_id=self.topic_id,
+                partition=self.partition,
+                base_offset=end,
+                record_count=0,
+                leader_epoch=leader_epoch,
+                append_time_ms=self._last_append_time_ms,
+                max_timestamp_ms=self._last_append_time_ms,
+                inflated_bytes=0,
+            ),
+            b"",
+        )
+
+    def _drop_from(self, offset: int) -> None:
+        """A truncation is durable."""
+        self._truncating_to = None
+        offset = max(offset, self.sealed_offset)
+        self._change_index(lambda: self.index.truncate(offset))
+        self.log_end_offset = offset
+        self.high_watermark = min(self.high_watermark, offset)
+        self.leader_epochs.truncate(offset)
+        self.open_transactions.truncate(offset)
+        self.producers.forget_from(offset)
+        self.idempotency_keys.forget_from(offset)
+        if not len(self.index):
+            self._unsealed_since = None
+        self._wake()
+
+    def _change_index(self, change: Callable[[], None]) -> None:
+        self._journal_bytes.num_bytes -= self.index.num_bytes
+        change()
+        self._journal_bytes.num_bytes += self.index.num_bytes
+
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
+        """The frames at the journal positions [start, end) that count: those that a truncation on its way to the disk
+        drops do not, because a copy behind it would bring them back.
+        """
+        return [frame for frame in self.index.located_in(start, end) if self.keeps(frame)]
+
+    def keeps(self, frame: IndexedFrame) -> bool:
+        """Whether the frame counts still."""
+        dropped = self._truncating_to is not None and frame.end_offset > self._truncating_to
+        return not dropped and self.index.holds(frame)
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
@@ -361,16 +468,11 @@ class PartitionLog:
         """Everything below ``offset`` is in Delta, durably."""
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
-        self._journal_bytes.num_bytes -= self.index.num_bytes
-        self.index.drop_below(offset)
-        self._journal_bytes.num_bytes += self.index.num_bytes
+        self._change_index(lambda: self.index.drop_below(offset))
         self._unsealed_since = self._clock.monotonic() if len(self.index) else None
 
     def snapshot_frame(self) -> Frame:
-        """The frame that every new journal file begins with for this partition.
-
-        It stands for all frames before it: appends that are durable by then are completed first.
-        """
+        """The frame that every new journal file begins with for this partition. It stands for all frames before it."""
         now_ms = self.now_ms()
         self.producers.expire(now_ms)
         self.idempotency_keys.expire(now_ms)
@@ -381,6 +483,8 @@ class PartitionLog:
             producers=self.producers.pack(),
             idempotency_keys=self.idempotency_keys.pack(),
             producers_forgotten_up_to=self.producers.evicted_up_to,
+            open_transactions=self.open_transactions.entries,
+            markers=self.producers.markers,
         )
         header = FrameHeader(
             type=FrameType.SNAPSHOT,
@@ -389,7 +493,7 @@ class PartitionLog:
             partition=self.partition,
             base_offset=self.sealed_offset,
             record_count=0,
-            leader_epoch=self.leader_epoch,
+            leader_epoch=max(self.leader_epoch, 0),
             append_time_ms=self._last_append_time_ms,
             max_timestamp_ms=self._last_append_time_ms,
             inflated_bytes=0,
@@ -402,42 +506,44 @@ class PartitionLog:
         """A record was appended then: later ones are not appended earlier, whatever the clock says now."""
         self._last_append_time_ms = max(self._last_append_time_ms, append_time_ms)
 
-    def recover_frame(self, header: FrameHeader, location: FrameLocation) -> None:
-        """A data frame that the journal scan found; ``finish_recovery`` puts them in order."""
-        self.recover_append_time(header.append_time_ms)
-        self.index.add(header, location)
-        self.leader_epochs.assign(header.leader_epoch, header.base_offset)
-        # A frame that was copied forward stands behind later ones; the state already includes it.
-        if header.base_offset >= self.remembered_end:
-            self.remembered_end = header.end_offset
-            if (recent := self._recent_batches_of(header)) is not None:
-                recent.expire(header.append_time_ms)
-                recent.remember(_remembered(header))
-
-    def recover_snapshot(self, snapshot: PartitionSnapshot) -> None:
-        """A snapshot frame that the journal scan found; the frames before it may tell all of it already."""
-        if snapshot.log_end_offset > self.remembered_end:
-            self.remembered_end = snapshot.log_end_offset
-            self.producers.replace(unpack_batches(snapshot.producers))
-            self.idempotency_keys.replace(unpack_batches(snapshot.idempotency_keys))
-        self.producers.evicted_up_to = max(self.producers.evicted_up_to, snapshot.producers_forgotten_up_to)
+    def recover(self, tail: JournalTail, *, sealed_offset: int, leader_epochs: Iterable[tuple[int, int]]) -> None:
+        """Replay what the journal tells, in the order of offsets. ``leader_epochs``: those of the journal's newest
+        snapshot, or of the last segment's footer.
+        """
+        self.recover_append_time(tail.append_time_ms)
+        self.leader_epochs = tail.leader_epochs(leader_epochs)
+        tail.replay_snapshot(self.producers, self.idempotency_keys)
+        for stored in tail.batches():
+            if isinstance(stored, Marker):
+                self.producers.remember_marker(stored)
+                continue
+            recent: RecentBatches = self.producers if stored.epoch >= 0 else self.idempotency_keys
+            recent.expire(stored.append_time_ms)
+            recent.remember(stored)
+        self.open_transactions.replace(tail.open_transactions())
+        self.index = tail.index
+        self.sealed_offset = sealed_offset
 
     def recover_from_footers(
-        self, end_offset: int, producers: Iterable[RememberedBatch], idempotency_keys: Iterable[RememberedBatch]
+        self,
+        producers: Iterable[RememberedBatch],
+        idempotency_keys: Iterable[RememberedBatch],
+        *,
+        producer_ids_begin: int,
+        markers: Iterable[Marker] = (),
     ) -> None:
-        """Take over the batches that segments remember below ``end_offset``, if the journal begins later. Producers
-        that appended behind the segments are unknown.
+        """Take over the batches that segments remember, if the journal ends before the table does. Producers that
+        appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
         """
-        self.remembered_end = end_offset
-        self.producers.replace(producers)
-        self.producers.evicted_up_to = first_producer_id(self.leader_epoch) - 1
+        self.producers.replace(producers, markers)
         self.idempotency_keys.replace(idempotency_keys)
+        self.knows_all_producers = False
+        self.forget_producers(producer_ids_begin)
 
-    def recover_history(self, *, sealed_offset: int, leader_epochs: Sequence[tuple[int, int]]) -> None:
-        """Take over the state in Delta; leader epochs come from the journal's snapshot or the last segment's footer."""
-        self.sealed_offset = sealed_offset
-        written_since = self.leader_epochs.entries
-        self.leader_epochs = LeaderEpochs([*leader_epochs, *written_since])
+    def forget_producers(self, producer_ids_begin: int) -> None:
+        """If batches of producers are unknown: those of all with ids below ``producer_ids_begin`` may be."""
+        if not self.knows_all_producers:
+            self.producers.evicted_up_to = max(self.producers.evicted_up_to, producer_ids_begin - 1)
 
     def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
         """The partition is quarantined, and is recovered when that ends; without ``recover`` by the next start."""
@@ -457,11 +563,3 @@ class PartitionLog:
 
 def _remembered(header: FrameHeader) -> RememberedBatch:
     return RememberedBatch(*header.identity, header.record_count, header.base_offset, header.append_time_ms)
-
-
-def _max_timestamp(batch: pa.RecordBatch, append_time_ms: int) -> int:
-    timestamps = batch.column(0)
-    if timestamps.null_count == len(timestamps):
-        return append_time_ms
-    latest = pc.max(timestamps.cast(pa.int64())).as_py()
-    return int(max(latest, append_time_ms)) if timestamps.null_count else int(latest)

@@ -16,7 +16,7 @@ import structlog
 
 from logstore.errors import DuplicateSequenceError, InvalidProducerEpochError, OutOfOrderSequenceError
 from logstore.limits import PRODUCERS_PER_PARTITION_MAX
-from logstore.log.recent_batches import KnownBatch, RecentBatches
+from logstore.log.recent_batches import RecentBatches
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch_identity import (
     PACKED_BYTES,
@@ -48,7 +48,7 @@ class ProducerStates(RecentBatches):
 
     def check(
         self, producer_id: int, producer_epoch: int, base_sequence: int, record_count: int, now_ms: int
-    ) -> KnownBatch | None:
+    ) -> RememberedBatch | None:
         """The batch that this one repeats; None if it is new and follows.
 
         Raises InvalidProducerEpochError, OutOfOrderSequenceError, DuplicateSequenceError.
@@ -63,24 +63,24 @@ class ProducerStates(RecentBatches):
                     f"{who} has stored nothing yet and begins at sequence 0, not {base_sequence}: a batch is missing."
                 )
             return None
-        epoch = max(recent[-1].batch.epoch if recent else -1, marker.producer_epoch if marker else -1)
+        epoch = max(recent[-1].epoch if recent else -1, marker.producer_epoch if marker else -1)
         if producer_epoch < epoch:
             raise InvalidProducerEpochError(
                 f"{who} is fenced: the epoch is {epoch} by now. Ask POST /producers for a new one."
             )
-        recent = [known for known in recent if known.batch.epoch == producer_epoch]
+        recent = [known for known in recent if known.epoch == producer_epoch]
         if not recent:
             if base_sequence:
                 raise OutOfOrderSequenceError(f"{who} is new and begins at sequence 0, not {base_sequence}.")
             return None
-        last = recent[-1].batch
+        last = recent[-1]
         for known in recent:
-            if (known.batch.sequence, known.batch.record_count) == (base_sequence, record_count):
+            if (known.sequence, known.record_count) == (base_sequence, record_count):
                 return known
         expected = next_sequence(last.sequence, last.record_count)
         if base_sequence == expected:
             return None
-        oldest = recent[0].batch.sequence
+        oldest = recent[0].sequence
         # A batch that ends where the oldest remembered one begins, or up to half of all sequence numbers before that.
         behind = (oldest - next_sequence(base_sequence, record_count)) & SEQUENCE_MAX
         if behind <= SEQUENCE_MAX // 2 and producer_id > self.evicted_up_to:
@@ -171,3 +171,22 @@ class ProducerStates(RecentBatches):
         super()._forget(owner)
         self._markers.pop(owner, None)
         self.evicted_up_to = max(self.evicted_up_to, owner)
+
+    def forget_from(self, offset: int) -> list[int]:
+        """As for all batches. A producer of which all batches or the newest marker are dropped counts as evicted: what
+        it stored before those is no longer known.
+        """
+        with_batches = {producer_id for producer_id, packed in self._durable.items() if packed}
+        dropped = super().forget_from(offset)
+        unknown = [producer_id for producer_id in dropped if producer_id in with_batches]
+        for producer_id, marker in list(self._markers.items()):
+            if marker.offset >= offset:
+                del self._markers[producer_id]
+                unknown.append(producer_id)
+        for producer_id in [producer_id for producer_id in dropped if producer_id in self._markers]:
+            self._durable[producer_id] = b""
+        if self._markers:
+            for producer_id in sorted(self._durable, key=self._last_offset):
+                self._durable.move_to_end(producer_id)
+        self.evicted_up_to = max(self.evicted_up_to, *unknown, -1)
+        return dropped

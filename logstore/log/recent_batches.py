@@ -5,50 +5,40 @@ fsynced are kept beside them, and vanish without a trace if the journal fails. A
 after its last append. All calls come from the event loop that owns the partition.
 """
 
-import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import NamedTuple
 
-from logstore.journal.frame import FrameLocation
 from logstore.records.batch_identity import PACKED_BYTES, RememberedBatch, last_append_ms, unpack_batches
-
-
-class KnownBatch(NamedTuple):
-    """``durable`` is the future to wait for before its offsets are answered; None if it is durable already."""
-
-    batch: RememberedBatch
-    durable: asyncio.Future[list[FrameLocation]] | None
 
 
 class RecentBatches:
     def __init__(self, remembered_ms: int) -> None:
         self.remembered_ms = remembered_ms
         self._durable: OrderedDict[int, bytes] = OrderedDict()
-        self._pending: dict[int, deque[KnownBatch]] = {}
+        self._pending: dict[int, deque[RememberedBatch]] = {}
         self.num_batches = 0
         """Remembered ones, those being fsynced included."""
 
-    def known(self, owner: int) -> list[KnownBatch]:
-        """In the order of their offsets."""
-        packed = self._durable.get(owner)
-        durable = [] if packed is None else [KnownBatch(batch, None) for batch in unpack_batches(packed)]
-        return [*durable, *self._pending.get(owner, ())]
+    def known(self, owner: int) -> list[RememberedBatch]:
+        """In the order of their offsets. The last ones may be on their way to the disk: their offsets are answered when
+        the log's end, or its high watermark, has reached them.
+        """
+        return [*unpack_batches(self._durable.get(owner, b"")), *self._pending.get(owner, ())]
 
     def __contains__(self, owner: int) -> bool:
         return owner in self._durable or owner in self._pending
 
     # ---- batches being fsynced --------------------------------------------------------------------------------------
 
-    def begin(self, batch: RememberedBatch, durable: asyncio.Future[list[FrameLocation]]) -> None:
+    def begin(self, batch: RememberedBatch) -> None:
         """A batch was handed to the journal: from here on it counts."""
-        self._pending.setdefault(batch.owner, deque()).append(KnownBatch(batch, durable))
+        self._pending.setdefault(batch.owner, deque()).append(batch)
         self.num_batches += 1
 
     def complete(self, owner: int, *, stored: bool) -> None:
         """The oldest pending batch of ``owner`` is durable (``stored``) or has failed."""
         pending = self._pending[owner]
-        batch = pending.popleft().batch
+        batch = pending.popleft()
         self.num_batches -= 1
         if not pending:
             del self._pending[owner]
@@ -96,3 +86,16 @@ class RecentBatches:
         self.num_batches = sum(map(len, self._pending.values()))
         for batch in batches:
             self.remember(batch)
+
+    def forget_from(self, offset: int) -> list[int]:
+        """Forget the batches from ``offset`` on: their records were truncated. The owners of which nothing is left."""
+        lost = []
+        for owner, packed in list(self._durable.items()):
+            kept = b"".join(batch.pack() for batch in unpack_batches(packed) if batch.base_offset < offset)
+            self.num_batches -= (len(packed) - len(kept)) // PACKED_BYTES
+            if kept:
+                self._durable[owner] = kept
+            else:
+                del self._durable[owner]
+                lost.append(owner)
+        return lost

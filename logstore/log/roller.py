@@ -33,6 +33,7 @@ from logstore.errors import (
     CommitConflictError,
     CorruptionError,
     LogStoreError,
+    NotLeaderOrFollowerError,
     StorageError,
     UnknownTopicError,
     storage_error,
@@ -52,10 +53,12 @@ from logstore.log.history import (
     removed_ranges,
     sealed_segments_on_disk,
 )
+from logstore.log.isolation import Isolation
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.observability import ROLL_SECONDS, ROLLS
 from logstore.records.batch_identity import unpack_batches
+from logstore.records.transactions import Marker
 from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file, verify_segment
@@ -98,6 +101,7 @@ class _Range:
     #: Batches remembered at the end, packed; a piece leaves out the batches behind it.
     producers: bytes
     idempotency_keys: bytes
+    markers: tuple[Marker, ...]
     pieces: list[_Piece]
 
 
@@ -140,7 +144,8 @@ class Roller:
         self._uncommitted: dict[Topic, dict[int, RollPart]] = {}
 
     async def roll(self, topic: Topic, select: Callable[[PartitionLog], bool] = lambda _: True) -> RollResult:
-        """Seal everything committed so far of the partitions that ``select`` picks; return when that is durable.
+        """Seal everything committed so far of the partitions that ``select`` picks and that are led here; return when
+        that is durable.
 
         Goes on to its end if the caller is cancelled. Raises UnknownTopicError for a topic deleted meanwhile,
         StorageFullError, StorageError, CommitRefusedError, CommitConflictError, CommitStateUnknownError,
@@ -192,7 +197,7 @@ class Roller:
             _require(topic)
             self._require_lock()
             refused = await self._commit(topic, await self._left_over(topic))
-            wanted = [p for p in topic.partitions if select(p) and p.partition not in refused]
+            wanted = [p for p in topic.partitions if p.is_leader and select(p) and p.partition not in refused]
             parts = await self._write_new(topic, wanted)
             if parts:
                 refused |= await self._commit(topic, parts)
@@ -204,7 +209,8 @@ class Roller:
 
     async def _write_new(self, topic: Topic, partitions: Sequence[PartitionLog]) -> list[RollPart]:
         for _ in range(_ATTEMPTS):
-            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < p.last_stable_offset]
+            # Without an await: the plans of one commit are of one moment.
+            spans = [_plan(p, topic.config.segment_bytes) for p in partitions if p.sealed_offset < _end(p)]
             if not spans:
                 return []
             with contextlib.suppress(JournalRangeFreedError):  # copied forward meanwhile: the index knows where to
@@ -221,15 +227,23 @@ class Roller:
         return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.path, part)])
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
-        """Seal ``parts``; by partition, why some were left out."""
+        """Seal ``parts``; by partition, why some were left out: also because another leads it by now."""
+        logs = topic.partitions
+        led = [p for p in parts if logs[p.partition].is_leader and logs[p.partition].leader_epoch == p.leader_epoch]
+        refused: dict[int, LogStoreError] = {
+            part.partition: NotLeaderOrFollowerError(f"{topic.name}-{part.partition} has another leader: not sealed.")
+            for part in parts
+            if part not in led
+        }
+        parts = led
         if not parts:
-            return {}
+            return refused
         began = time.perf_counter()
         uncommitted = self._uncommitted.setdefault(topic, {})
         uncommitted |= {part.partition: part for part in parts}
         commit = await self._in_thread(lambda: topic.table.commit_roll(parts))
         await self._follow(topic)
-        refused = dict(commit.refused)
+        refused |= commit.refused
         for part in parts:
             partition = part.partition
             if partition in refused:
@@ -306,6 +320,7 @@ class Roller:
                 producers=[b for b in unpack_batches(span.producers) if b.base_offset < end],
                 idempotency_keys=[b for b in unpack_batches(span.idempotency_keys) if base <= b.base_offset < end],
                 append_time_ms=append_time_ms,
+                markers=[marker for marker in span.markers if marker.offset < end],
             )
 
     # ---- following the table ----------------------------------------------------------------------------------------
@@ -321,7 +336,7 @@ class Roller:
                 topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
                 raise
             # The log entries of lost records are kept until the records are back or given up.
-            if not any(p.missing for p in topic.partitions):
+            if topic.is_maintained_here and not any(p.missing for p in topic.partitions):
                 await self._in_thread(topic.table.maintain)
 
     async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:
@@ -390,19 +405,20 @@ class Roller:
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
         """A commit of ours whose outcome was unknown turns out to have happened."""
         state = snapshot.partitions[partition_log.partition]
-        ours = state.leader_epoch == partition_log.leader_epoch
-        if ours and partition_log.sealed_offset < state.sealed <= partition_log.last_stable_offset:
+        ours = partition_log.is_leader and state.leader_epoch == partition_log.leader_epoch
+        if ours and partition_log.sealed_offset < state.sealed <= _end(partition_log):
             partition_log.seal(state.sealed)
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
-        """Rule R7: commit files again that the table has lost."""
+        """Rule R7: commit files again that the table has lost, of partitions that are led here."""
         path = topic.table.path
-        grown = len(topic.partitions) > snapshot.num_partitions
+        grown = topic.is_maintained_here and len(topic.partitions) > snapshot.num_partitions
         if grown:
             log.error("partitions.overwritten", topic=topic.name, version=snapshot.version, now=snapshot.num_partitions)
             topic.table.add_partitions(len(topic.partitions))
             snapshot = topic.table.snapshot()
-        ours = [p for p in topic.partitions if p.recovered and _is_sound(snapshot, p.partition)]
+        present = topic.partitions[: snapshot.num_partitions]
+        ours = [p for p in present if p.is_leader and p.recovered and _is_sound(snapshot, p.partition)]
         sound = {p.partition for p in ours}
         behind = [p for p in ours if snapshot.partitions[p.partition].sealed < p.sealed_offset]
         starts = {p.partition: p.log_start_offset for p in ours}
@@ -501,11 +517,16 @@ def _is_whole(table_path: Path, part: RollPart) -> bool:
     return True
 
 
+def _end(partition_log: PartitionLog) -> int:
+    """Where a roll stops: what it seals, is decided."""
+    return partition_log.readable_end(Isolation.READ_COMMITTED)
+
+
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
     partition_log.producers.expire(now_ms)
     partition_log.idempotency_keys.expire(now_ms)
-    base, end = partition_log.sealed_offset, partition_log.last_stable_offset
+    base, end = partition_log.sealed_offset, _end(partition_log)
     pieces = []
     start = base
     while start < end:
@@ -520,6 +541,7 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         partition_log.leader_epochs.up_to(end),
         partition_log.producers.pack(),
         partition_log.idempotency_keys.pack(),
+        partition_log.producers.markers,
         pieces,
     )
 
@@ -543,6 +565,6 @@ def _require(topic: Topic) -> None:
 
 def due(partition_log: PartitionLog, *, segment_bytes: int, segment_ms: float) -> bool:
     """Whether the un-sealed range is big or old enough to roll."""
-    if partition_log.sealed_offset >= partition_log.last_stable_offset or partition_log.quarantined is not None:
+    if not partition_log.has_unsealed:
         return False
     return partition_log.unsealed_bytes >= segment_bytes or partition_log.unsealed_ms >= segment_ms

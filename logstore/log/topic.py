@@ -6,7 +6,7 @@ one topic happen under ``commit_lock``, so that its own commits never race each 
 
 import asyncio
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import structlog
 
@@ -35,7 +35,6 @@ class Topic:
         *,
         location: str,
         defaults: dict[str, str],
-        leader_epoch: int,
         clock: Clock,
         producer_id_expiration_ms: int,
     ) -> None:
@@ -51,10 +50,11 @@ class Topic:
         self.deleted = False
         self.config_overrides: dict[str, str] = {}
         self._defaults = defaults
-        self._leader_epoch = leader_epoch
         self._clock = clock
         self._producer_id_expiration_ms = producer_id_expiration_ms
         self._bad_property_version = -1
+        #: Called when the table has more partitions than before; they have no leader yet.
+        self.grown: Callable[[Topic], None] = lambda _: None
         self.follow(snapshot)
 
     @property
@@ -89,7 +89,12 @@ class Topic:
     @property
     def has_unsealed(self) -> bool:
         """Whether a roll would have something to seal."""
-        return any(p.sealed_offset < p.last_stable_offset and p.quarantined is None for p in self.partitions)
+        return any(p.has_unsealed for p in self.partitions)
+
+    @property
+    def is_maintained_here(self) -> bool:
+        """Whether this broker maintains the table's log and mends it: the leader of partition 0 does."""
+        return self.partitions[0].is_leader
 
     def follow(self, snapshot: TopicSnapshot, lost: Mapping[int, str] | None = None) -> None:
         """Take over a snapshot's configuration, partitions, log starts and segments.
@@ -98,12 +103,12 @@ class Topic:
         """
         self.snapshot = snapshot
         self._follow_config(snapshot)
+        before = len(self.partitions)
         for partition in range(len(self.partitions), snapshot.num_partitions):
             new = PartitionLog(
                 self.name,
                 self.topic_id,
                 partition,
-                leader_epoch=self._leader_epoch,
                 clock=self._clock,
                 producer_id_expiration_ms=self._producer_id_expiration_ms,
                 journal_bytes=self._journal_bytes,
@@ -115,6 +120,8 @@ class Topic:
             partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
+        if len(self.partitions) > before:
+            self.grown(self)
 
     def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
         why, remedy = lost, "It is served again when the store finds them"

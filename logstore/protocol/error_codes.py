@@ -46,6 +46,7 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.BrokerNotReadyError: 50301,
     errors.StorageFullError: 50302,
     errors.QuarantinedError: 50303,
+    errors.NotLeaderOrFollowerError: 50304,
     errors.RequestTimedOutError: 50401,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
     errors.InvalidTopicError: 40002,

@@ -1,6 +1,6 @@
 """The fetch response, an answer for many partitions: ``application/vnd.logstore.fetch``.
 
-A body is a sequence of partition responses, one for each partition that has news, each a header of 40 bytes and its
+A body is a sequence of partition responses, one for each partition that has news, each a header of 48 bytes and its
 content, little-endian. ``index`` is the partition's place in the request. With ``error_code`` 0 the content is record
 batches (``record_batch``), or nothing where only a gap in the offsets was passed; otherwise it is the error's message
 in UTF-8. Zeros pad it to a multiple of 8 bytes; the length in the header does not count them.
@@ -20,8 +20,8 @@ from logstore.protocol.record_batch import begins_with_parquet, read_records
 from logstore.protocol.sections import padding, read_sections
 
 MEDIA_TYPE: Final = "application/vnd.logstore.fetch"
-#: index, error code, log start offset, high watermark, next offset, bytes of the content
-RESPONSE_HEADER: Final = struct.Struct("<iiqqqq")
+#: index, error code, log start offset, high watermark, last stable offset, next offset, bytes of the content
+RESPONSE_HEADER: Final = struct.Struct("<iiqqqqq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class PartitionResponse:
     error_code: int
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
     next_offset: int
     content: Sequence[Buffer | pa.Buffer]
 
@@ -43,7 +44,7 @@ class PartitionResponse:
         start, end = -1, -1
         if isinstance(error, OffsetOutOfRangeError):
             start, end = error.log_start_offset, error.high_watermark
-        return cls(index, code_of(error), start, end, -1, [error.message.encode("utf-8", "backslashreplace")])
+        return cls(index, code_of(error), start, end, -1, -1, [error.message.encode("utf-8", "backslashreplace")])
 
     @property
     def error(self) -> LogStoreError | None:
@@ -76,6 +77,7 @@ def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer
                 response.error_code,
                 response.log_start_offset,
                 response.high_watermark,
+                response.last_stable_offset,
                 response.next_offset,
                 length,
             )
@@ -87,5 +89,6 @@ def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer
 def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionResponse]:
     """The partition responses, in place. LogStoreError if ``body`` is no answer to a fetch."""
     for fields, content in read_sections(body, RESPONSE_HEADER, "partition"):
-        index, error_code, log_start_offset, high_watermark, next_offset = fields
-        yield PartitionResponse(index, error_code, log_start_offset, high_watermark, next_offset, (content,))
+        index, error_code, log_start_offset, high_watermark, last_stable_offset, next_offset = fields
+        ends = log_start_offset, high_watermark, last_stable_offset
+        yield PartitionResponse(index, error_code, *ends, next_offset, (content,))

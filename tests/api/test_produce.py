@@ -164,24 +164,17 @@ async def test_acks_1_and_all_are_answered_when_stored(api, acks):
 
 async def test_a_timeout_is_504_with_its_code_and_the_records_may_be_stored(api, monkeypatch):
     await api.create_topic("t")
-    append = api.broker.journal.append
-    stored_later = asyncio.get_running_loop().create_future()
+    store = api.broker.journal.store
+    stored_later = []
 
-    def slow(frames):
-        appended = append(frames)
-        delayed = asyncio.get_running_loop().create_future()
+    def slow(frames, told):
+        store(frames, lambda *outcome: stored_later.append((told, outcome)))
 
-        async def finish():
-            delayed.set_result((await asyncio.gather(appended, stored_later))[0])
-
-        slow.task = asyncio.create_task(finish())
-        return delayed
-
-    monkeypatch.setattr(api.broker.journal, "append", slow)
+    monkeypatch.setattr(api.broker.journal, "store", slow)
     message = assert_error(await api.post("/topics/t?timeout_ms=20", json={"records": [{"value": 1}]}), 504, 50401)
     assert "may or may not be stored" in message
-    stored_later.set_result(None)
-    await slow.task
+    ((told, outcome),) = stored_later
+    told(*outcome)
     assert await api.values("t") == [1]
 
 

@@ -38,7 +38,7 @@ async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes
     assert answer.status_code == 200, answer.text
     assert int(answer.headers["Content-Length"]) == len(answer.content)
     responses = list(read_fetch_response(pa.py_buffer(answer.content)))
-    return responses[0] if responses else PartitionResponse(0, 0, -1, offset, offset, (pa.py_buffer(b""),))
+    return responses[0] if responses else PartitionResponse(0, 0, -1, offset, offset, offset, (pa.py_buffer(b""),))
 
 
 def batches(response: PartitionResponse) -> list[RecordBatch]:

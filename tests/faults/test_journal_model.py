@@ -22,7 +22,7 @@ from logstore.journal.inspect import verify
 from logstore.records.transactions import ControlType, EndTransactionMarker
 from tests.support.examples import examples
 from tests.support.faulty_filesystem import FaultyFileSystem
-from tests.support.journals import TOPIC, control_frame, data_frame, new_journal, snapshot_frame
+from tests.support.journals import TOPIC, control_frame, data_frame, new_journal, relocate_oldest, snapshot_frame
 
 PARTITIONS = 3
 POINTS = [
@@ -186,7 +186,7 @@ class JournalMachine(RuleBasedStateMachine):
     def relocate(self):
         async def scenario():
             try:
-                moved = await self.journal.relocate_oldest()
+                moved = await relocate_oldest(self.journal)
             except LogStoreError:
                 assert self.may_fail
                 return

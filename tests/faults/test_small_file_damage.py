@@ -37,7 +37,9 @@ def elect(data: Path) -> tuple[str, int]:
         coordinator = EmbeddedCoordinator(data, 0, FileSystem())
         await coordinator.start()
         try:
-            return coordinator.cluster_id, await coordinator.elect(above=1)
+            topic_id = uuid.uuid4()
+            await coordinator.find_leaders({topic_id: [1]})
+            return coordinator.cluster_id, coordinator.partition_state(topic_id, 0).leader_epoch
         finally:
             await coordinator.stop()
 

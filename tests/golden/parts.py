@@ -33,7 +33,15 @@ from logstore.records.transactions import ControlType, Marker, OpenTransaction
 from logstore.segments import writer as segment_writer
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.writer import SegmentWriter
-from tests.support.journals import TOPIC, control_frame, data_frame, running, snapshot_frame, truncate_frame
+from tests.support.journals import (
+    TOPIC,
+    control_frame,
+    data_frame,
+    relocate_oldest,
+    running,
+    snapshot_frame,
+    truncate_frame,
+)
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
 SEGMENT_CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -128,7 +136,7 @@ def write_journal(directory: Path) -> None:
             await journal.append([data_frame(3, b"other", topic=UUID(int=1)), data_frame(0, bytes(900), partition=3)])
             await journal.append([control_frame(3 + kind, kind=kind) for kind in ControlType])
             await journal.append([truncate_frame(4, leader_epoch=1), control_frame(4)])
-            await journal.relocate_oldest()
+            await relocate_oldest(journal)
 
     asyncio.run(scenario())
 

@@ -5,7 +5,6 @@ have all or only the newest part, with frames copied forward in between. Sequenc
 exist as headers only.
 """
 
-import asyncio
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -24,6 +23,8 @@ from logstore.errors import (
 )
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameLocation, FrameType
 from logstore.journal.partition_snapshot import PartitionSnapshot
+from logstore.journal.scan import RecoveredFrame
+from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.records.batch_identity import BatchIdentity, unpack_batches
 from tests.support.examples import examples
@@ -41,22 +42,27 @@ class Appended:
     sequence: int
     count: int
     base_offset: int
-    durable: asyncio.Future[Any] | None
+    is_durable: bool = False
 
 
 class ProducerModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
         self.clock = ManualClock()
+        self.starts = 0
         self.log = self.new_log()
+        self.lead()
         self.journal: list[FrameHeader | PartitionSnapshot] = []
         self.model: dict[int, list[Appended]] = {}
-        self.futures: list[tuple[asyncio.Future[Any], FrameHeader]] = []
+        self.pending: list[Frame] = []
         self.evicted_up_to = -1
 
     def new_log(self) -> PartitionLog:
-        return PartitionLog("t", TOPIC, 0, leader_epoch=1, clock=self.clock, producer_id_expiration_ms=10**9)
+        return PartitionLog("t", TOPIC, 0, clock=self.clock, producer_id_expiration_ms=10**9)
+
+    def lead(self) -> None:
+        self.starts += 1
+        self.log.become_leader(self.starts)
 
     def expected(
         self, producer_id: int, epoch: int, sequence: int, count: int
@@ -89,8 +95,9 @@ class ProducerModel(RuleBasedStateMachine):
         known = self.log.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
         if isinstance(expected, Appended):
             assert known is not None
-            assert known.batch.base_offset == expected.base_offset
-            assert known.durable is expected.durable, "whoever repeats what is being fsynced waits for it"
+            assert known.base_offset == expected.base_offset
+            waits = known.base_offset + known.record_count > self.log.high_watermark
+            assert waits is not expected.is_durable, "whoever repeats what is being fsynced waits for it"
             return
         assert known is None
         header = FrameHeader(
@@ -106,15 +113,14 @@ class ProducerModel(RuleBasedStateMachine):
             0,
             BatchIdentity(producer_id, epoch, sequence),
         )
-        future = self.loop.create_future()
-        self.log.track(Frame(header, b""), future, 0)
-        future.add_done_callback(lambda _: self.log.complete_appends())
-        self.futures.append((future, header))
-        appended = Appended(epoch, sequence, count, header.base_offset, future)
+        frame = Frame(header, b"")
+        self.log.track(frame)
+        self.pending.append(frame)
+        appended = Appended(epoch, sequence, count, header.base_offset)
         self.model.setdefault(producer_id, []).append(appended)
 
     def last(self, producer_id: int) -> Appended:
-        return self.model.get(producer_id, [Appended(0, 0, 0, 0, None)])[-1]
+        return self.model.get(producer_id, [Appended(0, 0, 0, 0)])[-1]
 
     @rule(producer_id=producer_ids, batches=st.lists(counts, min_size=1, max_size=4))
     def append_next(self, producer_id: int, batches: list[int]) -> None:
@@ -138,37 +144,33 @@ class ProducerModel(RuleBasedStateMachine):
     def change_epoch(self, producer_id: int, step: int, sequence: int, count: int) -> None:
         self.append(producer_id, max(0, self.last(producer_id).epoch + step), sequence, count)
 
-    @precondition(lambda self: self.futures)
-    @rule(groups=st.integers(1, 9), then=st.sampled_from(["callbacks", "file", ""]))
-    def fsync(self, groups: int, then: str) -> None:
-        for future, header in self.futures[:groups]:
-            self.journal.append(header)
-            future.set_result([FrameLocation(len(self.journal), 1)])
+    @precondition(lambda self: self.pending)
+    @rule(groups=st.integers(1, 9), begins_file=st.booleans())
+    def fsync(self, groups: int, begins_file: bool) -> None:
+        for frame in self.pending[:groups]:
+            self.journal.append(frame.header)
+            self.log.stored(frame, FrameLocation(len(self.journal), 1))
             for batches in self.model.values():
                 for batch in batches:
-                    batch.durable = None if batch.durable is future else batch.durable
-        del self.futures[:groups]
-        # The callbacks of the futures run a step later: a new file may be begun before.
-        if then == "callbacks":
-            self.log.now_ms()
-        elif then == "file":
+                    batch.is_durable |= batch.base_offset == frame.header.base_offset
+        del self.pending[:groups]
+        if begins_file:
             self.begin_file([])
 
     def forget_pending(self) -> None:
-        self.futures.clear()
+        self.pending.clear()
         for producer_id, batches in list(self.model.items()):
-            self.model[producer_id] = [batch for batch in batches if batch.durable is None]
+            self.model[producer_id] = [batch for batch in batches if batch.is_durable]
             if not self.model[producer_id]:
                 del self.model[producer_id]
 
-    @precondition(lambda self: self.futures)
+    @precondition(lambda self: self.pending)
     @rule()
     def fail(self) -> None:
         """The disk is full: nothing that is on its way is stored, and appends go on."""
-        for future, _ in self.futures:
-            future.set_exception(StorageFullError(""))
+        for frame in self.pending:
+            self.log.failed(frame, StorageFullError(""))
         self.forget_pending()
-        self.log.now_ms()
 
     @rule(copied=st.lists(st.integers(0, 50), min_size=1, max_size=3))
     def begin_file(self, copied: list[int]) -> None:
@@ -183,44 +185,45 @@ class ProducerModel(RuleBasedStateMachine):
         """Files go oldest first, and each begins with a snapshot."""
         begins = [0, *(at for at, entry in enumerate(self.journal) if isinstance(entry, PartitionSnapshot))]
         kept = self.journal[data.draw(st.sampled_from(begins)) :]
-        self.log.now_ms()
         end = self.log.log_end_offset
         self.forget_pending()
         self.log = self.new_log()
-        for entry in kept:
+        tail = JournalTail()
+        for at, entry in enumerate(kept):
             if isinstance(entry, PartitionSnapshot):
-                self.log.recover_snapshot(entry)
+                header = self.log.snapshot_frame().header
+                tail.add(RecoveredFrame(header, FrameLocation(at, 1), entry.encode()))
             else:
-                self.log.recover_frame(entry, FrameLocation(0, 1))
-        assert self.log.remembered_end == end
+                tail.add(RecoveredFrame(entry, FrameLocation(at, 1), None))
+        tail.settle()
+        assert tail.end_offset == end
         # Below the journal the table has the records; other tests check its content.
-        self.log.index.drop_below(2**63 - 1)
-        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
         self.log.finish_recovery()
+        self.lead()
 
-    @precondition(lambda self: self.model and not self.futures)
+    @precondition(lambda self: self.model and not self.pending)
     @rule()
     def lose_journal(self) -> None:
         """All is sealed, and the newest segment tells of it; later batches are forgotten."""
-        self.log.now_ms()
         end, packed = self.log.log_end_offset, self.log.producers.pack()
         self.log = self.new_log()
-        self.log.recover_from_footers(end, unpack_batches(packed), ())
-        self.log.recover_history(sealed_offset=end, leader_epochs=[])
+        tail = JournalTail()
+        tail.settle()
+        self.log.recover(tail, sealed_offset=end, leader_epochs=[])
+        self.log.recover_from_footers(unpack_batches(packed), (), producer_ids_begin=1 << 32)
         self.log.finish_recovery()
+        self.lead()
         self.journal = []
         self.begin_file([])
         self.evicted_up_to = (1 << 32) - 1
 
     @invariant()
     def what_is_remembered_is_bounded(self) -> None:
-        assert self.log.producers.num_batches <= 5 * len(self.model) + len(self.log._pending)
-        if not self.log._pending:
+        assert self.log.producers.num_batches <= 5 * len(self.model) + len(self.pending)
+        if not self.pending:
             counted = sum(len([b for b in all_ if b.epoch == all_[-1].epoch][-5:]) for all_ in self.model.values())
             assert self.log.producers.num_batches == counted
-
-    def teardown(self) -> None:
-        self.loop.close()
 
 
 TestProducerModel = ProducerModel.TestCase

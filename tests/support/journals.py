@@ -7,10 +7,17 @@ from pathlib import Path
 from uuid import UUID
 
 from logstore.filesystem import FileSystem
-from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
-from logstore.journal.journal import Journal
+from logstore.journal.frame import (
+    HEADER_BYTES,
+    Frame,
+    FrameFlags,
+    FrameHeader,
+    FrameLocation,
+    FrameType,
+)
+from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.journal.scan import RecoveredFrame
+from logstore.journal.scan import RecoveredFrame, good_frames
 from logstore.records.batch_identity import BatchIdentity
 from logstore.records.transactions import NO_SEQUENCE, ControlType, EndTransactionMarker
 from tests.support.manual_clock import ManualClock
@@ -91,3 +98,27 @@ def recovered_frames(directory: Path) -> list[RecoveredFrame]:
 def offsets(frames: Sequence[RecoveredFrame], partition: int = 0) -> list[int]:
     """The base offsets of a partition's data frames, in journal order."""
     return [f.header.base_offset for f in frames if f.header.type is FrameType.DATA and f.header.partition == partition]
+
+
+async def relocate_oldest(journal: Journal) -> list[tuple[FrameHeader, FrameLocation]]:
+    """Copy forward what is needed of the oldest file, as found by a scan of it: for journals whose partitions have no
+    index, and are never truncated.
+    """
+    oldest = journal.oldest_needed
+    if oldest is None:
+        return []
+    needed = [
+        (stored.header, FrameLocation(position, HEADER_BYTES + stored.payload_length))
+        for stored, position in good_frames(journal._files[0], oldest.end)
+        if stored.header.takes_offsets and _is_needed(journal, oldest, stored.header)
+    ]
+    frames = await asyncio.to_thread(journal.read_many, [location for _, location in needed])
+    locations = await journal.relocate(frames) if frames else []
+    journal.relocated(oldest)
+    headers = [header._replace(flags=header.flags | FrameFlags.RELOCATED) for header, _ in needed]
+    return list(zip(headers, locations, strict=True))
+
+
+def _is_needed(journal: Journal, oldest: NeededFile, header: FrameHeader) -> bool:
+    key = (header.topic_id, header.partition)
+    return key in oldest.needed_by and header.end_offset > journal._sealed.get(key, 0)

@@ -196,13 +196,7 @@ def append_time_goes_back() -> None:
     """LogAppendTime is the wall clock's time, also after a step back."""
     from logstore.log.partition_log import PartitionLog
 
-    next_frame = PartitionLog.next_frame
-
-    def forgetful(self: PartitionLog, *args: Any, **kwargs: Any) -> Any:
-        self._last_append_time_ms = 0
-        return next_frame(self, *args, **kwargs)
-
-    PartitionLog.next_frame = forgetful  # type: ignore[method-assign]
+    PartitionLog.next_append_time_ms = lambda self: self._clock.now_ms()  # type: ignore[method-assign]
 
 
 def forget_commits_at_start() -> None:

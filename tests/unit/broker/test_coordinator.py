@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -31,7 +31,13 @@ async def started(data: Path) -> AsyncIterator[EmbeddedCoordinator]:
 
 async def elected(data: Path, above: int) -> int:
     async with started(data) as coordinator:
-        return await coordinator.elect(above=above)
+        return await leader_epoch(coordinator, above)
+
+
+async def leader_epoch(coordinator: EmbeddedCoordinator, above: int) -> int:
+    topic_id = uuid4()
+    await coordinator.find_leaders({topic_id: [above]})
+    return coordinator.partition_state(topic_id, 0).leader_epoch
 
 
 async def test_the_cluster_keeps_its_id(tmp_path: Path) -> None:
@@ -52,11 +58,30 @@ async def test_an_epoch_is_above_all_that_the_tables_have_seen(tmp_path: Path) -
     assert await elected(tmp_path, 0) == 43
 
 
-async def test_one_broker_leads_and_holds_every_partition(tmp_path: Path) -> None:
+async def test_one_broker_leads_and_holds_every_partition_that_is_known(tmp_path: Path) -> None:
+    topic_id = uuid4()
     async with started(tmp_path) as coordinator:
-        epoch = await coordinator.elect(above=6)
-        assert coordinator.partition_state(uuid4(), 3) == PartitionState(0, epoch, (0,), (0,))
+        await coordinator.find_leaders({topic_id: [6, 2]})
+        assert coordinator.partition_state(topic_id, 1) == PartitionState(0, 7, (0,), (0,))
+        for unknown in ((topic_id, 2), (uuid4(), 0)):
+            assert coordinator.partition_state(*unknown) == PartitionState(-1, -1, (), ())
         assert coordinator.brokers == (0,)
+
+
+async def test_a_listener_is_told_of_what_there_is_and_of_each_new_partition_once(tmp_path: Path) -> None:
+    first, second = uuid4(), uuid4()
+    told: list[tuple[UUID, int, PartitionState]] = []
+    async with started(tmp_path) as coordinator:
+        await coordinator.find_leaders({first: [0, 0]})
+        coordinator.listen(lambda *event: told.append(event))
+        led = PartitionState(0, 1, (0,), (0,))
+        assert told == [(first, 0, led), (first, 1, led)]
+        coordinator.set_partitions(second, 1)
+        coordinator.set_partitions(first, 3)
+        coordinator.set_partitions(first, 3)
+        assert told[2:] == [(second, 0, led), (first, 2, led)]
+        coordinator.forget_topic(first)
+        assert coordinator.partition_state(first, 0).leader == -1
 
 
 async def test_a_data_directory_has_one_coordinator_until_it_stops(tmp_path: Path) -> None:
@@ -72,7 +97,7 @@ async def test_a_producer_id_is_issued_once_and_above_those_of_earlier_starts(tm
     issued: list[int] = []
     for _ in range(2):
         async with started(tmp_path) as coordinator:
-            await coordinator.elect(above=0)
+            await leader_epoch(coordinator, 0)
             issued += [await coordinator.new_producer_id() for _ in range(3)]
             assert all(coordinator.is_issued(one) for one in issued)
             assert not coordinator.is_issued(issued[-1] + 1)

@@ -26,6 +26,7 @@ from logstore.errors import (
 )
 from logstore.journal.inspect import dump
 from logstore.log import producer_state
+from logstore.log.relocation import relocate_oldest
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
 from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
@@ -680,17 +681,11 @@ def test_journal_files_come_and_go_and_frames_are_copied_forward(tmp_path: Path)
             while journal.files[0][0] == oldest:
                 await broker.produce(INTERNAL, busy, records([bytes(500_000)]), partition=0)
                 await broker.roll(INTERNAL, busy)
-                for header, location in await journal.relocate_oldest():
-                    log = broker.topic(INTERNAL, "t").partition(header.partition)
-                    log.index.move(header.base_offset, location)
-                    copied += 1
+                copied += len(await relocate_oldest(journal, broker._schedule._keepers(), 1 << 20))
                 await asyncio.sleep(0)
             assert copied
             copy_of_one_moment(tmp_path / "0", tmp_path / "1")
         async with running_broker(tmp_path / "1") as broker:
-            assert [log.remembered_end for log in broker.topic(INTERNAL, "t").partitions] == [
-                log.log_end_offset for log in broker.topic(INTERNAL, "t").partitions
-            ]
             before = await stored(broker)
             assert await put(broker, "slow", [b"a", b"b", b"-"]) == first
             await send(broker, producer, 0, [b"x"], partition=1)

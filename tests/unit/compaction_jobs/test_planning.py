@@ -70,10 +70,10 @@ def test_after_retention_there_is_nothing_to_retain(history, config):
     assume(plan is not None)
     left = list(files[len(plan.expired) :])
     if plan.boundary and plan.boundary.max_offset >= plan.log_start:
-        left[0] = replace(left[0], base_offset=plan.log_start, min_offset=plan.log_start)
+        left[0] = left[0]._replace(base_offset=plan.log_start, min_offset=plan.log_start)
     elif plan.boundary:
-        left[0] = replace(
-            left[0], num_records=0, min_offset=-1, max_offset=-1, min_timestamp_ms=-1, max_timestamp_ms=-1
+        left[0] = left[0]._replace(
+            num_records=0, min_offset=-1, max_offset=-1, min_timestamp_ms=-1, max_timestamp_ms=-1
         )
     assert plan_retention(0, replace(state, log_start=plan.log_start), left, config, NOW) is None
 

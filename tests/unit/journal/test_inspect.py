@@ -16,6 +16,7 @@ from tests.support.journals import (
     kafka_frame,
     offsets,
     recovered_frames,
+    relocate_oldest,
     running,
     snapshot_frame,
     transactional_frame,
@@ -57,7 +58,7 @@ def test_dump_shows_relocated_frames(tmp_path):
             frame = data_frame(0)
             await journal.append([frame._replace(header=frame.header._replace(flags=FrameFlags.LOG_APPEND_TIME))])
             await journal.append([data_frame(0, bytes(900), partition=1)])
-            await journal.relocate_oldest()
+            await relocate_oldest(journal)
 
     asyncio.run(scenario())
     assert [(row.relocated, row.log_append_time) for row in dump(tmp_path)][-1] == (True, True)

@@ -86,6 +86,7 @@ def test_recovered_frames_come_into_order_and_the_later_copy_stays() -> None:
     index = FrameIndex()
     for base, position in ((10, 0), (20, 100), (0, 200), (10, 300)):
         index.add(header(base, 10), FrameLocation(position, 50))
+    assert index.settle().tolist() == [2, 3, 1]
     index.finish_recovery(5)
     assert [(f.base_offset, f.location.position) for f in index.frames(0, 100)] == [(0, 200), (10, 300), (20, 100)]
     assert index.num_bytes == 150
@@ -110,9 +111,30 @@ def test_what_is_sealed_may_have_holes() -> None:
 
 def test_a_frame_copied_forward_is_found_at_its_new_place() -> None:
     index = filled([5, 5])
-    index.move(5, FrameLocation(9000, 105))
-    index.move(3, FrameLocation(1, 1))  # not the base of any frame
+    first, second = index.frames(0, 10)
+    index.move(second, FrameLocation(9000, 105))
     assert [f.location.position for f in index.frames(0, 10)] == [0, 9000]
+    index.move(second, FrameLocation(1, 1))  # it is there no more
+    index.drop_below(5)
+    index.move(first, FrameLocation(1, 1))
+    assert [f.location.position for f in index.frames(0, 10)] == [9000]
+    assert (index.holds(first), index.holds(second)) == (False, False)
+
+
+def test_a_truncation_drops_the_frames_before_it_that_reach_beyond_its_end() -> None:
+    index = FrameIndex()
+    for base, position in ((0, 0), (10, 100), (20, 200), (10, 400), (20, 600)):
+        index.add(header(base, 10), FrameLocation(position, 50))
+    index.settle([(500, 20), (300, 10)])
+    assert [(f.base_offset, f.location.position) for f in index.frames(0, 100)] == [(0, 0), (10, 400), (20, 600)]
+
+
+def test_frames_are_found_by_their_places_and_by_an_offset_inside() -> None:
+    index = filled([5, 5, 5])
+    assert [f.base_offset for f in index.located_in(1000, 2000)] == [5]
+    assert [index.boundary(offset) for offset in (0, 4, 5, 14, 15)] == [0, 0, 5, 10, None]
+    index.truncate(12)
+    assert (index.end_offset, index.num_bytes) == (10, 210)
 
 
 def test_timestamps_prune_frames() -> None:

@@ -160,10 +160,9 @@ async def append_marker(broker: Broker, topic: Topic) -> None:
     frame = control_frame(log.next_offset)
     header = frame.header._replace(topic_id=topic.topic_id, leader_epoch=log.leader_epoch, max_timestamp_ms=2**62)
     frame = frame._replace(header=header)
-    durable = broker.journal.append([frame])
-    log.track(frame, durable, 0)
-    await durable
-    log.complete_appends()
+    log.track(frame)
+    (location,) = await broker.journal.append([frame])
+    log.stored(frame, location)
 
 
 @pytest.mark.parametrize("max_bytes", [1, 200, 1_000, 10**6])

@@ -71,7 +71,7 @@ def test_a_marker_of_the_same_epoch_keeps_the_batches() -> None:
     for each in (found, stored_again(found)):
         repeated = each.check(5, 1, 0, 1, 0)
         assert repeated is not None
-        assert repeated.batch.base_offset == 10
+        assert repeated.base_offset == 10
         assert each.check(5, 1, 1, 1, 0) is None
 
 

@@ -25,10 +25,11 @@ def passed_on(*responses: PartitionResponse) -> list[PartitionResponse]:
 
 def test_records_errors_and_gaps_reach_the_other_end():
     records, gap, failed = passed_on(
-        PartitionResponse(3, 0, 1, 12, 12, encode_batches([record(b"v")])),
-        PartitionResponse(1, 0, 0, 30, 30, []),
+        PartitionResponse(3, 0, 1, 12, 10, 12, encode_batches([record(b"v")])),
+        PartitionResponse(1, 0, 0, 30, 30, 30, []),
         PartitionResponse.of_error(0, QuarantinedError("außerhalb")),
     )
+    assert records.last_stable_offset == 10
     assert (records.index, records.log_start_offset, records.high_watermark, records.next_offset) == (3, 1, 12, 12)
     assert [batch.column("value").to_pylist() for batch in records.records(11)] == [[b"v"]]
     assert list(records.records(12)) == []
@@ -51,13 +52,13 @@ def test_a_message_that_utf_8_cannot_carry_is_told_all_the_same():
     assert str(response.error) == "half \\ud800"
 
 
-def test_the_layout_is_a_header_of_40_bytes_and_the_content_padded_to_8():
-    (header, content, padding) = encode_fetch_response([PartitionResponse(1, 2, 3, 4, 5, [b"what"])])
-    assert bytes(header) == struct.pack("<iiqqqq", 1, 2, 3, 4, 5, 4)
-    assert (RESPONSE_HEADER.size, bytes(content), bytes(padding)) == (40, b"what", bytes(4))
+def test_the_layout_is_a_header_of_48_bytes_and_the_content_padded_to_8():
+    (header, content, padding) = encode_fetch_response([PartitionResponse(1, 2, 3, 5, 4, 6, [b"what"])])
+    assert bytes(header) == struct.pack("<iiqqqqq", 1, 2, 3, 5, 4, 6, 4)
+    assert (RESPONSE_HEADER.size, bytes(content), bytes(padding)) == (48, b"what", bytes(4))
 
 
-@pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqq", 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
+@pytest.mark.parametrize("content", [b"x" * 8, struct.pack("<iiqqqqq", 0, 0, 0, 0, 0, 0, 8), b'{"error_code": 1}' * 4])
 def test_bytes_that_are_no_fetch_response_are_refused(content: bytes):
     with pytest.raises(LogStoreError, match="not a log store"):
         list(read_fetch_response(pa.py_buffer(content)))

@@ -28,7 +28,7 @@ def records(base_offset: int, count: int) -> PartitionResponse:
     payload = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA).serialize()
     end = base_offset + count
     content = encode_batches([RecordBatch(base_offset, 7, count, 0, payload)])
-    encoded = encode_fetch_response([PartitionResponse(0, 0, 0, 1_000, end, content)])
+    encoded = encode_fetch_response([PartitionResponse(0, 0, 0, 1_000, 1_000, end, content)])
     (response,) = read_fetch_response(pa.py_buffer(b"".join(map(bytes, encoded))))
     return response
 

@@ -1,0 +1,152 @@
+"""What is appended to the journal together: the frames of one or several produce requests, and who waits for them.
+
+Invariant: a frame that is tracked by its partition log is handed to the journal in the same step of the loop, and the
+log is told what became of it before anybody who waits.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from logstore.broker.idempotence import Claim
+from logstore.broker.produce_result import NO_OFFSET, PartitionResponse, ProduceResult
+from logstore.errors import LogStoreError, RequestTimedOutError
+from logstore.journal.frame import Frame, FrameLocation
+from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.partition_log import PartitionLog
+from logstore.log.topic import Topic
+from logstore.observability import PRODUCED_BYTES, PRODUCED_RECORDS, REPLAYED_RECORDS
+from logstore.records.batch import PartitionBatch, Records
+from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
+
+
+class ProduceRequest(NamedTuple):
+    """Records for one topic; the fields are the arguments of ``Producing.produce``."""
+
+    topic: Topic
+    records: Records
+    partition: int | None = None
+    identity: ProducerIdentity | IdempotencyKey | None = None
+
+
+class PreparedRequest(NamedTuple):
+    """A request that was checked, and its records by partition, as the journal stores them."""
+
+    topic: Topic
+    identity: ProducerIdentity | IdempotencyKey | None
+    num_records: int
+    nbytes: int
+    parts: list[PartitionBatch]
+    payloads: list[pa.Buffer]
+
+
+class AppendedRequest:
+    """What becomes of a request: its parts by partition and count, without their records."""
+
+    def __init__(self, one: PreparedRequest, claims: list[Claim], new: list[int]) -> None:
+        self.topic = one.topic
+        self.claims = claims
+        self.new = new
+        self.base_offsets = [NO_OFFSET if c.stored is None else c.stored.base_offset for c in claims]
+        #: The parts that were stored before, and are not acknowledged yet.
+        self.repeated: dict[int, Acknowledgement] = {}
+        self.throttle_ms = 0
+        self.new_bytes = sum([one.parts[at].batch.nbytes for at in new]) if len(new) < len(one.parts) else 0
+        self._parts = [(part.partition, part.batch.num_rows, part.rows) for part in one.parts]
+        self._count = one.num_records
+        self._has_identity = one.identity is not None
+
+    def wait_for_repeated(self, acks: int) -> None:
+        """Before the offsets of the first try are answered, they count as those of a new one do."""
+        for at, claimed in enumerate(self.claims):
+            if claimed.stored is not None:
+                log = self.topic.partitions[self._parts[at][0]]
+                end = claimed.stored.base_offset + claimed.stored.record_count
+                if end > log.high_watermark:
+                    self.repeated[at] = wait = Acknowledgement(1)
+                    log.require_leader().acknowledge(end, acks, wait)
+
+    def result(self) -> ProduceResult:
+        """After the wait."""
+        responses = [
+            PartitionResponse(partition, base_offset, count, rows, claimed.error)
+            for (partition, count, rows), base_offset, claimed in zip(
+                self._parts, self.base_offsets, self.claims, strict=True
+            )
+        ]
+        for at, wait in self.repeated.items():
+            if wait.future.done() and isinstance(failure := wait.future.exception(), LogStoreError):
+                responses[at] = dataclasses.replace(responses[at], base_offset=NO_OFFSET, error=failure)
+        new_records = sum([responses[at].count for at in self.new])
+        PRODUCED_RECORDS.count(self.topic, new_records)
+        PRODUCED_BYTES.count(self.topic, self.new_bytes)
+        replayed = False
+        if self._has_identity:
+            REPLAYED_RECORDS.count(self.topic, sum(r.count for r in responses if r.error is None) - new_records)
+            replayed = not self.new and all(r.error is None for r in responses)
+        return ProduceResult(tuple(responses), self._count, replayed, self.throttle_ms)
+
+
+class AppendGroup:
+    """The frames of an append, told what becomes of them."""
+
+    __slots__ = ("_acknowledgement", "_logs", "frames")
+
+    def __init__(self, acknowledgement: Acknowledgement | None) -> None:
+        self._acknowledgement = acknowledgement
+        self._logs: list[PartitionLog] = []
+        self.frames: list[Frame] = []
+
+    def add(self, one: PreparedRequest, request: AppendedRequest, acks: int) -> None:
+        """Give offsets to the new parts of a request."""
+        partitions, log_append_time = one.topic.partitions, one.topic.config.log_append_time
+        for at in request.new:
+            part, payload = one.parts[at], one.payloads[at]
+            log = partitions[part.partition]
+            leadership = log.require_leader()
+            frame = leadership.next_frame(
+                part.batch,
+                payload,
+                inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
+                log_append_time=log_append_time,
+                identity=request.claims[at].identity,
+            )
+            log.track(frame)
+            self._logs.append(log)
+            self.frames.append(frame)
+            request.base_offsets[at] = frame.header.base_offset
+            if self._acknowledgement is not None:
+                leadership.acknowledge(frame.header.end_offset, acks, self._acknowledgement)
+
+    def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+        """The journal has stored all frames, or none."""
+        if error is None:
+            for log, frame, location in zip(self._logs, self.frames, locations, strict=True):
+                log.stored(frame, location)
+            return
+        if self._acknowledgement is not None:
+            self._acknowledgement.fail(error)
+        for log, frame in zip(self._logs, self.frames, strict=True):
+            log.failed(frame, error)
+
+
+class Appended(NamedTuple):
+    """Requests that are appended together."""
+
+    requests: list[AppendedRequest]
+    #: Of all new parts; None if there is nothing to wait for.
+    acknowledgement: Acknowledgement | None
+
+
+def time_out(waits: Sequence[Acknowledgement], timeout_ms: int) -> None:
+    """Let those that still wait fail."""
+    for wait in waits:
+        wait.fail(not_acknowledged(timeout_ms))
+
+
+def not_acknowledged(timeout_ms: int) -> RequestTimedOutError:
+    return RequestTimedOutError(
+        f"The records were not acknowledged within {timeout_ms} ms; they may or may not be stored."
+    )

@@ -1,0 +1,60 @@
+"""Kafka's purgatory of produce requests: who waits until an end of a partition log has reached an offset."""
+
+import asyncio
+from bisect import insort
+from collections import deque
+
+from logstore.errors import LogStoreError
+
+
+class Acknowledgement:
+    """The wait of one request for all of its appends: a countdown, whatever the number of partitions.
+
+    ``future`` is done when all are reached, or fails with the first error. It may be cancelled: the appends go on.
+    """
+
+    __slots__ = ("_left", "future")
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def reached(self) -> None:
+        """One more append counts."""
+        self._left -= 1
+        if not self._left and not self.future.done():
+            self.future.set_result(None)
+
+    def fail(self, error: LogStoreError) -> None:
+        """One of them does not."""
+        if not self.future.done():
+            self.future.set_exception(error)
+            # Whoever does not wait (acks=0), or no longer, needs no warning about a lost exception.
+            self.future.exception()
+
+
+class AcknowledgementQueue:
+    """Acknowledgements by the end offset that each waits for, rising."""
+
+    __slots__ = ("_waiting",)
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[int, Acknowledgement]] = deque()
+
+    def add(self, end_offset: int, acknowledgement: Acknowledgement) -> None:
+        """``acknowledgement`` waits for ``end_offset``; mostly that is the highest one."""
+        if not self._waiting or self._waiting[-1][0] <= end_offset:
+            self._waiting.append((end_offset, acknowledgement))
+        else:
+            insort(self._waiting, (end_offset, acknowledgement), key=lambda waiting: waiting[0])
+
+    def reach(self, offset: int) -> None:
+        """Everything below ``offset`` counts."""
+        waiting = self._waiting
+        while waiting and waiting[0][0] <= offset:
+            waiting.popleft()[1].reached()
+
+    def fail_above(self, offset: int, error: LogStoreError) -> None:
+        """Nothing from ``offset`` on is stored."""
+        while self._waiting and self._waiting[-1][0] > offset:
+            self._waiting.pop()[1].fail(error)

@@ -1,0 +1,10 @@
+"""Kafka's isolation levels: up to where a partition log is read."""
+
+from enum import IntEnum
+
+
+class Isolation(IntEnum):
+    READ_UNCOMMITTED = 0
+    """Up to the high watermark: records of open transactions, too."""
+    READ_COMMITTED = 1
+    """Up to the last stable offset: of no transaction below it is the outcome open."""

@@ -1,0 +1,60 @@
+"""Copying the frames of the journal's oldest file forward, so that the file can be freed.
+
+Only frames that an index points to are copied. A scan of the file would find truncated ones, too, and their copies
+would come behind the TRUNCATE frame that dropped them. Invariant: whether a frame still counts is asked in the same
+step of the loop that hands its copy to the journal; from then on a truncation comes behind the copy.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+from logstore.journal.errors import JournalRangeFreedError
+from logstore.journal.frame import FrameLocation
+from logstore.journal.journal import Journal
+from logstore.journal.journal_file import PartitionKey
+from logstore.log.frame_index import FrameIndex, IndexedFrame
+
+
+class KeepsFrames(Protocol):
+    """Somebody who needs frames of the journal: a partition log, or what is kept of one that is not served."""
+
+    @property
+    def index(self) -> FrameIndex: ...
+
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]: ...
+
+    def keeps(self, frame: IndexedFrame) -> bool: ...
+
+
+async def relocate_oldest(
+    journal: Journal, keeper_of: Callable[[PartitionKey], KeepsFrames | None], max_bytes: int
+) -> list[FrameLocation]:
+    """Copy the needed frames of the oldest file forward and free it; where the copies are.
+
+    Does nothing, and returns an empty list, if there is no older file, if it holds more than ``max_bytes`` that are
+    needed, or if nobody can tell what is. Raises as ``Journal.append`` and ``Journal.read`` do.
+    """
+    oldest = journal.oldest_needed
+    if oldest is None:
+        return []
+    wanted: list[tuple[KeepsFrames, IndexedFrame]] = []
+    for key in oldest.needed_by:
+        keeper = keeper_of(key)
+        if keeper is None:  # a topic whose removal is not durable yet
+            return []
+        wanted += [(keeper, frame) for frame in keeper.frames_to_keep(oldest.start, oldest.end)]
+    if sum(frame.location.length for _, frame in wanted) > max_bytes:
+        return []
+    wanted.sort(key=lambda found: found[1].location.position)
+    try:
+        frames = await asyncio.to_thread(journal.read_many, [frame.location for _, frame in wanted])
+    except JournalRangeFreedError:
+        return []
+    copied = [at for at, (keeper, frame) in enumerate(wanted) if keeper.keeps(frame)]
+    locations = await journal.relocate([frames[at] for at in copied]) if copied else []
+    for at, location in zip(copied, locations, strict=True):
+        keeper, frame = wanted[at]
+        keeper.index.move(frame, location)
+    journal.relocated(oldest)
+    return locations

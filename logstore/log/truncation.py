@@ -1,0 +1,32 @@
+"""Dropping the end of a partition log, in the journal and in memory (C8)."""
+
+import asyncio
+from collections.abc import Sequence
+
+from logstore.errors import LogStoreError
+from logstore.journal.frame import FrameLocation
+from logstore.journal.journal import Journal
+from logstore.log.partition_log import PartitionLog
+
+
+async def truncate(journal: Journal, log: PartitionLog, offset: int, leader_epoch: int) -> int:
+    """Drop the records from ``offset`` on, and those that share a frame with it; the new log end offset.
+
+    See ``PartitionLog.truncation``. Returns when it is durable; raises as ``Journal.append``, and then nothing changed.
+    """
+    frame = log.truncation(offset, leader_epoch)
+    durable = asyncio.get_running_loop().create_future()
+
+    def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
+        if error is not None:
+            log.failed(frame, error)
+            durable.set_exception(error)
+            return
+        log.stored(frame, locations[0])
+        durable.set_result(None)
+
+    log.track(frame)
+    journal.store([frame], told)
+    await asyncio.shield(durable)
+    journal.truncate(log.topic_id, log.partition, log.log_end_offset)
+    return log.log_end_offset

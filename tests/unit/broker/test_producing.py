@@ -1,0 +1,98 @@
+"""The producing room: several topics in one append, a step before the claim, appends that only a leader takes."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.broker.produce_appends import ProduceRequest
+from logstore.errors import InvalidRecordError, NotLeaderOrFollowerError
+from logstore.journal.frame import Frame
+from logstore.journal.journal import Told
+from tests.support.running_broker import produce, read_all, records, run, running_broker
+
+
+async def new_topic(broker: Broker, name: str, **configs: str) -> Topic:
+    topic = await broker.create_topic(INTERNAL, name, partitions=2, configs=configs)
+    assert topic
+    return topic
+
+
+def test_the_frames_of_several_topics_are_one_append_in_the_order_of_the_requests(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            first, second = [await new_topic(broker, name) for name in ("first", "second")]
+            appends: list[Sequence[Frame]] = []
+            store = broker.journal.store
+
+            def watched(frames: Sequence[Frame], told: Told) -> None:
+                appends.append(frames)
+                store(frames, told)
+
+            broker.journal.store = watched  # type: ignore[method-assign]
+            asked = [ProduceRequest(second, records([b"b"]), 1), ProduceRequest(first, records([b"a", b"c"]), 0)]
+            results = await broker.produce_all(INTERNAL, asked)
+            (frames,) = appends
+            assert [frame.header.topic_id for frame in frames] == [second.topic_id, first.topic_id]
+            assert [result.partitions[0].base_offset for result in results] == [0, 0]
+            assert [first.partition(0).high_watermark, second.partition(1).high_watermark] == [2, 1]
+            assert await read_all(broker, first) == [(0, b"a"), (1, b"c")]
+
+    run(scenario())
+
+
+def test_a_refused_request_leaves_nothing_of_the_others(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            plain = await new_topic(broker, "plain")
+            compacted = await new_topic(broker, "compacted", **{"cleanup.policy": "compact"})
+            with pytest.raises(InvalidRecordError):
+                await broker.produce_all(
+                    INTERNAL, [ProduceRequest(plain, records([b"a"]), 0), ProduceRequest(compacted, records([b"b"]), 0)]
+                )
+            assert plain.partition(0).next_offset == 0
+
+    run(scenario())
+
+
+def test_offsets_are_claimed_after_the_step_before_the_claim(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, "t")
+            waiting, go_on = asyncio.Event(), asyncio.Event()
+            asked: list[Any] = []
+
+            async def step(_: object, parts: Any) -> None:
+                asked.append(parts)
+                waiting.set()
+                await go_on.wait()
+
+            broker._producing.before_claim.append(step)
+            held = asyncio.create_task(produce(broker, topic, [b"held"], partition=1))
+            await waiting.wait()
+            assert asked == [[(topic, [1], None)]]
+            assert topic.partition(1).next_offset == 0
+            broker._producing.before_claim.clear()
+            assert await produce(broker, topic, [b"first"], partition=1) == 0
+            go_on.set()
+            assert await held == 1
+
+    run(scenario())
+
+
+def test_a_partition_that_is_led_elsewhere_refuses_appends_and_the_others_do_not(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, "t")
+            topic.partition(0).resign(9)
+            with pytest.raises(NotLeaderOrFollowerError, match="does not lead t-0"):
+                await produce(broker, topic, [b"x"])
+            assert await produce(broker, topic, [b"x"], partition=1) == 0
+            topic.partition(0).become_leader(10)
+            assert await produce(broker, topic, [b"x"]) == 0
+
+    run(scenario())

@@ -1,0 +1,154 @@
+"""The role of a leader: who may append, what an append waits for, and what becomes of waiters when another leads."""
+
+import asyncio
+from collections.abc import Callable
+from uuid import UUID
+
+import pyarrow as pa
+import pytest
+
+from logstore.errors import (
+    FencedLeaderEpochError,
+    NotLeaderOrFollowerError,
+    RequestTimedOutError,
+    StorageFullError,
+)
+from logstore.journal.frame import Frame, FrameLocation
+from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
+from logstore.log.partition_log import PartitionLog
+from logstore.records.schema import WIRE_SCHEMA
+from tests.support.manual_clock import ManualClock
+
+
+def new_log(epoch: int | None = 1) -> PartitionLog:
+    log = PartitionLog("t", UUID(int=1), 0, clock=ManualClock(), producer_id_expiration_ms=1)
+    if epoch is not None:
+        log.become_leader(epoch)
+    return log
+
+
+def append(log: PartitionLog, count: int = 1) -> Frame:
+    batch = pa.RecordBatch.from_pylist([{}] * count, schema=WIRE_SCHEMA)
+    frame = log.require_leader().next_frame(batch, pa.py_buffer(b"x"), inflated_bytes=1, log_append_time=False)
+    log.track(frame)
+    return frame
+
+
+def in_loop(scenario: Callable[[], None]) -> None:
+    async def run() -> None:
+        scenario()
+
+    asyncio.run(run())
+
+
+def test_only_a_leader_appends_and_only_with_a_higher_epoch() -> None:
+    log = new_log(None)
+    with pytest.raises(NotLeaderOrFollowerError, match="does not lead t-0"):
+        append(log)
+    log.become_leader(3)
+    assert append(log).header.leader_epoch == 3
+    for epoch in (3, 2):
+        with pytest.raises(FencedLeaderEpochError):
+            log.become_leader(epoch)
+    log.resign(5)
+    assert (log.is_leader, log.leader_epoch) == (False, 5)
+    with pytest.raises(FencedLeaderEpochError):
+        log.become_leader(5)
+    log.become_leader(6)
+    assert log.is_leader
+
+
+def test_durable_log_end_high_watermark_and_acknowledgement_are_one_step() -> None:
+    def scenario() -> None:
+        log = new_log()
+        frames = [append(log, 2), append(log, 3)]
+        all_, local = Acknowledgement(2), Acknowledgement(1)
+        for frame in frames:
+            log.require_leader().acknowledge(frame.header.end_offset, -1, all_)
+        log.require_leader().acknowledge(2, 1, local)
+        log.stored(frames[0], FrameLocation(0, 1))
+        assert (log.log_end_offset, log.high_watermark, log.next_offset) == (2, 2, 5)
+        assert (local.future.done(), all_.future.done()) == (True, False)
+        log.stored(frames[1], FrameLocation(1, 1))
+        assert all_.future.done()
+        assert log.high_watermark == 5
+
+    in_loop(scenario)
+
+
+def test_acks_all_waits_for_the_high_watermark_and_acks_1_for_the_log_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is with another replica in sync, which has nothing yet."""
+
+    def scenario() -> None:
+        log = new_log()
+        frame = append(log)
+        all_, local = Acknowledgement(1), Acknowledgement(1)
+        log.require_leader().acknowledge(1, -1, all_)
+        log.require_leader().acknowledge(1, 1, local)
+        with monkeypatch.context() as patch:
+            patch.setattr(PartitionLog, "advance_high_watermark", lambda *_: None)
+            log.stored(frame, FrameLocation(0, 1))
+        assert (local.future.done(), all_.future.done(), log.high_watermark) == (True, False, 0)
+        late = Acknowledgement(1)
+        log.require_leader().acknowledge(1, 1, late)
+        assert late.future.done(), "it is durable already"
+        log.require_leader().advance()
+        assert all_.future.done()
+
+    in_loop(scenario)
+
+
+def test_a_failed_append_fails_its_waiters_and_its_offsets_are_given_again() -> None:
+    def scenario() -> None:
+        log = new_log()
+        stored, failed = append(log), append(log)
+        waits = [Acknowledgement(1), Acknowledgement(1)]
+        for end, wait in enumerate(waits, 1):
+            log.require_leader().acknowledge(end, -1, wait)
+        log.stored(stored, FrameLocation(0, 1))
+        error = StorageFullError("full")
+        log.failed(failed, error)
+        assert (waits[0].future.exception(), waits[1].future.exception()) == (None, error)
+        assert append(log).header.base_offset == 1
+
+    in_loop(scenario)
+
+
+def test_who_waits_when_another_broker_leads_learns_that_the_outcome_is_unknown() -> None:
+    def scenario() -> None:
+        log = new_log()
+        frame = append(log)
+        wait = Acknowledgement(1)
+        log.require_leader().acknowledge(1, -1, wait)
+        log.resign(2)
+        assert isinstance(wait.future.exception(), RequestTimedOutError)
+        # The frame is on its way to the disk, and becomes part of the log.
+        log.stored(frame, FrameLocation(0, 1))
+        assert (log.log_end_offset, log.high_watermark) == (1, 0)
+
+    in_loop(scenario)
+
+
+def test_acknowledgements_are_reached_by_rising_offset_whenever_they_came() -> None:
+    def scenario() -> None:
+        queue = AcknowledgementQueue()
+        waits = {end: Acknowledgement(1) for end in (5, 9, 3, 7)}
+        for end, wait in waits.items():
+            queue.add(end, wait)
+        queue.reach(5)
+        assert [end for end, wait in waits.items() if wait.future.done()] == [5, 3]
+        queue.fail_above(7, StorageFullError(""))
+        assert waits[9].future.exception() is not None
+        assert not waits[7].future.done()
+
+    in_loop(scenario)
+
+
+def test_a_wait_that_was_given_up_disturbs_nobody() -> None:
+    def scenario() -> None:
+        for end in (Acknowledgement.reached, lambda wait: wait.fail(StorageFullError(""))):
+            wait = Acknowledgement(1)
+            wait.future.cancel()
+            end(wait)
+
+    in_loop(scenario)
