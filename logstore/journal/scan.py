@@ -34,7 +34,7 @@ from logstore.journal.frame import (
 )
 from logstore.journal.journal_file import JournalFile, list_files
 from logstore.limits import MIB
-from logstore.records.transactions import PRODUCER_ID_MAX, EndTransactionMarker
+from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransactionMarker
 
 WINDOW_BYTES: Final = 4 * MIB
 # Small payloads that a recovery looks into.
@@ -217,7 +217,8 @@ def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
     """
     EndTransactionMarker.decode(payload, where)
     owner, epoch, _ = header.identity
-    if header.record_count != 1 or header.base_offset < 0 or owner > PRODUCER_ID_MAX or epoch < 0:
+    takes_one = header.record_count == 1 and 0 <= header.base_offset < OFFSET_MAX
+    if not takes_one or owner > PRODUCER_ID_MAX or epoch < 0:
         raise CorruptionError(
             f"{where} is no control record: it takes {header.record_count} offsets from {header.base_offset} on, of "
             f"producer {owner} with epoch {epoch}"

@@ -398,6 +398,7 @@ def test_payloads_of_snapshots_and_controls_are_recovered_with_them(tmp_path):
         {"record_count": -1},
         {"record_count": 3},
         {"base_offset": -1},
+        {"base_offset": 2**63 - 1},
         {"identity": NO_IDENTITY},
         {"identity": BatchIdentity(5, -5, -1)},
         {"identity": BatchIdentity(2**63, 2, -1)},
