@@ -7,7 +7,6 @@ that is deleted meanwhile is passed over.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 from compaction_jobs import key_compaction, retention, vacuum
 from compaction_jobs.context import JobContext
@@ -16,7 +15,7 @@ from compaction_jobs.topics import JobTopic, select_topics
 from compaction_jobs.waiting import Reason
 from logstore.client.admin import Admin
 from logstore.errors import InvalidRequestError, LogStoreError
-from logstore.filesystem import local_filesystem
+from logstore.table_root import TableRoot
 
 JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "retention": retention.run,
@@ -30,13 +29,13 @@ _STORE_TIMEOUT_MS = 10_000
 _ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young"})
 
 
-def topics_of(job: str, data: Path, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
+def topics_of(job: str, root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
     """The topics that ``job`` works on, by names and globs; all topics without any. ``defaults`` are the store's topic
     keys.
 
     Raises DataDirectoryError, UnknownTopicError; InvalidRequestError for a topic that is named and not compacted.
     """
-    topics = select_topics(data, patterns, defaults, local_filesystem())
+    topics = select_topics(root, patterns, defaults)
     if job == "compact":
         for topic in topics:
             if topic.named and not _may_be_compacted(topic):

@@ -92,7 +92,7 @@ def _compact(
     sources, log_start = sources_of(plans), {plan.partition: plan.log_start for plan in plans}
     spark = context.spark.session
     with spark_errors("compaction"):
-        latest = _latest_rows(spark, str(topic.table.path), sources, log_start).persist()
+        latest = _latest_rows(spark, topic.table.files.uri, sources, log_start).persist()
         try:
             what = f"{len(sources):,} segments, {sum(source.num_records for source in sources):,} records"
             with context.progress.step(f"{topic.name}: reading keys of {what}"):
@@ -149,7 +149,7 @@ def write_tasks(
         for group, (base, end) in zip(groups, group_ranges(plan, groups), strict=True):
             task = WriteTask(
                 topic=topic.name,
-                table=str(topic.table.path),
+                table=topic.table.files.uri,
                 partition=plan.partition,
                 sources=tuple(by_path[file.path][0] for file in group),
                 base_offset=base,

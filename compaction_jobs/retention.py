@@ -48,7 +48,7 @@ def _attempt(
     if parts:
         with context.progress.step(f"{topic.name}: removing {removed.segments:,} segments"):
             outcome = commit(topic, snapshot, parts, data_change=True, operation=OPERATION)
-        topic.table.filesystem.reached("retention.start_moved")
+        topic.table.files.reached("retention.start_moved")
     boundaries = [plan for plan in boundaries if plan.partition not in outcome.refused]
     if boundaries:
         with context.progress.step(f"{topic.name}: cutting {len(boundaries):,} segments at the log start"):
@@ -69,7 +69,7 @@ def _cut(
         assert file is not None
         task = WriteTask(
             topic=topic.name,
-            table=str(topic.table.path),
+            table=topic.table.files.uri,
             partition=plan.partition,
             sources=(Source(plan.partition, file.path, file.num_records, 0),),
             base_offset=plan.log_start if plan.log_start < file.end_offset else base_offset(file),

@@ -90,7 +90,7 @@ def commit(
     topic: JobTopic, snapshot: TopicSnapshot, parts: Sequence[RewritePart], *, data_change: bool, operation: str
 ) -> AttemptResult:
     """Commit ``parts``, which were planned on ``snapshot``. Raises as ``TopicTable.commit_rewrites``."""
-    topic.table.filesystem.reached("job.written")
+    topic.table.files.reached("job.written")
     done = topic.table.commit_rewrites(parts, data_change=data_change, operation=operation)
     committed = [part for part in parts if part.partition in done.committed]
     files = {file.path: file for part in committed for file in snapshot.segments(part.partition)}
@@ -115,7 +115,7 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
     }
     if not gaps:
         return
-    path = topic.table.path
+    path = topic.table.files
     removed = removed_ranges(removals_since(path, -1), None, path)
     for partition, found in gaps.items():
         for gap in missing_ranges(found, removed.get(partition, []), unexplained=None):

@@ -7,7 +7,6 @@ leaves at worst a file that no commit names.
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +14,12 @@ import pyarrow as pa
 
 from compaction_jobs.planning import Cleanings, join_cleanings
 from logstore.errors import CorruptionError, storage_error
-from logstore.filesystem import FileSystem
 from logstore.records.batch_identity import RememberedBatch
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import read_footer, read_row_group, row_groups
 from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import TableFiles, open_table
 
 Batches = Iterator[pa.RecordBatch]
 Rows = npt.NDArray[np.int64]
@@ -46,7 +45,7 @@ class Source:
 @dataclass(frozen=True, slots=True)
 class WriteTask:
     """Make one segment of [base_offset, end_offset) from neighbouring ``sources``, without the records below
-    ``log_start``. ``end_offset`` None is the end of the last source.
+    ``log_start``. ``end_offset`` None is the end of the last source. ``table`` is the ``uri`` of its files.
 
     The rest is for compaction: tombstones first compacted ``delete_retention_ms`` ago or earlier are dropped.
     """
@@ -79,14 +78,6 @@ class Written:
         return cls(task, expired, Segment(**json.loads(segment)))
 
 
-class _LivingTable(FileSystem):
-    """Makes no directories: the sources lie there already, and a topic deleted meanwhile must not come back."""
-
-    def make_directory(self, path: Path, *, parents: bool = True) -> None:  # noqa: ARG002
-        if not path.is_dir():
-            raise FileNotFoundError(2, "the topic was deleted", str(path))
-
-
 # ---- reading keys ---------------------------------------------------------------------------------------------------
 
 
@@ -96,16 +87,15 @@ def scan_keys(table: str, sources: Sequence[Source], log_start: dict[int, int]) 
     def scan(batches: Batches) -> Batches:
         for batch in batches:
             for index in batch.column(0).to_pylist():
-                yield from _keys_of(Path(table), sources[index], log_start[sources[index].partition])
+                yield from _keys_of(open_table(table), sources[index], log_start[sources[index].partition])
 
     return scan
 
 
-def _keys_of(table: Path, source: Source, log_start: int) -> Batches:
-    path = table / source.path
+def _keys_of(files: TableFiles, source: Source, log_start: int) -> Batches:
     row = source.first_row
-    for group in row_groups(path):
-        batch = read_row_group(path, group.index, ["offset", "key"])
+    for group in row_groups(files, source.path):
+        batch = read_row_group(files, source.path, group.index, ["offset", "key"])
         rows = np.arange(row, row + batch.num_rows, dtype=np.int64)
         row += batch.num_rows
         has_key = batch.column("key").is_valid().to_numpy(zero_copy_only=False)
@@ -116,7 +106,11 @@ def _keys_of(table: Path, source: Source, log_start: int) -> Batches:
             [pa.array(partitions), pa.array(rows[keep]), keys], names=["partition", "row", "key"]
         )
     if row - source.first_row != source.num_records:
-        raise CorruptionError(f"{path} holds {row - source.first_row} records; the Delta log says {source.num_records}")
+        raise _other_count(files, source, row - source.first_row)
+
+
+def _other_count(files: TableFiles, source: Source, found: int) -> CorruptionError:
+    return CorruptionError(f"{files.where(source.path)} holds {found} records; the Delta log says {source.num_records}")
 
 
 def count_by_source(first_rows: Rows) -> Callable[[Batches], Batches]:
@@ -217,28 +211,28 @@ def write_empty(number: int, task: WriteTask) -> Written:
 
 def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Written:
     """Write the segment of a task; ``kept`` None keeps all from the log start on. CorruptionError, OSError."""
-    table = Path(task.table)
-    footers = [read_footer(table / source.path) for source in task.sources]
+    # It makes no table: one that was deleted meanwhile must not come back.
+    files = open_table(task.table)
+    footers = [read_footer(files, source.path) for source in task.sources]
     last = footers[-1]
     end_offset = last.end_offset if task.end_offset is None else task.end_offset
     if last.end_offset > end_offset:
         raise CorruptionError(
-            f"{table / task.sources[-1].path} ends at offset {last.end_offset}, its place in the Delta log "
+            f"{files.where(task.sources[-1].path)} ends at offset {last.end_offset}, its place in the Delta log "
             f"at {end_offset}"
         )
     expired = 0
     with SegmentWriter(
-        table,
+        files,
         task.partition,
         task.base_offset,
         end_offset,
         last.leader_epoch,
         task.codec,
-        filesystem=_LivingTable(),
         layout=layout_of(task.topic),
     ) as writer:
         for source, footer in zip(task.sources, footers, strict=True):
-            for batch in _records(table / source.path, source, kept):
+            for batch in _records(files, source, kept):
                 records = batch.filter(pa.array(batch.column("offset").to_numpy() >= task.log_start))
                 lasting = _without_expired(records, task, footer)
                 writer.write(lasting)
@@ -256,19 +250,19 @@ def write_segment(number: int, task: WriteTask, kept: _KeptRows | None) -> Writt
     return Written(number, expired, segment)
 
 
-def _records(path: Path, source: Source, kept: _KeptRows | None) -> Batches:
+def _records(files: TableFiles, source: Source, kept: _KeptRows | None) -> Batches:
     """The records of a source that are kept, a row group at a time; groups with none are not read."""
     row = source.first_row
-    for group in row_groups(path):
+    for group in row_groups(files, source.path):
         if kept is None:
-            yield read_row_group(path, group.index)
+            yield read_row_group(files, source.path, group.index)
         else:
             rows = kept.take(row + group.num_rows) - row
             if len(rows):
-                yield read_row_group(path, group.index).take(pa.array(rows))
+                yield read_row_group(files, source.path, group.index).take(pa.array(rows))
         row += group.num_rows
     if row - source.first_row != source.num_records:
-        raise CorruptionError(f"{path} holds {row - source.first_row} records; the Delta log says {source.num_records}")
+        raise _other_count(files, source, row - source.first_row)
 
 
 def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFooter) -> pa.RecordBatch:

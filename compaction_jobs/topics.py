@@ -4,13 +4,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from pathlib import Path
 
-from logstore.delta.log_entries import LOG_DIRECTORY
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError, LogStoreError, UnknownTopicError
-from logstore.filesystem import FileSystem
+from logstore.table_root import TableRoot
 from logstore.topic_config import TopicConfig
 
 _GLOB = re.compile(r"[*?\[]")
@@ -30,40 +28,41 @@ class JobTopic:
         return TopicConfig.parse(snapshot.config_overrides, self.defaults)
 
     def is_deleted(self) -> bool:
-        return not (self.table.path / LOG_DIRECTORY).is_dir()
+        """False, too, if that cannot be seen."""
+        try:
+            return not self.table.files.exists()
+        except OSError:
+            return False
 
 
-def select_topics(
-    data: Path, patterns: Sequence[str], defaults: Mapping[str, str], filesystem: FileSystem
-) -> list[JobTopic]:
+def select_topics(root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:
     """The topics that match any pattern, by name; all of them without one.
 
-    A copy of a topic's directory, or a link to it, is no topic. Raises DataDirectoryError if ``data`` is no store's,
+    A copy of a topic's directory, or a link to it, is no topic. Raises DataDirectoryError if ``root`` is no store's,
     UnknownTopicError for a pattern without a match, except a pattern for all topics where there are none.
     """
-    directory = data / "topics"
-    if not directory.is_dir():
-        raise DataDirectoryError(f"{data} is not a store's data directory: there is no {directory}")
-    names = sorted(path.parent.name for path in directory.glob("*/_delta_log"))
+    if not root.exists():
+        raise DataDirectoryError(f"{root.data} is not a store's data directory: there is no {root.where()}")
+    names = root.tables()
     for pattern in patterns:
         if pattern != "*" and not any(fnmatchcase(name, pattern) for name in names):
             what = f"no topic that matches {pattern!r}" if _GLOB.search(pattern) else f"no topic {pattern!r}"
-            raise UnknownTopicError(f"There is {what} in {data}")
+            raise UnknownTopicError(f"There is {what} in {root.data}")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
     # Not TopicTable.open: a dry run writes nothing, not even an fsync.
-    tables = {name: TopicTable(directory.resolve() / name, filesystem) for name in chosen}
-    for name in [name for name, table in tables.items() if _is_copy(table)]:
+    tables = {name: TopicTable(root.open(name)) for name in chosen}
+    for name in [name for name, table in tables.items() if _is_copy(root, table)]:
         if name in patterns:
-            raise UnknownTopicError(f"{directory / name} is a copy of another topic, or a link to it: it is no topic")
+            raise UnknownTopicError(f"{root.where(name)} is a copy of another topic, or a link to it: it is no topic")
         del tables[name]
     return [JobTopic(name, table, defaults, named=name in patterns) for name, table in tables.items()]
 
 
-def _is_copy(table: TopicTable) -> bool:
+def _is_copy(root: TableRoot, table: TopicTable) -> bool:
     """Whether the store would refuse the table, because it is another topic's."""
-    if table.path.is_symlink() and table.path.resolve().parent == table.path.parent:
+    if root.link_target(table.files.name) is not None:
         return True
     try:
-        return table.snapshot().topic_name not in {None, table.path.name}
+        return table.snapshot().topic_name not in {None, table.files.name}
     except (LogStoreError, OSError):
         return False  # the run says what is wrong with it, and goes on with the others

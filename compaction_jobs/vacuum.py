@@ -6,12 +6,10 @@ It runs when it is asked for, and when LITE refuses because the log entries with
 only if a file is on disk that could be deleted.
 """
 
-import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from compaction_jobs.applications import require_delta, spark_errors
@@ -19,8 +17,9 @@ from compaction_jobs.context import JobContext
 from compaction_jobs.report import TopicReport
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import vacuum_waits
-from logstore.delta.log_entries import entry_path, list_log, read_actions, read_checkpoint_actions
+from logstore.delta.log_entries import list_log, read_actions, read_checkpoint_actions
 from logstore.errors import StorageError
+from logstore.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -36,8 +35,8 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
     snapshot = topic.table.snapshot()
     delay_ms = topic.config(snapshot).file_delete_delay_ms
     full = context.full
-    path = topic.table.path
-    before = _files(path)
+    files = topic.table.files
+    before = _files(files)
     inactive = {name: file for name, file in before.items() if name not in snapshot.paths}
 
     def due(delay_ms: int) -> set[str]:
@@ -48,7 +47,7 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
     def report(gone: Collection[str]) -> TopicReport:
         left = {name: file for name, file in inactive.items() if name not in gone}
         full_delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
-        waiting = vacuum_waits(_removal_times(path) if left else {}, left, delay_ms, full_delay_ms, full=full)
+        waiting = vacuum_waits(_removal_times(files) if left else {}, left, delay_ms, full_delay_ms, full=full)
         size = sum(before[name][0] for name in gone)
         return TopicReport(topic.name, deleted_files=len(gone), deleted_bytes=size, waiting=tuple(waiting))
 
@@ -59,46 +58,40 @@ def run(context: JobContext, topic: JobTopic) -> TopicReport:
     spark = context.spark.session
     require_delta(spark)
     with context.progress.step(f"{topic.name}: vacuum of {len(due(delay_ms)):,} files at most"):
-        named = _vacuum(spark, path, delay_ms, full=full, dry_run=context.dry_run)
+        named = _vacuum(spark, files, delay_ms, full=full, dry_run=context.dry_run)
         if named is None:
             delay_ms = max(delay_ms, FULL_DELAY_MS_MIN)
             if not due(delay_ms):
                 return report(())
-            named = _vacuum(spark, path, delay_ms, full=True, dry_run=context.dry_run)
-    gone = (named or set()) & set(before) if context.dry_run else set(before) - set(_files(path))
+            named = _vacuum(spark, files, delay_ms, full=True, dry_run=context.dry_run)
+    gone = (named or set()) & set(before) if context.dry_run else set(before) - set(_files(files))
     return report(gone)
 
 
-def _removal_times(table_path: Path) -> dict[str, int]:
+def _removal_times(files: TableFiles) -> dict[str, int]:
     """When (ms) a commit took a file out of the table, as far as the log still tells. CorruptionError, OSError."""
-    files = list_log(table_path)
-    base = max(files.checkpoints, default=-1)
-    entries = (read_actions(entry_path(table_path, version)) for version in sorted(files.entries) if version > base)
+    found = list_log(files)
+    base = max(found.checkpoints, default=-1)
+    entries = (read_actions(files, version) for version in sorted(found.entries) if version > base)
     times: dict[str, int] = {}
-    for action in chain(read_checkpoint_actions(files.checkpoints.get(base, ())), *entries):
+    for action in chain(read_checkpoint_actions(files, found.checkpoints.get(base, ())), *entries):
         if action.remove is not None and action.remove.deletion_timestamp is not None:
             times[action.remove.path] = action.remove.deletion_timestamp
     return times
 
 
-def _files(table_path: Path) -> dict[str, tuple[int, int]]:
-    """Size and modification time (ms) of the Parquet files on disk, by path in the table."""
-    found = {}
-    for directory in table_path.glob("partition=*"):
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                if entry.name.endswith(".parquet"):
-                    try:
-                        stat = entry.stat()
-                    except FileNotFoundError:
-                        continue
-                    found[f"{directory.name}/{entry.name}"] = (stat.st_size, stat.st_mtime_ns // 1_000_000)
-    return found
+def _files(files: TableFiles) -> dict[str, tuple[int, int]]:
+    """Size and modification time (ms) of the Parquet files in storage, by path in the table."""
+    return {
+        entry.name: (entry.size, entry.modified_ms)
+        for entry in files.list("")
+        if re.fullmatch(r"partition=[^/]*/[^/]*\.parquet", entry.name)
+    }
 
 
-def _vacuum(spark: "SparkSession", path: Path, delay_ms: int, *, full: bool, dry_run: bool) -> set[str] | None:
+def _vacuum(spark: "SparkSession", files: TableFiles, delay_ms: int, *, full: bool, dry_run: bool) -> set[str] | None:
     """Run the VACUUM; with ``dry_run`` return the files (1,000 at most) that it would delete. None if LITE refuses."""
-    table = str(path).replace("`", "``")
+    table = files.spark_uri.replace("`", "``")
     statement = f"VACUUM delta.`{table}` {'FULL' if full else 'LITE'} RETAIN {delay_ms / 3_600_000:.6f} HOURS"
     try:
         with spark_errors("VACUUM"), _configured(spark):

@@ -1,4 +1,4 @@
-"""The one guard: every request passes it before anything else is done, whichever way it comes.
+"""The one guard: every request passes it before anything is done for it, whichever way it comes.
 
 Ways: the application's routes, HEAD, OPTIONS, paths without a route, and short requests, which pass by the application.
 The guard checks ``Host`` and ``Origin`` (``allowed_hosts``), makes the ``RequestContext`` with its principal, asks for

@@ -78,7 +78,7 @@ class Settings(BaseSettings):
     queued_max_request_bytes: int = Field(
         256 * MIB,
         ge=1,
-        description="Bytes of requests in flight. Beyond that, produce is answered 429.",
+        description="Bytes of requests in flight, and as many again of answers. Beyond them the answer is 429.",
     )
     max_request_size: int = Field(64 * MIB, ge=1, le=GIB, description="Largest request body, after inflation.")
     max_connections: int = Field(

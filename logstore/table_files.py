@@ -7,8 +7,9 @@ Invariants:
 
 - A name is relative to its table, with ``/`` between its parts; a name that leads out of the table is a
   CorruptionError, because names come from logs that others write to.
-- ``list`` gives every file below a directory once, by rising name (code points), with the version that it had then. A
-  directory that is not there has no files. Files that come or go meanwhile may be in it or not.
+- ``list`` gives every file below a directory once, by rising name (code points), with the version that it had then.
+  Files that come or go meanwhile may be in it or not. A directory that is not there has no files, but a table or a log
+  that is not there is a FileNotFoundError: nobody may take a lost one for an empty one.
 - A version is opaque: two versions of a name are equal only if its content is the same.
 - ``read_ranges`` fills every buffer, or raises: OSError as the disk does, EOFError if the file ends before. Nothing is
   said of the content of buffers after an error.
@@ -69,8 +70,9 @@ class Entry(NamedTuple):
     version: Version
 
 
-#: The method ``list`` hides the type from annotations.
+#: The methods ``list`` and ``names`` hide these types from annotations.
 Entries = list[Entry]
+Names = list[str]
 
 
 class Upload:
@@ -126,6 +128,9 @@ class TableFiles:
         self._prefix = f"{path}/"
         self._filesystem = filesystem
 
+    def __str__(self) -> str:
+        return self.uri
+
     # ---- for others ---------------------------------------------------------------------------------------------
 
     @property
@@ -158,11 +163,26 @@ class TableFiles:
         return is_directory(self._filesystem, self._prefix + LOG_DIRECTORY)
 
     def list(self, under: str, after: str = "") -> Entries:
-        """The files below the directory ``under`` ("" for all) whose names come after ``after``, by rising name."""
+        """The files below the directory ``under`` ("" for all) whose names come after ``after``, by rising name.
+
+        FileNotFoundError without a table, or without a log if that is listed.
+        """
         found: Entries = []
-        self._list(self._place(under) if under else self._prefix[:-1], f"{under}/" if under else "", after, found)
+        directory = self._place(under) if under else str(self._path)
+        try:
+            self._list(directory, f"{under}/" if under else "", after, found)
+        except FileNotFoundError:
+            if under in ("", LOG_DIRECTORY) or not is_directory(self._filesystem, self._path):
+                raise
         found.sort()
         return found
+
+    def names(self, under: str, after: str = "") -> Names:
+        """The names directly in the directory ``under`` that come after ``after``, rising: cheaper than ``list``, which
+        looks at every file. Directories are among them. FileNotFoundError.
+        """
+        prefix, least = f"{under}/", after.removeprefix(f"{under}/")
+        return [prefix + name for name in sorted(self._filesystem.names(self._place(under))) if name > least]
 
     def head(self, name: str) -> Entry:
         """FileNotFoundError."""
@@ -276,9 +296,9 @@ class TableFiles:
         self._filesystem.rename(Path(self._place(aside)), path)
         self._sync_directories([path])
 
-    def sync(self, entries: Iterable[Entry]) -> None:
+    def sync(self, names: Iterable[str]) -> None:
         """Make files that others wrote durable, and their names."""
-        paths = [Path(self._place(entry.name)) for entry in entries]
+        paths = [Path(self._place(name)) for name in names]
         for path in paths:
             self._filesystem.sync_file(path)
         self._sync_directories(paths)
@@ -307,11 +327,7 @@ class TableFiles:
 
     def _list(self, directory: str, prefix: str, after: str, found: Entries) -> None:
         filesystem = self._filesystem
-        try:
-            names = filesystem.names(directory)
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        for child in names:
+        for child in filesystem.names(directory):
             name = prefix + child
             # "0" follows "/": if it were a directory, all names in it would come before `after`.
             if name <= after and f"{name}0" <= after:
@@ -321,7 +337,8 @@ class TableFiles:
             except FileNotFoundError:
                 continue
             if stat.S_ISDIR(status.st_mode):
-                self._list(f"{directory}/{child}", f"{name}/", after, found)
+                with contextlib.suppress(FileNotFoundError):
+                    self._list(f"{directory}/{child}", f"{name}/", after, found)
             elif name > after:
                 found.append(_entry(name, status))
 

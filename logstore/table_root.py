@@ -21,7 +21,7 @@ _FIRST_ENTRY: Final = f"{LOG_DIRECTORY}/{0:020d}.json"
 
 class TableRoot:
     def __init__(self, data: Path, filesystem: FileSystem) -> None:
-        self._data = data
+        self.data = data
         self._topics, self._staging, self._deleted = data / "topics", data / "staging", data / "deleted"
         self._filesystem = filesystem
 
@@ -54,7 +54,7 @@ class TableRoot:
 
     def now_ms(self) -> int:
         """The time of the storage, in milliseconds since the Unix epoch."""
-        return self._filesystem.now_ns(self._data) // 1_000_000
+        return self._filesystem.now_ns(self.data) // 1_000_000
 
     # ---- changes ------------------------------------------------------------------------------------------------
 
@@ -111,10 +111,14 @@ class TableRoot:
         """Take a table away in one step, and keep its id in mind; then ``sync_removals``, and ``purge``."""
         self._filesystem.make_directory(self._deleted)
         self._filesystem.rename(self._topics / name, self._deleted / str(table_id))
+        self._filesystem.reached("topic.removed")
 
     def sync_removals(self) -> None:
-        """Make it durable that removed tables are gone. After an error call it again; a success can be trusted, because
-        a rename is in the file system's own journal.
+        """Make it durable that removed tables are gone. After an error call it again; a success then can be trusted.
+
+        (After a failed fsync of a file's data it could not: the pages are clean, and the next fsync writes nothing. But
+        a rename is in the file system's own journal: it is committed by the next sync that succeeds, or the file system
+        has shut down and no sync succeeds any more.)
         """
         self._filesystem.sync_directory(self._deleted)
         self._filesystem.sync_directory(self._topics)

@@ -11,13 +11,14 @@ from compaction_jobs.report import Progress, Totals
 from docs.demo.flights import DemoError
 from logstore.clock import SystemClock
 from logstore.settings import load_settings
+from logstore.table_root import open_root
 
 
 def run(job: str, data: Path, topic: str, url: str, logs: Path) -> Totals:
     """The totals of a job; the job's own lines go to ``logs``. DemoError if it failed."""
     with (logs / "jobs.log").open("a") as log, SparkApplication(job) as spark:
         context = JobContext(spark, Progress(Console(file=log)), SystemClock())
-        topics = topics_of(job, data, [topic], load_settings(data=data).topic_defaults)
+        topics = topics_of(job, open_root(data), [topic], load_settings(data=data).topic_defaults)
         report = run_job(job, topics, context, url).topics[0]
     if report.error:
         raise DemoError(f"logstore job {job} --topic {topic}: {report.error}")

@@ -34,6 +34,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.roller import Roller, RollResult, roll_threads
 from logstore.log.topic import Topic
 from logstore.settings import Settings
+from logstore.table_root import TableRoot
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -68,7 +69,7 @@ class Broker:
         self._filesystem = filesystem
         by_name: dict[str, Topic] = {}
         self._writers = roll_threads()
-        self._roller = roller = Roller(journal, filesystem, clock, self._writers, functools.partial(require_all, locks))
+        self._roller = roller = Roller(journal, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
         self._topics = Topics(
@@ -134,7 +135,7 @@ class Broker:
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
-            catalog = TopicCatalog(settings.data, filesystem)
+            catalog = TopicCatalog(TableRoot(settings.data, filesystem))
             file_bytes = min(JOURNAL_FILE_BYTES, max(MIB, settings.journal_max_bytes // 32))
             journal = Journal(
                 journal_directory,

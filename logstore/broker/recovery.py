@@ -11,12 +11,11 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from uuid import UUID
 
 import structlog
 
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, storage_error
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Journal
 from logstore.journal.journal_file import PartitionKey
@@ -26,6 +25,7 @@ from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.reader import read_footer
+from logstore.table_files import TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -118,7 +118,7 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
     """
     footers: list[SegmentFooter] = []
     for segment in reversed(partition_log.segments):
-        footer = _footer_of(topic.table.path / segment.path)
+        footer = _footer_of(topic.table.files, segment.path)
         if footer is None:
             break
         footers.append(footer)
@@ -127,13 +127,16 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
     return footers
 
 
-def _footer_of(path: Path) -> SegmentFooter | None:
+def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
     try:
-        return read_footer(path)
-    except (CorruptionError, OSError) as error:
-        # The file is a foreign writer's, damaged or gone: other topics are served all the same.
-        log.error("recovery.no_footer", file=str(path), error=str(error))
+        return read_footer(files, name)
+    except (CorruptionError, FileNotFoundError) as error:
+        # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
+        # read says nothing of the file: whoever took it for gone would forget producers.
+        log.error("recovery.no_footer", file=files.where(name), error=str(error))
         return None
+    except OSError as error:
+        raise storage_error(f"reading {files.where(name)}", error) from error
 
 
 def _finish(

@@ -1,17 +1,14 @@
-"""The catalogue of topics: one directory with a Delta table each under ``<data>/topics``, and nothing else.
+"""The catalogue of topics: one Delta table each in the store's ``TableRoot``, and nothing else.
 
-Invariants: no two names differ only by case or by ``.`` and ``_``; a topic appears and disappears by one rename, so a
-crash leaves it whole or absent. A deleted topic is moved to ``<data>/deleted/<topic id>``, and its files go. The empty
-directory stays as long as the journal has records of the topic: it tells that the topic was deleted, not lost.
+Invariants: no two names differ only by case or by ``.`` and ``_``; a topic appears and disappears in one step, so a
+crash leaves it whole or absent. The id of a deleted topic is kept as long as the journal has records of the topic: it
+tells that the topic was deleted, not lost.
 """
 
-import contextlib
 import errno
-import shutil
 import uuid
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import structlog
 
@@ -24,10 +21,10 @@ from logstore.errors import (
     TopicExistsError,
     storage_error,
 )
-from logstore.filesystem import FileSystem
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.segments.layout import layout_of
+from logstore.table_root import TableRoot
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -96,12 +93,9 @@ def _same_id(tables: Mapping[str, TopicTable]) -> dict[str, QuarantinedError]:
 class TopicCatalog:
     """Blocking; the broker calls it from threads, one change at a time."""
 
-    def __init__(self, data: Path, filesystem: FileSystem) -> None:
-        self._topics = data / "topics"
-        self._staging = data / "staging"
-        self._deleted = data / "deleted"
-        self._filesystem = filesystem
-        filesystem.make_directory(self._topics)
+    def __init__(self, root: TableRoot) -> None:
+        self._root = root
+        root.prepare()
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
         """The tables that can be served, by name, and why others cannot.
@@ -109,18 +103,17 @@ class TopicCatalog:
         Remains of a creation or deletion that a crash cut short are removed. OSError; StorageError for a disk that
         fails.
         """
-        shutil.rmtree(self._staging, ignore_errors=True)
-        if any(self._deleted.glob("*/*")):  # the journal's records of it go next: it must not come back
-            self._sync_removals()
-        self.purge()
-        paths = []
-        for path in sorted(self._topics.iterdir()):
-            if is_legal_name(path.name, TOPIC_NAME_LENGTH_MAX) and (path / "_delta_log").is_dir():
-                paths.append(path)
+        self._root.recover()
+        names = []
+        for name in self._root.tables():
+            if is_legal_name(name, TOPIC_NAME_LENGTH_MAX):
+                names.append(name)
             else:
-                log.warning("catalog.not_a_topic", path=str(path))
+                log.warning("catalog.not_a_topic", path=self._root.where(name))
+        for name in self._root.strays():
+            log.warning("catalog.not_a_topic", path=self._root.where(name))
         with ThreadPoolExecutor(_OPENERS, thread_name_prefix="open") as opening:
-            found = {path.name: table for path, table in zip(paths, opening.map(self._open, paths), strict=True)}
+            found = dict(zip(names, opening.map(self._open, names), strict=True))
         tables = {name: table for name, table in found.items() if isinstance(table, TopicTable)}
         quarantined = {name: error for name, error in found.items() if isinstance(error, QuarantinedError)}
         for name, error in _same_id(tables).items():
@@ -130,23 +123,24 @@ class TopicCatalog:
             log.error("topic.quarantined", topic=name, why=str(error))
         return tables, quarantined
 
-    def _open(self, path: Path) -> TopicTable | QuarantinedError:
-        quarantined = f"Topic {path.name!r} is quarantined: "
-        if path.is_symlink() and path.resolve().parent == path.parent.resolve():
+    def _open(self, name: str) -> TopicTable | QuarantinedError:
+        quarantined = f"Topic {name!r} is quarantined: "
+        where = self._root.where(name)
+        if (target := self._root.link_target(name)) is not None:
             return QuarantinedError(
-                f"{quarantined}{path} is a link to topic {path.resolve().name!r}", "Remove it, then restart the store"
+                f"{quarantined}{where} is a link to topic {target!r}", "Remove it, then restart the store"
             )
         try:
-            table = TopicTable.recover(path, filesystem=self._filesystem)
+            table = TopicTable.recover(self._root.open(name))
             named = table.latest.topic_name
             if named is None:
                 table.record_name()
                 table.snapshot()
-            elif named != path.name:
+            elif named != name:
                 return QuarantinedError(
-                    f"{quarantined}{path} is the table of topic {named!r}, or a copy of it",
-                    f"If it is a copy, move it out of {path.parent}; if the topic itself was renamed, move it back to "
-                    f"{path.with_name(named)}. Then restart the store",
+                    f"{quarantined}{where} is the table of topic {named!r}, or a copy of it",
+                    f"If it is a copy, move it out of {self._root.where()}; if the topic itself was renamed, move it "
+                    f"back to {self._root.where(named)}. Then restart the store",
                 )
         except LogStoreError as error:
             if isinstance(cause := error.__cause__, OSError) and cause.errno in _NOT_THE_TOPICS:
@@ -156,21 +150,16 @@ class TopicCatalog:
 
     def create(self, name: str, *, num_partitions: int, config_overrides: dict[str, str]) -> TopicTable:
         return TopicTable.create(
-            self._topics / name,
+            self._root,
+            name,
             num_partitions=num_partitions,
             config_overrides=config_overrides,
-            filesystem=self._filesystem,
-            staging=self._staging,
             layout=layout_of(name),
         )
 
     def take_back(self, name: str) -> None:
         """Undo ``create``: nobody was told of the topic, and nothing was produced to it."""
-        aside = self._staging / uuid.uuid4().hex
-        with contextlib.suppress(OSError):
-            self._filesystem.rename(self._topics / name, aside)
-            self._filesystem.sync_directory(self._topics)
-        shutil.rmtree(aside, ignore_errors=True)
+        self._root.take_back(name)
 
     def remove(self, name: str, topic_id: uuid.UUID) -> None:
         """Take the topic away in one step, and keep in mind that it was deleted; then ``sync_removal``, and ``purge``.
@@ -178,47 +167,32 @@ class TopicCatalog:
         Raises StorageFullError, StorageError; the topic is then there as before.
         """
         try:
-            self._filesystem.make_directory(self._deleted)
-            self._filesystem.rename(self._topics / name, self._deleted / str(topic_id))
+            self._root.remove(name, topic_id)
         except OSError as error:
             raise storage_error(f"deleting topic {name!r}", error) from error
-        self._filesystem.reached("topic.removed")
 
     def sync_removal(self, name: str) -> None:
         """Make it durable that the topic is gone. StorageError if that fails: it is gone, but may come back.
 
-        After an error call it again; a success then can be trusted. (After a failed fsync of a file's data it could
-        not: the pages are clean, and the next fsync writes nothing. But a rename is in the file system's own journal:
-        it is committed by the next sync that succeeds, or the file system has shut down and no sync succeeds any more.)
+        After an error call it again; a success then can be trusted.
         """
         try:
-            self._sync_removals()
+            self._root.sync_removals()
         except OSError as error:
             raise StorageError(
                 f"Topic {name!r} is deleted, but its directory could not be synced: {error}. It may be there again "
                 "after a power cut."
             ) from error
 
-    def _sync_removals(self) -> None:
-        self._filesystem.sync_directory(self._deleted)
-        self._filesystem.sync_directory(self._topics)
-
     def purge(self) -> None:
-        """Delete the files of deleted topics. An empty directory stays: the journal may still have their records."""
-        for path in self._deleted.glob("*/*"):
-            self._filesystem.reached("topic.purge_half")
-            shutil.rmtree(path, ignore_errors=True)
+        """Delete the files of deleted topics. Their ids stay: the journal may still have their records."""
+        self._root.purge()
 
-    def deleted(self) -> dict[uuid.UUID, Path]:
+    def deleted(self) -> set[uuid.UUID]:
         """Topics that were deleted on purpose: their records in the journal are not missing from a table."""
-        found = {}
-        for path in self._deleted.glob("*/"):
-            with contextlib.suppress(ValueError):
-                found[uuid.UUID(path.name)] = path
-        return found
+        return self._root.removed()
 
     def forget_deleted(self, in_journal: Collection[uuid.UUID]) -> None:
         """Forget deleted topics but those ``in_journal``: the journal has no records of them any more."""
-        for topic_id, path in self.deleted().items():
-            if topic_id not in in_journal:
-                shutil.rmtree(path, ignore_errors=True)
+        for topic_id in self.deleted().difference(in_journal):
+            self._root.forget(topic_id)

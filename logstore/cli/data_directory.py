@@ -57,13 +57,13 @@ def stopped_store(home: Path) -> Iterator[None]:
 def topic_names(data: Path) -> dict[str, str]:
     """Topic id to name, of the tables below ``data`` that can be read."""
     from logstore.delta.topic_table import TopicTable
-    from logstore.filesystem import local_filesystem
+    from logstore.table_root import open_root
 
+    root = open_root(data)
     names: dict[str, str] = {}
-    for path in sorted(data.glob("topics/*/_delta_log/")):
+    for name in root.tables():
         try:
-            table = TopicTable.open(path.parent, filesystem=local_filesystem())
-            names[str(table.snapshot().topic_id)] = path.parent.name
+            names[str(TopicTable.open(root.open(name)).snapshot().topic_id)] = name
         except LogStoreError:
             # Its frames then show with the id alone.
             continue

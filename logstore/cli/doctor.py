@@ -184,7 +184,9 @@ def check_data(data: Path, home: Path) -> Check:
         return Check(name, Status.fail, f"{data} is not a directory", "Choose another: --data DIR")
     if not os.access(data, os.R_OK | os.W_OK | os.X_OK):
         return Check(name, Status.fail, f"{data} is not writable by you", f"sudo chown -R $(id -u) {data}")
-    topics = sum(1 for _ in data.glob("topics/*/_delta_log/"))
+    from logstore.table_root import open_root
+
+    topics = len(open_root(data).tables())
     held = f"{data}: {topics} topic{'' if topics == 1 else 's'}"
     if not (data / "lock").exists():
         return Check(name, Status.ok, f"{held}, no store runs on it")

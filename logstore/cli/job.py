@@ -131,16 +131,16 @@ def _run(
     from logstore.client.local_store import running_store
     from logstore.errors import DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError
     from logstore.settings import load_settings
+    from logstore.table_root import open_root
 
     try:
         settings = load_settings(data=data)
-        topics = topics_of(job, settings.data, patterns or (), settings.topic_defaults)
+        root = open_root(settings.data)
+        topics = topics_of(job, root, patterns or (), settings.topic_defaults)
     except (DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError) as error:
         fail(error.message, USAGE)
     with SparkApplication(job) as spark:
-        context = JobContext(
-            spark, Progress(Console(stderr=True)), StorageClock(settings.data), dry_run=dry_run, full=full
-        )
+        context = JobContext(spark, Progress(Console(stderr=True)), StorageClock(root), dry_run=dry_run, full=full)
         report = run_job(job, topics, context, running_store(settings.data) or given_url(ctx, url))
     if json:
         sys.stdout.write(f"{report.as_json()}\n")

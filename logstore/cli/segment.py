@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from logstore.segments.reader import RowGroup
+    from logstore.table_files import TableFiles
 
 app = typer.Typer(no_args_is_help=True, help="Look at segment files.", rich_markup_mode=None)
 
@@ -40,16 +41,19 @@ def dump(
 ) -> None:
     """Print a segment's footer, its row groups, and records. The table cuts texts short; --json has them whole."""
     from logstore.segments.reader import read_footer, row_groups
+    from logstore.table_files import find_file
 
     if not file.is_file():
         fail(f"There is no file {file}")
-    footer, groups = read_footer(file), row_groups(file)
-    shown = _first_records(file, groups, records)
+    files, name = find_file(file)
+    footer, groups = read_footer(files, name), row_groups(files, name)
+    shown = _first_records(files, name, groups, records)
+    size = files.head(name).size
     if json:
         print_json(
             {
                 "file": str(file),
-                "size_bytes": file.stat().st_size,
+                "size_bytes": size,
                 "footer": asdict(footer),
                 "row_groups": groups,
                 "records": [_json_record(record) for record in shown],
@@ -59,7 +63,7 @@ def dump(
     count = sum(group.num_rows for group in groups)
     print(
         f"{file.name}: partition {footer.partition}, offsets {footer.base_offset} to {footer.end_offset} (exclusive), "
-        f"{counted(count, 'record')}, {bytes_text(file.stat().st_size)}"
+        f"{counted(count, 'record')}, {bytes_text(size)}"
     )
     epochs = ", ".join(f"{epoch} from offset {start}" for epoch, start in footer.leader_epochs)
     print(f"Leader epoch {footer.leader_epoch}; epochs so far: {epochs or 'none'}")
@@ -100,14 +104,14 @@ def dump(
         )
 
 
-def _first_records(file: Path, groups: "tuple[RowGroup, ...]", count: int) -> list[dict[str, Any]]:
+def _first_records(files: "TableFiles", name: str, groups: "tuple[RowGroup, ...]", count: int) -> list[dict[str, Any]]:
     from logstore.segments.reader import read_row_group
 
     found: list[dict[str, Any]] = []
     for group in groups:
         if len(found) >= count:
             break
-        found += _rows(read_row_group(file, group.index).slice(0, count - len(found)))
+        found += _rows(read_row_group(files, name, group.index).slice(0, count - len(found)))
     return found
 
 

@@ -12,13 +12,13 @@ CommitStateUnknownError.
 """
 
 import contextlib
+import errno
 import json
 import random
 import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
@@ -34,13 +34,10 @@ from logstore.delta.actions import (
     with_properties,
 )
 from logstore.delta.log_entries import (
-    LOG_DIRECTORY,
     LogReplay,
-    Signature,
-    entry_path,
+    entry_name,
     list_log,
     read_entry,
-    signature,
 )
 from logstore.delta.log_repair import drop_bad_hint
 from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, add_action, remove_action
@@ -53,9 +50,9 @@ from logstore.errors import (
     StorageError,
     storage_error,
 )
-from logstore.filesystem import FileSystem
 from logstore.limits import COMMIT_ATTEMPTS_MAX
 from logstore.segments.writer import Segment
+from logstore.table_files import Entry, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -85,15 +82,14 @@ class Plan:
 class Committer:
     """Commits to one table; the caller serialises its calls."""
 
-    def __init__(self, path: Path, filesystem: FileSystem) -> None:
-        self._path = path
-        self._filesystem = filesystem
-        self._replay = LogReplay(path)
+    def __init__(self, files: TableFiles) -> None:
+        self._files = files
+        self._replay = LogReplay(files)
         #: The last snapshot, and the files that it was read from, as they were then.
-        self._known: tuple[dict[Path, Signature], TopicSnapshot] | None = None
-        self._synced: dict[Path, Signature] = {}
+        self._known: tuple[dict[str, Entry], TopicSnapshot] | None = None
+        self._synced: dict[str, Entry] = {}
         #: Entries whose fsync failed. A later fsync that succeeds does not bring back the pages that were lost.
-        self._doubtful: set[Path] = set()
+        self._doubtful: set[str] = set()
 
     def open(self) -> tuple["DeltaTable", TopicSnapshot]:
         """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read.
@@ -106,13 +102,13 @@ class Committer:
         for _ in range(_OPEN_ATTEMPTS):
             try:
                 state = self._replay.state()
-                files = self._replay.contents
-                table = DeltaTable(str(self._path))
+                contents = self._replay.contents
+                table = DeltaTable(self._files.uri, storage_options=self._files.storage_options)
                 if table.version() != state.version:
                     state = self._replay.state(table.version())
-                    files = {}
+                    contents = {}
                 snapshot = read_snapshot(table, state)
-                self._known = files, snapshot
+                self._known = contents, snapshot
                 return table, snapshot
             except (KeyboardInterrupt, SystemExit, CorruptionError):
                 raise
@@ -120,14 +116,14 @@ class Committer:
                 # A checkpoint and clean-up may take log entries away between listing and reading.
                 failure = error
                 with contextlib.suppress(OSError):
-                    drop_bad_hint(self._path, self._filesystem)
-        raise StorageError(f"Cannot read the Delta table {self._path}: {failure}") from failure
+                    drop_bad_hint(self._files)
+        raise StorageError(f"Cannot read the Delta table {self._files}: {failure}") from failure
 
     @property
     def latest(self) -> TopicSnapshot:
         """The last snapshot. RuntimeError if none was read."""
         if self._known is None:
-            raise RuntimeError(f"{self._path} was not read yet")
+            raise RuntimeError(f"{self._files} was not read yet")
         return self._known[1]
 
     def snapshot(self) -> TopicSnapshot:
@@ -150,14 +146,14 @@ class Committer:
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
             table, snapshot = self.open()
-            self._filesystem.reached("delta.opened")
+            self._files.reached("delta.opened")
             wanted = plan(snapshot)
             if wanted is None:
                 self.sync(snapshot.version)
                 return snapshot.version
             self._check(wanted, snapshot)
             self.sync(snapshot.version)
-            self._filesystem.reached("delta.checked")
+            self._files.reached("delta.checked")
             commit_id = uuid.uuid4().hex
             failure: BaseException | None = None
             try:
@@ -166,52 +162,54 @@ class Committer:
                 raise
             except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception; what happened is looked up
                 failure = error
-            self._filesystem.reached("delta.committed")
+            self._files.reached("delta.committed")
             version = self._find(wanted, commit_id, snapshot.version, failure)
             if version is not None:
                 self.sync(version)
-                self._filesystem.reached("delta.synced")
+                self._files.reached("delta.synced")
                 return version
-            if failure is not None and list_log(self._path).last_version <= snapshot.version:
-                raise storage_error(f"commit {wanted.operation} to {self._path}", failure) from failure
-            log.info("delta.conflict", table=str(self._path), operation=wanted.operation, version=snapshot.version + 1)
+            if failure is not None and list_log(self._files, snapshot.version).last_version <= snapshot.version:
+                raise storage_error(f"commit {wanted.operation} to {self._files}", failure) from failure
+            log.info("delta.conflict", table=self._files.uri, operation=wanted.operation, version=snapshot.version + 1)
             time.sleep(random.uniform(0, 0.002 * 2 ** min(attempt, 6)))  # noqa: S311  jitter
         raise CommitConflictError(
-            f"Commit to {self._path}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
+            f"Commit to {self._files}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
         )
 
     def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
         """Rule R4: what must hold on the snapshot for any commit. delta-rs checks none of it."""
         if FORBIDDEN_PROPERTY in snapshot.properties:
             raise CommitRefusedError(
-                f"{self._path} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
-                f"as transactions. Run: ALTER TABLE delta.`{self._path}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
+                f"{self._files} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
+                f"as transactions. Run: ALTER TABLE delta.`{self._files}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
             )
         if snapshot.protocol != (1, 2):
             raise CommitRefusedError(
-                f"{self._path} was upgraded to reader {snapshot.protocol[0]} / writer {snapshot.protocol[1]}; "
+                f"{self._files} was upgraded to reader {snapshot.protocol[0]} / writer {snapshot.protocol[1]}; "
                 "a topic stays at reader 1 / writer 2"
             )
         for app, value in plan.transactions.items():
             current = snapshot.transactions.get(app)
             if current is not None and value <= current:
-                raise CommitRefusedError(f"{self._path}: {app} is {current} and cannot become {value}")
+                raise CommitRefusedError(f"{self._files}: {app} is {current} and cannot become {value}")
         for removal in plan.removes:
             if removal.path not in snapshot.paths:
-                raise CommitRefusedError(f"{self._path}: {removal.path} is not active, it cannot be removed")
+                raise CommitRefusedError(f"{self._files}: {removal.path} is not active, it cannot be removed")
         if not plan.adds:
             return
         for segment in plan.adds:
             if segment.path in snapshot.paths:
-                raise CommitRefusedError(f"{self._path}: {segment.path} is active already")
+                raise CommitRefusedError(f"{self._files}: {segment.path} is active already")
             if segment.path in snapshot.tombstones:
-                raise CommitRefusedError(f"{self._path}: {segment.path} was removed by a later commit")
+                raise CommitRefusedError(f"{self._files}: {segment.path} was removed by a later commit")
             try:
-                size = (self._path / segment.path).stat().st_size
+                size = self._files.head(segment.path).size
             except FileNotFoundError as error:
-                raise CommitRefusedError(f"{self._path}: {segment.path} is not on disk, was it vacuumed?") from error
+                raise CommitRefusedError(f"{self._files}: {segment.path} is not on disk, was it vacuumed?") from error
             if size != segment.size:
-                raise CorruptionError(f"{self._path / segment.path} has {size} bytes, written were {segment.size}")
+                raise CorruptionError(
+                    f"{self._files.where(segment.path)} has {size} bytes, written were {segment.size}"
+                )
 
     def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
@@ -247,10 +245,10 @@ class Committer:
         try:
             if failure is None:
                 # Without retries our commit is the next version or none; a foreign commit may have overwritten it.
-                mine = read_entry(entry_path(self._path, read_version + 1)).commit_id == commit_id
+                mine = read_entry(self._files, read_version + 1).commit_id == commit_id
                 return read_version + 1 if mine else None
-            versions = sorted(v for v in list_log(self._path).entries if v > read_version)
-            version = next((v for v in versions if read_entry(entry_path(self._path, v)).commit_id == commit_id), None)
+            versions = sorted(list_log(self._files, read_version + 1).entries)
+            version = next((v for v in versions if read_entry(self._files, v).commit_id == commit_id), None)
             if version is None:
                 return None
             _, snapshot = self.open()
@@ -258,7 +256,7 @@ class Committer:
             return version if held and all(segment.path in snapshot.paths for segment in plan.adds) else None
         except (CorruptionError, StorageError, OSError) as error:
             raise CommitStateUnknownError(
-                f"Whether the commit {plan.operation} to {self._path} happened is unknown: {failure or error}, and "
+                f"Whether the commit {plan.operation} to {self._files} happened is unknown: {failure or error}, and "
                 f"looking for it failed: {error}. Look again before doing anything else"
             ) from (failure or error)
 
@@ -269,32 +267,37 @@ class Committer:
         between commit and fsync, and a snapshot also shows entries that a power cut would take back. An entry of ours
         below a later one of ours is durable: it was synced before the later one was written.
         """
-        newest = entry_path(self._path, version)
-        due: dict[Path, Signature] = {}
+        newest = entry_name(version)
+        due: dict[str, Entry] = {}
         try:
             seen = self._replay.contents
             perhaps_not_durable = (*self._replay.perhaps_not_durable(), *(self._doubtful & seen.keys()))
-            entries = {path for path in perhaps_not_durable if self._synced.get(path) != seen[path]}
-            if newest.exists():  # else a checkpoint has taken its place
-                entries.add(newest)
-            due = {path: now for path in sorted(entries) if (now := signature(path)) != self._synced.get(path)}
+            entries = {name for name in perhaps_not_durable if self._synced.get(name) != seen[name]}
+            for name in sorted({*entries, newest}):
+                try:
+                    now = self._files.head(name)
+                except FileNotFoundError:
+                    if name in entries:
+                        raise
+                    continue  # a checkpoint has taken the place of the newest
+                if now != self._synced.get(name):
+                    due[name] = now
             if not due:
                 return
-            for path in due:
-                if path in self._doubtful:
-                    # The same bytes in a new file: its fsync cannot pass over pages that were lost.
-                    self._filesystem.write_atomically(path, path.read_bytes())
-                    due[path] = signature(path)
-                else:
-                    self._filesystem.sync_file(path)
-            self._filesystem.sync_directory(self._path / LOG_DIRECTORY)
+            for name in due.keys() & self._doubtful:
+                # The same bytes in a new file: its fsync cannot pass over pages that were lost.
+                rewritten = self._files.replace(name, self._files.read(name), due[name])
+                if rewritten is None:
+                    raise FileNotFoundError(errno.ENOENT, "it was replaced meanwhile", self._files.where(name))
+                due[name] = rewritten
+            self._files.sync(sorted(due.keys() - self._doubtful))
         except OSError as error:
             self._doubtful |= due.keys()
             raise CommitStateUnknownError(
-                f"Version {version} of {self._path} is committed, but its fsync failed: {error}. It may not survive a "
+                f"Version {version} of {self._files} is committed, but its fsync failed: {error}. It may not survive a "
                 "power cut; look again before freeing anything"
             ) from error
-        self._synced = {path: then for path, then in self._synced.items() if path in seen} | due
+        self._synced = {name: then for name, then in self._synced.items() if name in seen} | due
         self._doubtful -= due.keys()
 
 

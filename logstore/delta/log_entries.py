@@ -2,8 +2,7 @@
 
 delta-rs hands out one application transaction per call, each a replay of the log (about 1 ms); a topic has several per
 partition. Here one replay reads them all: the newest whole checkpoint up to a version, then every later entry. A file
-is parsed once per content. Its inode, size and modification time tell its content: a foreign commit that renames over
-an entry changes them.
+is parsed once per content, which its version tells: a foreign commit that renames over an entry changes it.
 
 Invariant: an entry with a digest and a checkpoint with a checksum file (all of ours have them) are compared with these
 before anything is taken from them; CorruptionError names a file that differs. delta-rs checks neither, and takes an
@@ -11,13 +10,11 @@ empty entry for a commit that changed nothing.
 """
 
 import contextlib
-import os
+import errno
 import re
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,8 +25,8 @@ from logstore.crc32c import crc32c
 from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_digest, stored_digest
 from logstore.errors import CorruptionError
 from logstore.segments.names import known_segment_name
+from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
 
-LOG_DIRECTORY = "_delta_log"
 #: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
 #: clean-up knows it.
 CHECKSUM_SUFFIX = ".checkpoint.crc32c"
@@ -37,14 +34,9 @@ CHECKSUM_SUFFIX = ".checkpoint.crc32c"
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 
-_TICK_NS_MAX = 2 * 10**9
-
 #: The messages of msgspec and Python for a document and a UTF-8 sequence that end too early.
 _CUT = "Input data was truncated"
 _CUT_LETTER = "unexpected end of data"
-
-#: Inode, size and modification time: they tell one content of a name from another.
-Signature = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,63 +51,47 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogFiles:
-    """One listing of the log directory: versions that have an entry; whole checkpoints with their files."""
+    """One listing of the log directory: versions that have an entry; whole checkpoints with their files' names."""
 
     entries: set[int]
-    checkpoints: dict[int, tuple[Path, ...]]
+    checkpoints: dict[int, tuple[str, ...]]
 
     @property
     def last_version(self) -> int:
         return max(self.entries, default=-1)
 
 
-def entry_path(table_path: Path, version: int) -> Path:
-    return table_path / LOG_DIRECTORY / f"{version:020d}.json"
+def entry_name(version: int) -> str:
+    return f"{LOG_DIRECTORY}/{version:020d}.json"
 
 
-def checksum_path(table_path: Path, version: int) -> Path:
-    return table_path / LOG_DIRECTORY / f"{version:020d}{CHECKSUM_SUFFIX}"
+def checksum_name(version: int) -> str:
+    return f"{LOG_DIRECTORY}/{version:020d}{CHECKSUM_SUFFIX}"
 
 
-def signature(path: Path) -> Signature:
-    status = path.stat()
-    return status.st_ino, status.st_size, status.st_mtime_ns
-
-
-def log_mark(table_path: Path) -> int | None:
-    """When a name was last added to the log directory or removed from it; None if that was just now, or if there is no
-    log.
-
-    File systems count this time in ticks of up to two seconds, and two names may come within one tick.
-    """
-    try:
-        changed = (table_path / LOG_DIRECTORY).stat().st_mtime_ns
-    except OSError:
-        return None
-    return changed if time.time_ns() - changed > _TICK_NS_MAX else None
-
-
-def list_log(table_path: Path) -> LogFiles:
-    log = table_path / LOG_DIRECTORY
+def list_log(files: TableFiles, since: int = 0) -> LogFiles:
+    """The log's files of the version ``since`` and later ones; fewer names cost less. OSError."""
     entries: set[int] = set()
-    parts: dict[tuple[int, int], list[Path]] = {}
-    # Names only: a Path for each of thousands of entries would be most of the cost of a commit.
-    for name in os.listdir(log):  # noqa: PTH208
-        if name.endswith(".json"):
-            if len(name) == _ENTRY_NAME_LENGTH and name[:20].isdecimal():
-                entries.add(int(name[:20]))
-        elif match := _CHECKPOINT.fullmatch(name):
-            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(log / name)
-    whole = {version: tuple(sorted(paths)) for (version, total), paths in parts.items() if len(paths) == total}
+    parts: dict[tuple[int, int], list[str]] = {}
+    prefix = len(LOG_DIRECTORY) + 1
+    for name in files.names(LOG_DIRECTORY, f"{LOG_DIRECTORY}/{since:020d}"):
+        short = name[prefix:]
+        if short.endswith(".json"):
+            if len(short) == _ENTRY_NAME_LENGTH and short[:20].isdecimal():
+                entries.add(int(short[:20]))
+        elif match := _CHECKPOINT.fullmatch(short):
+            parts.setdefault((int(match[1]), int(match[3] or 1)), []).append(name)
+    whole = {version: tuple(found) for (version, total), found in parts.items() if len(found) == total}
     return LogFiles(entries, whole)
 
 
 # ---- entries --------------------------------------------------------------------------------------------------------
 
 
-def read_actions(path: Path) -> list[Action]:
+def read_actions(files: TableFiles, version: int) -> list[Action]:
     """All actions of one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
-    raw, version = path.read_bytes(), int(path.stem)
+    path = files.where(entry_name(version))
+    raw = files.read(entry_name(version))
     try:
         return _parse(version, raw)
     except ValueError as error:
@@ -130,9 +106,9 @@ def read_actions(path: Path) -> list[Action]:
         ) from error
 
 
-def read_entry(path: Path) -> LogEntry:
+def read_entry(files: TableFiles, version: int) -> LogEntry:
     """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
-    actions = read_actions(path)
+    actions = read_actions(files, version)
     commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
@@ -162,16 +138,16 @@ class Removal:
     bounds: tuple[int, int, int] | None = None
 
 
-def removals_since(table_path: Path, version: int) -> dict[str, Removal]:
+def removals_since(files: TableFiles, version: int) -> dict[str, Removal]:
     """The files that entries after ``version`` removed for good, as far as those entries are still there.
 
     CorruptionError, OSError.
     """
     found: dict[str, Removal] = {}
     bounds: dict[str, tuple[int, int, int]] = {}
-    for number in sorted(list_log(table_path).entries):
+    for number in sorted(list_log(files).entries):
         try:
-            actions = read_actions(entry_path(table_path, number))
+            actions = read_actions(files, number)
         except FileNotFoundError:
             continue  # cleaned up meanwhile
         info: dict[str, Any] = next((a.commit_info for a in actions if a.commit_info is not None), {})
@@ -266,26 +242,35 @@ def _lacks_actions(version: int, actions: Sequence[Action]) -> bool:
 # ---- checkpoints ----------------------------------------------------------------------------------------------------
 
 
-def checksums(paths: Sequence[Path]) -> dict[str, str]:
+def checksums(files: TableFiles, parts: Sequence[str]) -> dict[str, str]:
     """The content of the checksum file for a checkpoint of these files: CRC-32C by name."""
-    return {path.name: f"{crc32c(path.read_bytes()):08x}" for path in paths}
+    return {_in_log(part): f"{crc32c(files.read(part)):08x}" for part in parts}
 
 
-def stored_checksums(part: Path) -> dict[str, str] | None:
-    """The checksums in the file beside a checkpoint part; None if there is no file, empty if it is unreadable."""
+def vouch(files: TableFiles, version: int, sums: dict[str, str]) -> None:
+    """Write the checksum file of a checkpoint, durably. OSError."""
+    name, content = checksum_name(version), msgspec.json.encode(sums)
+    while not files.put_if_absent(name, content):
+        with contextlib.suppress(FileNotFoundError):
+            if files.replace(name, content, files.head(name)):
+                return
+
+
+def stored_checksums(files: TableFiles, version: int) -> dict[str, str] | None:
+    """The checksums in the file beside a checkpoint; None if there is no file, empty if it is unreadable."""
     try:
-        return msgspec.json.decode(_checksum_file(part).read_bytes(), type=dict[str, str])
+        return msgspec.json.decode(files.read(checksum_name(version)), type=dict[str, str])
     except FileNotFoundError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return {}
 
 
-def _checksum_file(part: Path) -> Path:
-    return checksum_path(part.parent.parent, int(part.name[:20]))
+def _in_log(name: str) -> str:
+    return name.removeprefix(f"{LOG_DIRECTORY}/")
 
 
-def read_checkpoint_part(path: Path) -> LogEntry:
+def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
     """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it was changed or is
     unreadable.
     """
@@ -293,12 +278,14 @@ def read_checkpoint_part(path: Path) -> LogEntry:
         "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
         "they do not, restore it from a backup"
     )
-    raw = path.read_bytes()
-    stored, actual = stored_checksums(path), f"{crc32c(raw):08x}"
-    if stored is not None and stored.get(path.name) != actual:
+    path, short = files.where(name), _in_log(name)
+    version = int(short[:20])
+    raw = files.read(name)
+    stored, actual = stored_checksums(files, version), f"{crc32c(raw):08x}"
+    if stored is not None and stored.get(short) != actual:
         raise CorruptionError(
-            f"{path} or {_checksum_file(path).name} beside it is damaged: CRC-32C {actual}, noted is "
-            f"{stored.get(path.name, 'none')}. {remedy}"
+            f"{path} or {_in_log(checksum_name(version))} beside it is damaged: CRC-32C {actual}, noted is "
+            f"{stored.get(short, 'none')}. {remedy}"
         )
     try:
         table = pq.ParquetFile(pa.BufferReader(raw)).read(
@@ -311,16 +298,16 @@ def read_checkpoint_part(path: Path) -> LogEntry:
     return LogEntry(transactions, added, removed)
 
 
-def read_checkpoint_actions(parts: Sequence[Path]) -> list[Action]:
+def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Action]:
     """All actions of a checkpoint, every page read. FileNotFoundError; ValueError if it cannot be read."""
     actions: list[Action] = []
     for part in parts:
-        raw = part.read_bytes()
+        raw = files.read(part)
         try:
             rows = pq.ParquetFile(pa.BufferReader(raw)).read().to_pylist(maps_as_pydicts="strict")
             actions += msgspec.convert(rows, list[Action])
         except (pa.ArrowException, OSError, KeyError, msgspec.MsgspecError) as error:
-            raise ValueError(f"{part} is not a readable Delta checkpoint: {error}") from error
+            raise ValueError(f"{files.where(part)} is not a readable Delta checkpoint: {error}") from error
     return actions
 
 
@@ -354,50 +341,62 @@ class LogState:
 class LogReplay:
     """Replays one table's log. Not safe for use from several threads at once."""
 
-    def __init__(self, table_path: Path) -> None:
-        self._table_path = table_path
-        self._parsed: dict[Path, tuple[Signature, LogEntry]] = {}
+    def __init__(self, files: TableFiles) -> None:
+        self._files = files
+        self._parsed: dict[str, tuple[Entry, LogEntry]] = {}
+        #: The checkpoint of the last state. The log before it matters only to who asks for an older version.
+        self._base = 0
 
     @property
-    def contents(self) -> dict[Path, Signature]:
-        """The files that made the last state."""
-        return {path: known[0] for path, known in self._parsed.items()}
+    def contents(self) -> dict[str, Entry]:
+        """The files that made the last state, by name."""
+        return {name: known[0] for name, known in self._parsed.items()}
 
-    def perhaps_not_durable(self) -> list[Path]:
+    def perhaps_not_durable(self) -> list[str]:
         """Entries of the last state, except ours that have a later one of ours above them (see ``Committer.sync``)."""
-        entries = [(path, entry.commit_id) for path, (_, entry) in self._parsed.items() if path.suffix == ".json"]
+        entries = [(name, entry.commit_id) for name, (_, entry) in self._parsed.items() if name.endswith(".json")]
         last_own = max((at for at, (_, commit_id) in enumerate(entries) if commit_id is not None), default=-1)
-        return [path for at, (path, commit_id) in enumerate(entries) if commit_id is None or at == last_own]
+        return [name for at, (name, commit_id) in enumerate(entries) if commit_id is None or at == last_own]
 
     def state(self, version: int | None = None) -> LogState:
         """The log up to ``version``, the newest unless told. CorruptionError if it has a hole or cannot be parsed;
         OSError.
         """
         try:
-            found, paths = self._files(version)
+            found, names = self._list(version, self._base)
         except CorruptionError:
             # A listing of a directory that others write to is not atomic: only a hole in two of them is one.
-            found, paths = self._files(version)
-        parsed: dict[Path, tuple[Signature, LogEntry]] = {}
-        for path in paths:
-            now = signature(path)
-            known = self._parsed.get(path)
+            found, names = self._list(version, 0)
+        parsed: dict[str, tuple[Entry, LogEntry]] = {}
+        for name in names:
+            now = self._files.head(name)
+            known = self._parsed.get(name)
             if known is None or known[0] != now:
-                known = now, read_entry(path) if path.suffix == ".json" else read_checkpoint_part(path)
-            parsed[path] = known
+                known = now, self._read(name)
+            parsed[name] = known
         self._parsed = parsed
         return LogState(found, [entry for _, entry in parsed.values()])
 
-    def _files(self, version: int | None) -> tuple[int, list[Path]]:
+    def _read(self, name: str) -> LogEntry:
+        if name.endswith(".json"):
+            return read_entry(self._files, int(_in_log(name)[:20]))
+        return read_checkpoint_part(self._files, name)
+
+    def _list(self, version: int | None, since: int) -> tuple[int, list[str]]:
         """The version found, and the files to read for it, in order. CorruptionError if one is missing."""
-        files = list_log(self._table_path)
+        found = list_log(self._files, since)
+        if not found.entries and not found.checkpoints:
+            if since:
+                return self._list(version, 0)
+            raise FileNotFoundError(errno.ENOENT, "there is no Delta log", self._files.where(LOG_DIRECTORY))
         if version is None:
-            version = files.last_version if files.entries else max(files.checkpoints, default=-1)
-        base = max((v for v in files.checkpoints if v <= version), default=-1)
-        paths = list(files.checkpoints.get(base, ()))
+            version = found.last_version if found.entries else max(found.checkpoints, default=-1)
+        base = max((v for v in found.checkpoints if v <= version), default=-1)
+        names = list(found.checkpoints.get(base, ()))
         for number in range(base + 1, version + 1):
-            path = entry_path(self._table_path, number)
-            if number not in files.entries:
+            if number not in found.entries:
+                path = self._files.where(entry_name(number))
                 raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
-            paths.append(path)
-        return version, paths
+            names.append(entry_name(number))
+        self._base = max(base, 0)
+        return version, names

@@ -12,10 +12,8 @@ its own. Any other damaged file stays where it is, and its readers refuse it (``
 """
 
 import contextlib
-import itertools
 import re
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -24,118 +22,115 @@ import structlog
 from logstore.delta.actions import Action
 from logstore.delta.log_entries import (
     CHECKSUM_SUFFIX,
-    LOG_DIRECTORY,
     LogFiles,
-    checksum_path,
     checksums,
-    entry_path,
+    entry_name,
     is_torn,
     list_log,
     read_actions,
     read_checkpoint_actions,
     stored_checksums,
+    vouch,
 )
 from logstore.errors import CorruptionError
-from logstore.filesystem import FileSystem
+from logstore.table_files import LOG_DIRECTORY, TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
 LAST_CHECKPOINT = "_last_checkpoint"
-_SUFFIX = ".set-aside"
 _SPARK_CHECKSUM = re.compile(r"\.?(\d{20})\.")
+_SPARK_CHECKPOINT_CHECKSUM = re.compile(r"\.(.*\.checkpoint.*\.parquet)\.crc")
 
 
 class _Hint(msgspec.Struct):
     version: int
 
 
-def repair_log(table_path: Path, filesystem: FileSystem) -> None:
+def repair_log(files: TableFiles) -> None:
     """Do all repairs; for the table's owner, before anybody reads the table. OSError."""
-    _check_checkpoints(table_path, filesystem)
-    drop_stale_checksums(table_path, filesystem)
-    _set_aside_torn_entries(table_path, filesystem)
-    _drop_checksums_ahead(table_path, filesystem)
-    drop_bad_hint(table_path, filesystem)
+    _check_checkpoints(files)
+    drop_stale_checksums(files)
+    _set_aside_torn_entries(files)
+    _drop_checksums_ahead(files)
+    drop_bad_hint(files)
 
 
-def drop_bad_hint(table_path: Path, filesystem: FileSystem) -> None:
+def drop_bad_hint(files: TableFiles) -> None:
     """Remove a ``_last_checkpoint`` that names no checkpoint. Readers need no hint, but some fail on a wrong one."""
-    path = table_path / LOG_DIRECTORY / LAST_CHECKPOINT
+    name = f"{LOG_DIRECTORY}/{LAST_CHECKPOINT}"
     try:
-        version = msgspec.json.decode(path.read_bytes(), type=_Hint).version
+        version = msgspec.json.decode(files.read(name), type=_Hint).version
     except FileNotFoundError:
         return
     except (msgspec.MsgspecError, UnicodeDecodeError):
         version = -1
-    if version not in list_log(table_path).checkpoints:
-        filesystem.unlink(path)
-        filesystem.sync_directory(path.parent)
-        log.warning("delta.hint_removed", file=str(path), version=version)
+    if version not in list_log(files).checkpoints:
+        files.remove([name])
+        log.warning("delta.hint_removed", file=files.where(name), version=version)
 
 
-def _set_aside_torn_entries(table_path: Path, filesystem: FileSystem) -> None:
-    files = list_log(table_path)
-    base = max(files.checkpoints, default=-1)
-    for version in itertools.count(files.last_version, -1):
-        path = entry_path(table_path, version)
+def _set_aside_torn_entries(files: TableFiles) -> None:
+    found = list_log(files)
+    base = max(found.checkpoints, default=-1)
+    for version in range(found.last_version, max(base, 0), -1):
         # Durable for certain: the first entry (before there was a topic), and entries below a checkpoint.
-        if version <= max(base, 0) or not path.exists() or not is_torn(version, path.read_bytes()):
+        if version not in found.entries or not is_torn(version, files.read(entry_name(version))):
             return
-        _set_aside(path, filesystem, "torn by a power cut; nobody was told of its commit")
+        _set_aside(files, entry_name(version), "torn by a power cut; nobody was told of its commit")
 
 
-def _check_checkpoints(table_path: Path, filesystem: FileSystem) -> None:
-    files = list_log(table_path)
-    newest_first = sorted(files.checkpoints, reverse=True)
-    base = next((version for version in newest_first if _is_vouched_for(files.checkpoints[version])), -1)
-    for version in sorted(v for v in files.checkpoints if v > base):
-        parts = files.checkpoints[version]
-        covering = _covering(table_path, files, base, version)
+def _check_checkpoints(files: TableFiles) -> None:
+    found = list_log(files)
+    newest_first = sorted(found.checkpoints, reverse=True)
+    base = next((version for version in newest_first if _is_vouched_for(files, version, found)), -1)
+    for version in sorted(v for v in found.checkpoints if v > base):
+        parts = found.checkpoints[version]
+        covering = _covering(files, found, base, version)
         if covering is not None:
             why = "it does not match its checksum file; the entries cover it"
             # A checkpoint that does not match its checksum file has changed since: its content proves nothing.
-            if stored_checksums(parts[0]) is None:
+            if stored_checksums(files, version) is None:
                 try:
-                    compared = checksums(parts)
-                    found = _difference(parts, covering)
-                    if found is None:
-                        _vouch(table_path, version, parts, compared, filesystem)
+                    compared = checksums(files, parts)
+                    difference = _difference(files, parts, covering)
+                    if difference is None:
+                        _vouch(files, version, parts, compared)
                         base = version
                         continue
                 except FileNotFoundError:
                     continue  # another writer's clean-up of the log
-                why = f"no checksum vouches for this checkpoint, and {found}; the entries cover it"
-            if _set_checkpoint_aside(table_path, base, version, parts, filesystem, why):
+                why = f"no checksum vouches for this checkpoint, and {difference}; the entries cover it"
+            if _set_checkpoint_aside(files, base, version, parts, why):
                 continue
-        if all(part.exists() for part in parts):
+        if version in list_log(files, version).checkpoints:
             base = version
 
 
-def _is_vouched_for(parts: tuple[Path, ...]) -> bool:
-    stored = stored_checksums(parts[0])
+def _is_vouched_for(files: TableFiles, version: int, found: LogFiles) -> bool:
+    stored = stored_checksums(files, version)
     with contextlib.suppress(FileNotFoundError):  # another writer's clean-up of the log
-        return stored is not None and stored == checksums(parts)
+        return stored is not None and stored == checksums(files, found.checkpoints[version])
     return False
 
 
-def _covering(table_path: Path, files: LogFiles, base: int, version: int) -> list[Action] | None:
+def _covering(files: TableFiles, found: LogFiles, base: int, version: int) -> list[Action] | None:
     """The actions of the checkpoint of ``base`` and of the entries up to ``version``; None if not all can be read."""
     needed = range(base + 1, version + 1)
-    if not files.entries.issuperset(needed):
+    if not found.entries.issuperset(needed):
         return None
     try:
-        actions = read_checkpoint_actions(files.checkpoints.get(base, ()))
+        actions = read_checkpoint_actions(files, found.checkpoints.get(base, ()))
         for number in needed:
-            actions += read_actions(entry_path(table_path, number))
+            actions += read_actions(files, number)
     except (CorruptionError, ValueError, FileNotFoundError):
         return None
     return actions
 
 
-def _difference(parts: tuple[Path, ...], covering: list[Action]) -> str | None:
+def _difference(files: TableFiles, parts: Sequence[str], covering: list[Action]) -> str | None:
     """How a checkpoint differs from the state that ``covering`` makes; None if it does not."""
     try:
-        actual, expected = _outcome(read_checkpoint_actions(parts)), _outcome(covering)
+        actual, expected = _outcome(read_checkpoint_actions(files, parts)), _outcome(covering)
     except ValueError as error:
         return str(error)
     return next((f"its {what} differ" for what in expected if actual[what] != expected[what]), None)
@@ -167,67 +162,62 @@ def _outcome(actions: Iterable[Action]) -> dict[str, Any]:
     return {"transactions": transactions, "files": files, "metadata": metadata, "protocol": protocol}
 
 
-def _vouch(
-    table_path: Path, version: int, parts: tuple[Path, ...], compared: dict[str, str], filesystem: FileSystem
-) -> None:
+def _vouch(files: TableFiles, version: int, parts: Sequence[str], compared: dict[str, str]) -> None:
     """Sync another writer's checkpoint, then write its checksum file, unless a new one was renamed over it."""
-    for part in parts:
-        filesystem.sync_file(part)
-    filesystem.sync_directory(table_path / LOG_DIRECTORY)
-    if checksums(parts) != compared:
+    files.sync(parts)
+    if checksums(files, parts) != compared:
         return
-    filesystem.write_atomically(checksum_path(table_path, version), msgspec.json.encode(compared))
-    log.info("delta.checkpoint_vouched", table=str(table_path), version=version)
+    vouch(files, version, compared)
+    log.info("delta.checkpoint_vouched", table=files.uri, version=version)
 
 
-def _set_checkpoint_aside(
-    table_path: Path, base: int, version: int, parts: tuple[Path, ...], filesystem: FileSystem, why: str
-) -> bool:
+def _set_checkpoint_aside(files: TableFiles, base: int, version: int, parts: Sequence[str], why: str) -> bool:
     """Whether it was set aside; not if another writer cleaned up the covering entries meanwhile."""
-    renamed = [(part, _set_aside(part, filesystem, why)) for part in parts if part.exists()]
-    files = list_log(table_path)
-    if files.entries.issuperset(range(base + 1, version + 1)) and (base < 0 or base in files.checkpoints):
+    aside = []
+    for part in parts:
+        with contextlib.suppress(FileNotFoundError):
+            aside.append(_set_aside(files, part, why))
+    found = list_log(files)
+    if found.entries.issuperset(range(base + 1, version + 1)) and (base < 0 or base in found.checkpoints):
         return True
-    for part, aside in renamed:
-        filesystem.rename(aside, part)
-    filesystem.sync_directory(table_path / LOG_DIRECTORY)
-    log.warning("delta.put_back", table=str(table_path), version=version, why="what covers it was cleaned up")
+    for name in aside:
+        files.put_back(name)
+    log.warning("delta.put_back", table=files.uri, version=version, why="what covers it was cleaned up")
     return False
 
 
-def drop_stale_checksums(table_path: Path, filesystem: FileSystem) -> None:
+def drop_stale_checksums(files: TableFiles) -> None:
     """Remove checksum files, ours and Spark's, of checkpoints that are gone: the next checkpoint of that version would
     not match them.
     """
-    checkpoints = list_log(table_path).checkpoints
-    log_directory = table_path / LOG_DIRECTORY
-    stale = [p for p in log_directory.glob("*" + CHECKSUM_SUFFIX) if int(p.name[:20]) not in checkpoints]
-    spark = log_directory.glob(".*.checkpoint*.parquet.crc")
-    stale += [p for p in spark if not p.with_name(p.name[1:].removesuffix(".crc")).exists()]
-    for path in stale:
-        filesystem.unlink(path)
-    if stale:
-        filesystem.sync_directory(log_directory)
+    names = _names(files)
+    checkpoints = list_log(files).checkpoints
+    stale = [n for n in names if n.endswith(CHECKSUM_SUFFIX) and int(n[:20]) not in checkpoints]
+    stale += [n for n in names if (match := _SPARK_CHECKPOINT_CHECKSUM.fullmatch(n)) and match[1] not in names]
+    _drop(files, stale)
 
 
-def _drop_checksums_ahead(table_path: Path, filesystem: FileSystem) -> None:
+def _drop_checksums_ahead(files: TableFiles) -> None:
     """Spark's checksum files of versions that are not there: delta-rs refuses the log over them, and Spark the next
     entry of their name.
     """
-    files = list_log(table_path)
-    newest = max((files.last_version, *files.checkpoints))
-    log_directory = table_path / LOG_DIRECTORY
-    ahead = [p for p in log_directory.glob("*.crc") if (m := _SPARK_CHECKSUM.match(p.name)) and int(m[1]) > newest]
-    for path in ahead:
-        filesystem.unlink(path)
-    if ahead:
-        filesystem.sync_directory(log_directory)
+    found = list_log(files)
+    newest = max((found.last_version, *found.checkpoints))
+    of_spark = [name for name in _names(files) if name.endswith(".crc")]
+    _drop(files, [n for n in of_spark if (match := _SPARK_CHECKSUM.match(n)) and int(match[1]) > newest])
 
 
-def _set_aside(path: Path, filesystem: FileSystem, why: str) -> Path:
-    names = (path.with_name(f"{path.name}{_SUFFIX}{n or ''}") for n in itertools.count())
-    aside = next(name for name in names if not name.exists())
-    filesystem.rename(path, aside)
-    filesystem.sync_directory(path.parent)
-    log.warning("delta.set_aside", file=str(path), now=aside.name, why=why)
+def _names(files: TableFiles) -> set[str]:
+    """Of all files in the log directory."""
+    return {name.removeprefix(f"{LOG_DIRECTORY}/") for name in files.names(LOG_DIRECTORY)}
+
+
+def _drop(files: TableFiles, names: Sequence[str]) -> None:
+    if names:
+        files.remove(f"{LOG_DIRECTORY}/{name}" for name in names)
+
+
+def _set_aside(files: TableFiles, name: str, why: str) -> str:
+    aside = files.set_aside(name)
+    log.warning("delta.set_aside", file=files.where(name), now=aside.removeprefix(f"{LOG_DIRECTORY}/"), why=why)
     return aside

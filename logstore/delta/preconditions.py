@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from logstore.delta.schema import CLEANED, EPOCH, REWRITE, START, app_id
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
@@ -14,6 +13,7 @@ from logstore.errors import (
 )
 from logstore.limits import PARTITIONS_PER_TOPIC_MAX
 from logstore.segments.writer import Segment
+from logstore.table_files import TableFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,33 +44,33 @@ class RewritePart:
     cleaned: int | None = None
 
 
-def is_rolled(part: RollPart, snapshot: TopicSnapshot, path: Path) -> bool:
+def is_rolled(part: RollPart, snapshot: TopicSnapshot, files: TableFiles) -> bool:
     """Whether the snapshot holds the part already. Raises what refuses it."""
-    state = partition_state(snapshot, part.partition, path)
-    check_epoch(snapshot, part.partition, part.leader_epoch, path)
+    state = partition_state(snapshot, part.partition, files)
+    check_epoch(snapshot, part.partition, part.leader_epoch, files)
     snapshot.check(part.partition)
     if state.sealed >= part.end_offset and all(segment.path in snapshot.paths for segment in part.segments):
         return True
     if state.sealed != part.base_offset:
         raise CommitRefusedError(
-            f"{path}: partition {part.partition} is sealed up to {state.sealed} in version {snapshot.version}; "
+            f"{files}: partition {part.partition} is sealed up to {state.sealed} in version {snapshot.version}; "
             f"a roll from {part.base_offset} does not follow it"
         )
     return False
 
 
-def partition_state(snapshot: TopicSnapshot, partition: int, path: Path) -> PartitionState:
+def partition_state(snapshot: TopicSnapshot, partition: int, files: TableFiles) -> PartitionState:
     state = snapshot.partitions.get(partition)
     if state is None:
-        raise UnknownPartitionError(f"Topic {path.name!r} has no partition {partition}")
+        raise UnknownPartitionError(f"Topic {files.name!r} has no partition {partition}")
     return state
 
 
-def check_epoch(snapshot: TopicSnapshot, partition: int, leader_epoch: int, path: Path) -> None:
+def check_epoch(snapshot: TopicSnapshot, partition: int, leader_epoch: int, files: TableFiles) -> None:
     stored = snapshot.partitions[partition].leader_epoch
     if stored > leader_epoch:
         raise FencedLeaderEpochError(
-            f"{path}: partition {partition} has a leader of epoch {stored}; this one of epoch {leader_epoch} must stop"
+            f"{files}: partition {partition} has a leader of epoch {stored}; this one of epoch {leader_epoch} must stop"
         )
 
 
@@ -89,31 +89,33 @@ def check_part(part: RollPart) -> None:
         raise ValueError(f"the segments do not make up [{part.base_offset}, {part.end_offset}) of {part.partition}")
 
 
-def rewrite_facts(part: RewritePart, snapshot: TopicSnapshot, path: Path) -> tuple[list[SegmentFile], dict[str, int]]:
+def rewrite_facts(
+    part: RewritePart, snapshot: TopicSnapshot, files: TableFiles
+) -> tuple[list[SegmentFile], dict[str, int]]:
     """The files that a rewrite removes and the transactions that go with it. Raises what refuses it."""
-    state = partition_state(snapshot, part.partition, path)
+    state = partition_state(snapshot, part.partition, files)
     active = {file.path: file for file in snapshot.segments(part.partition)}
     gone = [removed for removed in part.removes if removed not in active]
     if gone:
-        raise CommitRefusedError(f"{path}: {', '.join(gone)} not active in partition {part.partition}")
+        raise CommitRefusedError(f"{files}: {', '.join(gone)} not active in partition {part.partition}")
     old = [active[removed] for removed in part.removes]
     removed = set(part.removes)
     kept = [file for file in active.values() if file.path not in removed]
-    check_replacement(part.adds, old, kept, state.sealed, path)
+    check_replacement(part.adds, old, kept, state.sealed, files)
     transactions = {app_id(part.partition, REWRITE): state.rewrite + 1}
     if part.log_start is not None and part.log_start > state.log_start:
         if part.log_start > state.sealed:
-            raise CommitRefusedError(f"{path}: log start {part.log_start} is beyond sealed {state.sealed}")
+            raise CommitRefusedError(f"{files}: log start {part.log_start} is beyond sealed {state.sealed}")
         transactions[app_id(part.partition, START)] = part.log_start
     if part.cleaned is not None and part.cleaned > state.cleaned:
         if part.cleaned > state.sealed:
-            raise CommitRefusedError(f"{path}: clean point {part.cleaned} is beyond sealed {state.sealed}")
+            raise CommitRefusedError(f"{files}: clean point {part.cleaned} is beyond sealed {state.sealed}")
         transactions[app_id(part.partition, CLEANED)] = part.cleaned
     return old, transactions
 
 
 def check_replacement(
-    adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], sealed: int, at: Path
+    adds: Sequence[Segment], old: Sequence[SegmentFile], kept: Sequence[SegmentFile], sealed: int, files: TableFiles
 ) -> None:
     """CommitRefusedError if the ranges of ``adds`` are not in the place that ``old`` leaves: from the end of the file
     before them to the base of the one after them, among the ``kept`` ones, or to ``sealed``; or if they hold more.
@@ -125,14 +127,14 @@ def check_replacement(
     for segment in sorted(adds, key=lambda segment: segment.base_offset):
         if segment.base_offset < end or segment.end_offset > high:
             raise CommitRefusedError(
-                f"{at}: {segment.path} does not fit into [{low}, {high}), the place of the files that it replaces"
+                f"{files}: {segment.path} does not fit into [{low}, {high}), the place of the files that it replaces"
             )
         end = segment.end_offset
         for file in kept:
             if file.base_offset < segment.end_offset and segment.base_offset < file.end_offset:
-                raise CommitRefusedError(f"{at}: {segment.path} overlaps {file.path}, which stays")
+                raise CommitRefusedError(f"{files}: {segment.path} overlaps {file.path}, which stays")
     if sum(segment.num_records for segment in adds) > sum(file.num_records for file in old):
-        raise CommitRefusedError(f"{at}: a rewrite of [{first}, {last}) would add records")
+        raise CommitRefusedError(f"{files}: a rewrite of [{first}, {last}) would add records")
 
 
 def check_partition_count(num_partitions: int) -> None:

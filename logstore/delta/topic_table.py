@@ -5,18 +5,14 @@ every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any t
 instance. Other instances, processes and machines are excluded by the commit protocol, not by locks.
 """
 
-import contextlib
-import shutil
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Self
 
-from logstore.delta.actions import signed
-from logstore.delta.committer import Committer, Plan, commit_info, commit_properties
-from logstore.delta.log_entries import entry_path, log_mark
+from logstore.delta.committer import Committer, Plan, commit_info
+from logstore.delta.first_entry import first_entry
 from logstore.delta.log_repair import repair_log
 from logstore.delta.maintenance import is_checkpoint_due, maintain_log
 from logstore.delta.preconditions import (
@@ -33,7 +29,6 @@ from logstore.delta.preconditions import (
 from logstore.delta.schema import (
     DELTA_PROPERTIES,
     LOG_RETENTION_PROPERTY,
-    PARTITION_COLUMNS,
     PARTITIONS_PROPERTY,
     PROPERTY_PREFIX,
     SEALED,
@@ -53,9 +48,10 @@ from logstore.errors import (
     UnknownPartitionError,
     storage_error,
 )
-from logstore.filesystem import FileSystem, local_filesystem
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.writer import Segment
+from logstore.table_files import LOG_DIRECTORY, OutcomeUnknownError, TableFiles
+from logstore.table_root import TableRoot
 
 __all__ = ["PartsCommit", "RewritePart", "RollPart", "TopicTable"]
 
@@ -70,99 +66,60 @@ class PartsCommit:
 
 
 class TopicTable:
-    def __init__(self, path: Path, filesystem: FileSystem) -> None:
-        self.path = path
-        self.filesystem = filesystem
-        self._committer = Committer(path, filesystem)
+    def __init__(self, files: TableFiles) -> None:
+        self.files = files
+        self._committer = Committer(files)
         self._lock = threading.Lock()
 
     @classmethod
     def create(
         cls,
-        path: Path,
+        root: TableRoot,
+        name: str,
         *,
         num_partitions: int,
         config_overrides: Mapping[str, str],
-        filesystem: FileSystem | None = None,
-        staging: Path | None = None,
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> Self:
-        """Make the table of a new topic: one commit, then one rename, so that a crash leaves no half topic.
+        """Make the table of a new topic; ``layout`` is ``layout_of`` the topic. A crash leaves no half topic.
 
-        ``staging`` is a directory on the same file system, ``<data>/staging`` unless told; ``layout`` is ``layout_of``
-        the topic. Raises TopicExistsError, InvalidPartitionsError, StorageFullError, StorageError.
+        Raises TopicExistsError, InvalidPartitionsError, StorageFullError, StorageError.
         """
-        from deltalake.exceptions import DeltaError
-
         check_partition_count(num_partitions)
-        filesystem = filesystem or local_filesystem()
-        if path.exists():
-            raise TopicExistsError(f"Topic {path.name!r} already exists")
-        built = (staging or path.parent.parent / "staging") / uuid.uuid4().hex
         configuration = {
             **DELTA_PROPERTIES,
             LOG_RETENTION_PROPERTY: layout.log_retention,
-            TOPIC_PROPERTY: path.name,
+            TOPIC_PROPERTY: name,
             PARTITIONS_PROPERTY: str(num_partitions),
             **{PROPERTY_PREFIX + key: value for key, value in config_overrides.items()},
         }
+        info = commit_info("create", uuid.uuid4().hex)
         try:
-            cls._build(built, filesystem, layout, configuration, num_partitions)
-            filesystem.make_directory(path.parent)
-            filesystem.rename(built, path)
-        except (OSError, DeltaError) as error:
-            shutil.rmtree(built, ignore_errors=True)
-            raise storage_error(f"creating topic {path.name!r}", error) from error
-        filesystem.reached("topic.created")
-        try:
-            filesystem.sync_directory(path.parent)
-        except OSError as error:
-            # A power cut could take the table away: nobody may use it, and the next attempt needs its place.
-            with contextlib.suppress(OSError):
-                filesystem.rename(path, built)
-            shutil.rmtree(built, ignore_errors=True)
+            files = root.create(name, first_entry(layout.table_schema, configuration, num_partitions, info))
+        except FileExistsError as error:
+            raise TopicExistsError(f"Topic {name!r} already exists") from error
+        except OutcomeUnknownError as error:
             raise StorageError(
-                f"creating topic {path.name!r} failed, its directory could not be synced: {error}. It was taken back, "
+                f"creating topic {name!r} failed, its directory could not be synced: {error}. It was taken back, "
                 "but may be there, empty, after a power cut"
             ) from error
-        return cls(path, filesystem)
-
-    @staticmethod
-    def _build(
-        built: Path, filesystem: FileSystem, layout: TableLayout, configuration: dict[str, str], num_partitions: int
-    ) -> None:
-        from deltalake import DeltaTable
-
-        filesystem.make_directory(built)
-        DeltaTable.create(
-            str(built),
-            schema=layout.table_schema,
-            partition_by=PARTITION_COLUMNS,
-            configuration=dict(configuration),
-            commit_properties=commit_properties(
-                commit_info("create", uuid.uuid4().hex),
-                {app_id(partition, SEALED): 0 for partition in range(num_partitions)},
-            ),
-            raise_if_key_not_exists=False,
-        )
-        entry = entry_path(built, 0)
-        filesystem.write_atomically(entry, signed(0, entry.read_bytes()))
-        filesystem.sync_directory(built)
-        filesystem.reached("delta.staged")
+        except OSError as error:
+            raise storage_error(f"creating topic {name!r}", error) from error
+        return cls(files)
 
     @classmethod
-    def recover(cls, path: Path, *, filesystem: FileSystem) -> Self:
+    def recover(cls, files: TableFiles) -> Self:
         """``open`` for a store that starts: torn files are set aside first. CorruptionError, StorageError."""
         try:
-            repair_log(path, filesystem)
+            repair_log(files)
         except OSError as error:
-            raise storage_error(f"recovering the Delta log of {path}", error) from error
-        return cls.open(path, filesystem=filesystem)
+            raise storage_error(f"recovering the Delta log of {files}", error) from error
+        return cls.open(files)
 
     @classmethod
-    def open(cls, path: Path, *, filesystem: FileSystem | None = None) -> Self:
+    def open(cls, files: TableFiles) -> Self:
         """Open an existing topic, and make durable what its log shows. CorruptionError, StorageError."""
-        table = cls(path, filesystem or local_filesystem())
+        table = cls(files)
         table._committer.sync(table.snapshot().version)
         return table
 
@@ -180,7 +137,7 @@ class TopicTable:
         """A mark that changes with the log: by a new commit, or by one that was renamed over an old one. None if the
         last change is so young that a further one might not change the mark.
         """
-        return log_mark(self.path)
+        return self.files.mark(LOG_DIRECTORY)
 
     def commit_roll(self, parts: Sequence[RollPart]) -> PartsCommit:
         """Seal several partitions in one commit, all or nothing; those that fail their check are left out (rule R6).
@@ -203,7 +160,7 @@ class TopicTable:
             present: list[RollPart] = []
             for part in parts:
                 try:
-                    (present if is_rolled(part, snapshot, self.path) else passed).append(part)
+                    (present if is_rolled(part, snapshot, self.files) else passed).append(part)
                 except (CommitRefusedError, FencedLeaderEpochError, CorruptionError, UnknownPartitionError) as error:
                     refused[part.partition] = error
             committed = tuple(sorted(part.partition for part in (*present, *passed)))
@@ -229,13 +186,13 @@ class TopicTable:
         def plan(snapshot: TopicSnapshot) -> Plan | None:
             lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in snapshot.tombstones)
             for segment in lost:
-                partition_state(snapshot, segment.partition, self.path)
+                partition_state(snapshot, segment.partition, self.files)
                 if segment.end_offset > snapshot.partitions[segment.partition].sealed:
-                    raise CommitRefusedError(f"{self.path}: {segment.path} reaches past sealed: roll it instead")
+                    raise CommitRefusedError(f"{self.files}: {segment.path} reaches past sealed: roll it instead")
                 snapshot.check(segment.partition)
                 for other in snapshot.segments(segment.partition):
                     if other.base_offset < segment.end_offset and segment.base_offset < other.end_offset:
-                        raise CommitRefusedError(f"{self.path}: {segment.path} overlaps {other.path}, which is active")
+                        raise CommitRefusedError(f"{self.files}: {segment.path} overlaps {other.path}, which is active")
             return Plan("recommit", adds=lost) if lost else None
 
         with self._lock:
@@ -252,11 +209,11 @@ class TopicTable:
             transactions: dict[str, int] = {}
             for partition, start in starts.items():
                 epoch = leader_epochs[partition]
-                state = partition_state(snapshot, partition, self.path)
-                check_epoch(snapshot, partition, epoch, self.path)
+                state = partition_state(snapshot, partition, self.files)
+                check_epoch(snapshot, partition, epoch, self.files)
                 if start > state.sealed:
                     raise CommitRefusedError(
-                        f"{self.path}: log start of partition {partition} cannot become {start}: "
+                        f"{self.files}: log start of partition {partition} cannot become {start}: "
                         f"sealed is {state.sealed}"
                     )
                 if start > state.log_start:
@@ -297,7 +254,7 @@ class TopicTable:
             adds: list[Segment] = []
             for part in parts:
                 try:
-                    files, facts = rewrite_facts(part, snapshot, self.path)
+                    files, facts = rewrite_facts(part, snapshot, self.files)
                 except (CommitRefusedError, CorruptionError, UnknownPartitionError) as error:
                     refused[part.partition] = error
                     continue
@@ -363,7 +320,7 @@ class TopicTable:
         def plan(snapshot: TopicSnapshot) -> Plan | None:
             if snapshot.topic_name is not None:
                 return None
-            return Plan("record-name", properties={TOPIC_PROPERTY: self.path.name})
+            return Plan("record-name", properties={TOPIC_PROPERTY: self.files.name})
 
         with self._lock:
             return self._committer.commit(plan)
@@ -375,7 +332,7 @@ class TopicTable:
         def plan(snapshot: TopicSnapshot) -> Plan | None:
             if total < snapshot.num_partitions:
                 raise InvalidPartitionsError(
-                    f"Topic {self.path.name!r} has {snapshot.num_partitions} partitions; they are added, never removed"
+                    f"Topic {self.files.name!r} has {snapshot.num_partitions} partitions; they are added, never removed"
                 )
             if total == snapshot.num_partitions:
                 return None
@@ -390,5 +347,5 @@ class TopicTable:
         with self._lock:
             snapshot = self._committer.snapshot()
             self._committer.sync(snapshot.version)  # a checkpoint outlives the entries that it is made of
-            if is_checkpoint_due(self.path, snapshot):
-                maintain_log(self.path, *self._committer.open(), self.filesystem)
+            if is_checkpoint_due(self.files, snapshot):
+                maintain_log(self.files, *self._committer.open())

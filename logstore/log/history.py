@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from logstore.delta.log_entries import Removal
 from logstore.delta.snapshot import TopicSnapshot
@@ -16,6 +15,7 @@ from logstore.segments.footer import ROLL
 from logstore.segments.names import known_segment_name
 from logstore.segments.reader import find_segments, read_footer, verify_segment
 from logstore.segments.writer import Segment
+from logstore.table_files import TableFiles
 
 
 class MissingSegmentsError(CorruptionError):
@@ -70,7 +70,7 @@ class RemovedRange:
 
 
 def removed_ranges(
-    removals: Mapping[str, Removal], before: TopicSnapshot | None, table_path: Path
+    removals: Mapping[str, Removal], before: TopicSnapshot | None, files: TableFiles
 ) -> dict[int, list[RemovedRange]]:
     """The ranges of removed files by partition, from ``before``, the log or their own footers. A file of unknown range
     is left out. CorruptionError, OSError.
@@ -78,7 +78,7 @@ def removed_ranges(
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
     for path, removal in removals.items():
-        bounds = known.get(path) or removal.bounds or _named_bounds(table_path, path)
+        bounds = known.get(path) or removal.bounds or _named_bounds(files, path)
         if bounds is None:
             continue
         partition, start, end = bounds
@@ -86,7 +86,7 @@ def removed_ranges(
     return found
 
 
-def _named_bounds(table_path: Path, path: str) -> tuple[int, int, int] | None:
+def _named_bounds(files: TableFiles, path: str) -> tuple[int, int, int] | None:
     """Partition, base offset and end of a file by its name, and its footer if that does not tell the end."""
     name = known_segment_name(path)
     if name is None:
@@ -94,7 +94,7 @@ def _named_bounds(table_path: Path, path: str) -> tuple[int, int, int] | None:
     if name.end_offset is not None:
         return name.partition, name.base_offset, name.end_offset
     with contextlib.suppress(FileNotFoundError, CorruptionError):
-        return name.partition, name.base_offset, read_footer(table_path / path).end_offset
+        return name.partition, name.base_offset, read_footer(files, path).end_offset
     return name.partition, name.base_offset, name.base_offset + 1
 
 
@@ -126,7 +126,7 @@ def missing_ranges(
 
 
 def sealed_segments_on_disk(
-    table_path: Path, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
+    files: TableFiles, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
 ) -> tuple[Segment, ...]:
     """Files that together hold exactly [start, end) of a partition, by offset; among rivals the one of the highest
     leader epoch. Only files of rolls count, and only those that are ``wanted`` by their path: a job that was not
@@ -136,7 +136,7 @@ def sealed_segments_on_disk(
     CorruptionError if one of them is damaged.
     """
     by_base: dict[int, list[Segment]] = {}
-    found = find_segments(table_path, partition, start, end)
+    found = find_segments(files, partition, start, end)
     for segment in found.segments:
         if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)
@@ -144,12 +144,12 @@ def sealed_segments_on_disk(
     if chain is None:
         unreadable = f" (unreadable: {', '.join(found.unreadable)})" if found.unreadable else ""
         raise MissingSegmentsError(
-            f"{table_path}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
+            f"{files}: partition {partition} had sealed offsets {start} to {end}, but the Delta log no longer "
             f"names them and no segment files on disk hold exactly them{unreadable}. Restore the table directory from "
             "a backup."
         )
     for segment in chain:
-        verify_segment(table_path / segment.path)
+        verify_segment(files, segment.path)
     return chain
 
 

@@ -14,7 +14,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -43,6 +42,7 @@ from logstore.segments.row_group_files import (
     row_group_files,
     write_row_group_file,
 )
+from logstore.table_files import TableFiles
 
 T = TypeVar("T")
 C = TypeVar("C")
@@ -101,9 +101,10 @@ class _Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A row group of the segment at ``path``; the next record after it has an offset of at least ``scanned_to``."""
+    """A row group of the segment ``name``; the next record after it has an offset of at least ``scanned_to``."""
 
-    path: Path
+    files: TableFiles
+    name: str
     group: RowGroup
     scanned_to: int
 
@@ -147,8 +148,8 @@ class LogReader:
         self._refresh = refresh
         #: The one that was used last comes last.
         self._begun: list[_Reading] = []
-        self._row_groups: LRUCache[Path, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
-        self._row_group_files: LRUCache[Path, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._row_groups: LRUCache[str, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
+        self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
         self._lock = threading.Lock()
 
     async def read(
@@ -283,16 +284,16 @@ class LogReader:
         segment = segments[at]
         following = min(sealed, segments[at + 1].base_offset) if at + 1 < len(segments) else sealed
         wanted = dataclasses.replace(wanted, end=min(sealed, wanted.end))
-        path = topic.table.path / segment.path
+        files = topic.table.files
 
         def read_row_group() -> _Slice[C]:
             """Read the row group with the first offset wanted, or with the next record after it."""
-            groups = self._groups(path, segment)
+            groups = self._groups(files, segment)
             at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
             if at == len(groups):
                 return _Slice([], 0, 0, max(wanted.start, min(following, wanted.end)))
             scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
-            return read(_Place(path, groups[at], scanned_to), wanted)
+            return read(_Place(files, segment.path, groups[at], scanned_to), wanted)
 
         try:
             found = await self._in_thread(read_row_group)
@@ -349,10 +350,14 @@ class LogReader:
         ]
 
     def _read_history(self, place: _Place, wanted: _Wanted) -> _Slice[pa.RecordBatch]:
-        path, group = place.path, place.group
+        files, name, group = place.files, place.name, place.group
         num_bytes = group.stored_bytes + _DECODER_BYTES
         return self._read_on(
-            (path, group.index), num_bytes, lambda: row_group_batches(path, group), wanted, place.scanned_to
+            (files.where(name), group.index),
+            num_bytes,
+            lambda: row_group_batches(files, name, group),
+            wanted,
+            place.scanned_to,
         )
 
     def _read_stored_history(self, place: _Place, wanted: _Wanted) -> _Slice[RecordBatch]:
@@ -361,12 +366,12 @@ class LogReader:
         """
         group = place.group
         if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
-            files = self._cached(self._row_group_files, place.path, row_group_files)
-            if files:
-                file = files[group.index]
+            in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
+            if in_file:
+                file = in_file[group.index]
                 if wanted.may_be_empty and file.decoded_bytes > wanted.max_bytes:
                     return _Slice([], 0, 0, wanted.start)
-                payload = read_row_group_file(place.path, file)
+                payload = read_row_group_file(place.files, place.name, file)
                 batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
                 count = min(group.num_rows, group.last_offset + 1 - wanted.start)
                 return _Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
@@ -415,11 +420,11 @@ class LogReader:
         sealed: int,
         timestamp_ms: int,
     ) -> tuple[int, int] | None:
+        files = topic.table.files
         for segment in segments:
-            path = topic.table.path / segment.path
-            for group in self._groups(path, segment):
+            for group in self._groups(files, segment):
                 if group.last_offset >= start and group.max_timestamp_ms >= timestamp_ms:
-                    times = read_row_group(path, group.index, ("offset", "timestamp"))
+                    times = read_row_group(files, segment.path, group.index, ("offset", "timestamp"))
                     found = _first_at(times, start, sealed, timestamp_ms)
                     if found:
                         return found
@@ -430,22 +435,23 @@ class LogReader:
                 return found
         return None
 
-    def _groups(self, path: Path, segment: SegmentFile) -> tuple[RowGroup, ...]:
-        def checked(path: Path) -> tuple[RowGroup, ...]:
-            groups = row_groups(path)
-            _check_against_log(path, groups, segment)
+    def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
+        def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
+            groups = row_groups(files, name)
+            _check_against_log(files.where(name), groups, segment)
             return groups
 
-        return self._cached(self._row_groups, path, checked)
+        return self._cached(self._row_groups, files, segment.path, checked)
 
-    def _cached(self, cache: LRUCache[Path, T], path: Path, read: Callable[[Path], T]) -> T:
+    def _cached(self, cache: LRUCache[str, T], files: TableFiles, name: str, read: Callable[[TableFiles, str], T]) -> T:
         # A segment's name is never used again, so its footer never changes.
+        place = files.where(name)
         with self._lock:
-            found = cache.get(path)
+            found = cache.get(place)
         if found is None:
-            found = read(path)
+            found = read(files, name)
             with self._lock:
-                cache[path] = found
+                cache[place] = found
         return found
 
 
@@ -472,12 +478,12 @@ def require_in_range(log: PartitionLog, offset: int) -> None:
         )
 
 
-def _check_against_log(path: Path, groups: Sequence[RowGroup], segment: SegmentFile) -> None:
+def _check_against_log(place: str, groups: Sequence[RowGroup], segment: SegmentFile) -> None:
     bounds = (groups[0].first_offset, groups[-1].last_offset) if groups else (-1, -1)
     found = (sum(group.num_rows for group in groups), *bounds)
     if found != (segment.num_records, segment.min_offset, segment.max_offset):
         raise CorruptionError(
-            f"{path} holds {found[0]} records of offsets {found[1]} to {found[2]}, the Delta log says "
+            f"{place} holds {found[0]} records of offsets {found[1]} to {found[2]}, the Delta log says "
             f"{segment.num_records} of {segment.min_offset} to {segment.max_offset}. Restore the file from a backup."
         )
 

@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -38,7 +37,6 @@ from logstore.errors import (
     UnknownTopicError,
     storage_error,
 )
-from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.journal import Journal
 from logstore.limits import MIB
@@ -63,6 +61,7 @@ from logstore.segments.footer import ROLL
 from logstore.segments.layout import layout_of
 from logstore.segments.reader import segment_from_file, verify_segment
 from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import TableFiles
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -128,7 +127,6 @@ class Roller:
     def __init__(
         self,
         journal: Journal,
-        filesystem: FileSystem,
         clock: Clock,
         executor: Executor,
         require_lock: Callable[[], None] = lambda: None,
@@ -137,7 +135,6 @@ class Roller:
         self._require_lock = require_lock
         self._journal = journal
         self._clock = clock
-        self._filesystem = filesystem
         self._executor = executor
         self._running: set[asyncio.Task[object]] = set()
         #: By topic and partition: written, but not known to be committed.
@@ -188,6 +185,13 @@ class Roller:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, work)
 
+    async def _look(self, topic: Topic, work: Callable[[], T]) -> T:
+        """As ``_in_thread``, for work that reads the table; StorageError for a disk that cannot be read."""
+        try:
+            return await self._in_thread(work)
+        except OSError as error:
+            raise StorageError(f"Cannot read topic {topic.name!r}: {error}. Check the disk; try again.") from error
+
     def forget(self, topic: Topic) -> None:
         """The topic was deleted."""
         self._uncommitted.pop(topic, None)
@@ -224,7 +228,7 @@ class Roller:
             for part in self._uncommitted.pop(topic, {}).values()
             if part.base_offset == topic.partitions[part.partition].sealed_offset
         ]
-        return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.path, part)])
+        return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.files, part)])
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
         """Seal ``parts``; by partition, why some were left out: also because another leads it by now."""
@@ -290,8 +294,7 @@ class Roller:
                 segments = tuple(written[first:])
                 parts.append(RollPart(span.partition, span.base_offset, span.end_offset, span.leader_epoch, segments))
         except BaseException as error:
-            for segment in written:
-                self._filesystem.unlink(topic.table.path / segment.path)
+            topic.table.files.remove((segment.path for segment in written), durable=False)
             if isinstance(error, OSError):
                 raise storage_error(f"the roll of topic {topic.name!r}", error) from error
             raise
@@ -299,13 +302,12 @@ class Roller:
 
     def _write_piece(self, topic: Topic, span: _Range, piece: _Piece, codec: str) -> Segment:
         with SegmentWriter(
-            topic.table.path,
+            topic.table.files,
             span.partition,
             piece.base_offset,
             piece.end_offset,
             span.leader_epoch,
             codec,
-            filesystem=self._filesystem,
             layout=layout_of(topic.name),
         ) as writer:
             append_time_ms = 0
@@ -344,9 +346,9 @@ class Roller:
             snapshot = topic.table.snapshot()
             return snapshot, self._restore(topic, snapshot, at_start=at_start)
 
-        snapshot, restored = await self._in_thread(look)
+        snapshot, restored = await self._look(topic, look)
         if restored.any:
-            snapshot = await self._in_thread(topic.table.snapshot)
+            snapshot = await self._look(topic, topic.table.snapshot)
         sound = [p for p in range(snapshot.num_partitions) if _is_sound(snapshot, p)]
         gaps = {partition: history_gaps(snapshot, partition) for partition in sound}
         removed = await self._removed(topic, gaps, None if at_start else topic.snapshot)
@@ -364,8 +366,8 @@ class Roller:
         if all(found == looked_at.get(partition, []) for partition, found in gaps.items()):
             return {}
         first = before is None or any(found and p not in looked_at for p, found in gaps.items())
-        path, seen = topic.table.path, -1 if first or before is None else before.version
-        return await self._in_thread(lambda: removed_ranges(removals_since(path, seen), before, path))
+        files, seen = topic.table.files, -1 if first or before is None else before.version
+        return await self._look(topic, lambda: removed_ranges(removals_since(files, seen), before, files))
 
     def _note_missing(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
@@ -411,7 +413,7 @@ class Roller:
 
     def _restore(self, topic: Topic, snapshot: TopicSnapshot, *, at_start: bool) -> _Restored:
         """Rule R7: commit files again that the table has lost, of partitions that are led here."""
-        path = topic.table.path
+        files = topic.table.files
         grown = topic.is_maintained_here and len(topic.partitions) > snapshot.num_partitions
         if grown:
             log.error("partitions.overwritten", topic=topic.name, version=snapshot.version, now=snapshot.num_partitions)
@@ -423,12 +425,12 @@ class Roller:
         behind = [p for p in ours if snapshot.partitions[p.partition].sealed < p.sealed_offset]
         starts = {p.partition: p.log_start_offset for p in ours}
         starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
-        lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(path, file))]
+        lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(files, file))]
         # The files of a job come and go with its commit, as a whole.
         lost = [s for s in lost if s.operation == ROLL and s.partition in sound]
         lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
-            lost += [s for p in ours for s in self._to_fill_gaps(path, snapshot, p.partition)]
+            lost += [s for p in ours for s in self._to_fill_gaps(files, snapshot, p.partition)]
         if not behind and not lost and not starts:
             return _Restored(any=grown, failed={})
         log.error(
@@ -445,7 +447,7 @@ class Roller:
             partition, end = partition_log.partition, partition_log.sealed_offset
             start = snapshot.partitions[partition].sealed
             try:
-                segments = sealed_segments_on_disk(path, partition, start, end)
+                segments = sealed_segments_on_disk(files, partition, start, end)
             except CorruptionError as error:
                 failed[partition] = str(error)
                 continue
@@ -460,7 +462,7 @@ class Roller:
             topic.table.advance_log_start(starts, {p: topic.partitions[p].leader_epoch for p in starts})
         return _Restored(any=True, failed=failed)
 
-    def _to_fill_gaps(self, path: Path, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
+    def _to_fill_gaps(self, files: TableFiles, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
         """Files of rolls whose commits were overwritten before the last stop.
 
         A file that is neither active nor removed was never committed or was overwritten, if it is so young that the log
@@ -470,7 +472,7 @@ class Roller:
         kept = TOMBSTONE_RETENTION_PROPERTY not in snapshot.properties
 
         def was_lost(name: str) -> bool:
-            return kept and name not in snapshot.tombstones and (path / name).stat().st_mtime_ns // 10**6 > oldest_ms
+            return kept and name not in snapshot.tombstones and files.head(name).modified_ms > oldest_ms
 
         segments: list[Segment] = []
         cleaned = snapshot.partitions[partition].cleaned
@@ -481,7 +483,7 @@ class Roller:
             if start >= end:
                 continue
             try:
-                segments += sealed_segments_on_disk(path, partition, start, end, wanted=was_lost)
+                segments += sealed_segments_on_disk(files, partition, start, end, wanted=was_lost)
             except MissingSegmentsError as error:
                 # A user deleted rows with SQL, as users may. Readers pass over the gap.
                 log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
@@ -496,23 +498,23 @@ def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
     return True
 
 
-def _on_disk(table_path: Path, file: str) -> Segment | None:
+def _on_disk(files: TableFiles, name: str) -> Segment | None:
     """CorruptionError if it is damaged: to give its records up, take the file away."""
     try:
-        verify_segment(table_path / file)
-        return segment_from_file(table_path, file)
+        verify_segment(files, name)
+        return segment_from_file(files, name)
     except FileNotFoundError:
-        log.error("history.file_lost", table=str(table_path), file=file)
+        log.error("history.file_lost", table=files.uri, file=name)
         return None
 
 
-def _is_whole(table_path: Path, part: RollPart) -> bool:
+def _is_whole(files: TableFiles, part: RollPart) -> bool:
     """If not, the journal has all of it still."""
     try:
         for segment in part.segments:
-            verify_segment(table_path / segment.path)
+            verify_segment(files, segment.path)
     except (CorruptionError, OSError) as error:
-        log.error("roll.file_lost", table=str(table_path), partition=part.partition, error=str(error))
+        log.error("roll.file_lost", table=files.uri, partition=part.partition, error=str(error))
         return False
     return True
 

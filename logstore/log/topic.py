@@ -17,6 +17,7 @@ from logstore.errors import (
     CorruptionError,
     InvalidConfigError,
     InvalidTopicError,
+    NewerFormatError,
     UnknownPartitionError,
     UnknownTopicError,
 )
@@ -129,6 +130,8 @@ class Topic:
             partition_log.follow_segments(snapshot.segments(partition_log.partition))
         except CorruptionError as error:
             why, remedy = str(error), f"Run: logstore topic drop-foreign-files {self.name}"
+            if isinstance(error, NewerFormatError):
+                remedy = "Start the release that wrote it"
         if why is not None:
             # Only this partition is refused.
             if partition_log.quarantined is None:

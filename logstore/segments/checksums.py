@@ -33,10 +33,14 @@ def places(metadata: pq.FileMetaData, footer_at: int) -> list[int]:
     """Up to where the CRCs of ``check_footer`` go. Each column chunk begins where the one before it ends."""
     ends = [len(MAGIC)]
     for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
-        for chunk in map(row_group.column, range(metadata.num_columns)):
-            begin = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-            ends.append(begin + chunk.total_compressed_size)
+        ends += [bounds(chunk)[1] for chunk in map(row_group.column, range(metadata.num_columns))]
     return [*ends, footer_at]
+
+
+def bounds(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    """The place of a column chunk in its file: its begin and its end."""
+    begin: int = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    return begin, begin + chunk.total_compressed_size
 
 
 def placeholder(chunks: int) -> str:
@@ -44,9 +48,9 @@ def placeholder(chunks: int) -> str:
     return "0" * _DIGITS * (chunks + 2)
 
 
-def chain(crcs: Sequence[int], footer: bytes) -> tuple[int, bytes]:
-    """The place of the placeholder in ``footer`` (up to the end of the file), and the chain to put there. ``crcs`` are
-    the CRCs up to each of ``places`` except the first.
+def with_chain(crcs: Sequence[int], footer: bytes) -> bytes:
+    """``footer`` (up to the end of the file) with the chain in the place of the placeholder. ``crcs`` are the CRCs up
+    to each of ``places`` except the first.
     """
     entry = _ENTRY.search(footer)
     assert entry is not None
@@ -54,7 +58,8 @@ def chain(crcs: Sequence[int], footer: bytes) -> tuple[int, bytes]:
     value = "".join(f"{crc:08x}" for crc in crcs).encode()
     assert end - at == len(value) + _DIGITS
     unfinished = footer[:at] + value + b"0" * _DIGITS + footer[end:]
-    return at, value + f"{crc32c(unfinished, crcs[-1]):08x}".encode()
+    whole = f"{crc32c(unfinished, crcs[-1]):08x}".encode()
+    return footer[:at] + value + whole + footer[end:]
 
 
 def check_footer(footer: bytes) -> tuple[int, ...] | None:

@@ -5,11 +5,9 @@ it is decoded; a file under a segment's name is that segment. Files of another w
 checksums of ours; Parquet's own, of pages, are verified if they are there.
 """
 
-import os
 from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -21,40 +19,50 @@ from logstore.limits import ROW_GROUP_ROWS_MAX
 from logstore.segments import checksums
 from logstore.segments.footer import SegmentFooter, decode_footer, is_segment
 from logstore.segments.names import parse_segment_name
+from logstore.table_files import TableFiles
 
 #: Larger than most footers, so that one read gets a whole footer.
 _TAIL_BYTES = 64 * 1024
 #: Exceptions of Arrow for bad bytes.
-BAD_BYTES = (pa.ArrowException, OSError, ValueError, KeyError)
+BAD_BYTES = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
-    """``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each column chunk, and of
-    the page index; empty without checksums. ``footer_bytes`` are what ``metadata`` was parsed from, in Thrift; empty
-    without checksums.
+    """``size`` in bytes. ``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each
+    column chunk, and of the page index; empty without checksums. ``footer_bytes`` are what ``metadata`` was parsed
+    from, in Thrift; empty without checksums.
     """
 
-    path: Path
+    files: TableFiles
+    name: str
+    size: int
     metadata: pq.FileMetaData
     chain: tuple[tuple[int, int], ...]
     footer_bytes: bytes
 
     @property
+    def place(self) -> str:
+        """For messages."""
+        return self.files.where(self.name)
+
+    @property
     def footer(self) -> SegmentFooter:
         """CorruptionError if it is not a segment's."""
-        return decode_footer(self.metadata.metadata or {}, str(self.path))
+        return decode_footer(self.metadata.metadata or {}, self.place)
 
     def read(self, row_group: int, columns: Collection[str], rows: int) -> Iterator[pa.RecordBatch]:
         """Columns of one row group, decoded ``rows`` at a time; its checked bytes are held meanwhile. OSError;
         CorruptionError if they have changed since they were written.
         """
         try:
-            if self.chain:
-                image = self._checked(row_group, columns)
-                parquet = pq.ParquetFile(pa.BufferReader(image), metadata=self.metadata, pre_buffer=False)
-            else:
-                parquet = pq.ParquetFile(self.path, page_checksum_verification=True)
+            image = self._checked(row_group, columns) if self.chain else self._unchecked(row_group, columns)
+            parquet = pq.ParquetFile(
+                pa.BufferReader(image),
+                metadata=self.metadata,
+                pre_buffer=False,
+                page_checksum_verification=not self.chain,
+            )
             # One column has nearly all of the bytes: threads would gain little, and each keeps memory of its own.
             yield from parquet.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False)
         except BAD_BYTES as error:
@@ -74,7 +82,7 @@ class ParquetFile:
 
     def where(self, row_group: int) -> str:
         """For messages: its offsets, too, if they can be relied on."""
-        where = f"{self.path}, row group {row_group}"
+        where = f"{self.place}, row group {row_group}"
         if not self.chain:
             return where
         at = next(leaf for leaf in range(self.metadata.num_columns) if self._column(leaf) == "offset")
@@ -90,72 +98,99 @@ class ParquetFile:
         leaves = self.metadata.num_columns
         # Memory pages of it that are never written take no memory.
         image = np.empty(self.chain[(row_group + 1) * leaves][0], dtype=np.uint8)
-        with self.path.open("rb", buffering=0) as source:
-            for leaf in range(leaves):
-                if self._column(leaf).split(".")[0] in columns:
-                    (begin, before), (end, after) = self.chain[row_group * leaves + leaf :][:2]
-                    data = image[begin:end].data
-                    if not read_as_written(source.fileno(), data, begin, before, after):
-                        raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
+        wanted = [
+            (leaf, *self.chain[row_group * leaves + leaf], *self.chain[row_group * leaves + leaf + 1])
+            for leaf in range(leaves)
+            if self._column(leaf).split(".")[0] in columns
+        ]
+        self.files.read_ranges(self.name, [(begin, image[begin:end].data) for _, begin, _, end, _ in wanted])
+        for leaf, begin, before, end, after in wanted:
+            if crc32c(image[begin:end].data, before) != after:
+                raise ValueError(f"the checksum of column {self._column(leaf)} does not match")
+        return pa.py_buffer(image)
+
+    def _unchecked(self, row_group: int, columns: Collection[str]) -> pa.Buffer:
+        """As ``_checked``, of another writer's file: its column chunks are where its footer says."""
+        group = self.metadata.row_group(row_group)
+        chunks = [
+            group.column(leaf) for leaf in range(group.num_columns) if self._column(leaf).split(".")[0] in columns
+        ]
+        bounds = [checksums.bounds(chunk) for chunk in chunks]
+        if any(not 0 <= begin <= end <= self.size for begin, end in bounds):
+            raise ValueError("a column chunk is said to be outside of the file")
+        image = np.empty(max((end for _, end in bounds), default=0), dtype=np.uint8)
+        self.files.read_ranges(self.name, [(begin, image[begin:end].data) for begin, end in bounds])
         return pa.py_buffer(image)
 
     def _column(self, leaf: int) -> str:
         return str(self.metadata.schema.column(leaf).path)
 
 
-def read_as_written(fd: int, into: memoryview, begin: int, crc_before: int, crc_after: int) -> bool:
-    """Fill ``into`` from the place ``begin`` of a file; whether the CRC-32C up to there leads to that up to its end."""
-    return os.preadv(fd, [into], begin) == len(into) and crc32c(into, crc_before) == crc_after
-
-
-def open_parquet(path: Path) -> ParquetFile:
+def open_parquet(files: TableFiles, name: str) -> ParquetFile:
     """FileNotFoundError, OSError; CorruptionError if the file is not whole, or another segment than its name says."""
+    place = files.where(name)
     try:
-        file = _open_checked(path) or _open_unchecked(path)
+        file = _open(files, name)
     except BAD_BYTES as error:
-        raise damaged(path, error) from error
-    name = parse_segment_name("/".join(path.parts[-2:]))
-    if name is not None:
+        raise damaged(place, error) from error
+    known = parse_segment_name(name)
+    if known is not None:
         footer = file.footer
         told = footer.partition, footer.base_offset, footer.leader_epoch, footer.end_offset
-        end_offset = footer.end_offset if name.end_offset is None else name.end_offset
-        if told != (name.partition, name.base_offset, name.leader_epoch, end_offset):
+        end_offset = footer.end_offset if known.end_offset is None else known.end_offset
+        if told != (known.partition, known.base_offset, known.leader_epoch, end_offset):
             what = "it is the segment of partition {}, offset {}, epoch {}, up to offset {}".format(*told)
-            raise damaged(path, ValueError(what))
+            raise damaged(place, ValueError(what))
     return file
 
 
-def _open_checked(path: Path) -> ParquetFile | None:
-    """None for a file without checksums. Raises BAD_BYTES."""
-    with path.open("rb", buffering=0) as source:
-        fd, size = source.fileno(), os.fstat(source.fileno()).st_size
-        tail = os.pread(fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
-        footer_bytes = int.from_bytes(tail[-8:-4], "little") + checksums.TRAILER_BYTES
-        if not tail.endswith(checksums.MAGIC) or footer_bytes > size:
-            raise ValueError("its end is not that of a Parquet file")
-        footer_at = size - footer_bytes
-        footer = tail[-footer_bytes:] if footer_bytes <= len(tail) else os.pread(fd, footer_bytes, footer_at)
-        crcs = checksums.check_footer(footer)
-        if crcs is None:
-            # In a small file these bytes include data, and a user's data may contain the key.
-            if checksums.KEY.encode() in tail and not checksums.is_without_chain(footer):
-                raise ValueError("its checksums are not as they were written")
-            return None
+def _open(files: TableFiles, name: str) -> ParquetFile:
+    """Raises BAD_BYTES."""
+    size = files.head(name).size
+    begin, end = bytearray(min(size, len(checksums.MAGIC))), bytearray(min(size, _TAIL_BYTES))
+    files.read_ranges(name, [(0, memoryview(begin)), (size - len(end), memoryview(end))])
+    tail = _Tail(files, name, size, bytes(end))
+    footer_bytes = int.from_bytes(tail.content[-8:-4], "little") + checksums.TRAILER_BYTES
+    if not tail.content.endswith(checksums.MAGIC) or footer_bytes > size:
+        raise ValueError("its end is not that of a Parquet file")
+    footer_at = size - footer_bytes
+    footer = tail.read(footer_at, size)
+    crcs = checksums.check_footer(footer)
+    if crcs is None:
+        # In a small file these bytes include data, and a user's data may contain the key.
+        if checksums.KEY.encode() in tail.content and not checksums.is_without_chain(footer):
+            raise ValueError("its checksums are not as they were written")
         metadata = pq.read_metadata(pa.BufferReader(footer))
-        chain = tuple(zip(checksums.places(metadata, footer_at), crcs, strict=True))
-        (data_end, before), (_, after) = chain[-2:]
-        if os.pread(fd, len(checksums.MAGIC), 0) != checksums.MAGIC:
-            raise ValueError("its begin is not that of a Parquet file")
-        if crc32c(os.pread(fd, footer_at - data_end, data_end), before) != after:
-            raise ValueError("the checksum of the page index does not match")
-    return ParquetFile(path, metadata, chain, footer[: -checksums.TRAILER_BYTES])
+        if is_segment(metadata.metadata or {}, files.where(name)):
+            raise ValueError("its checksums are missing")
+        return ParquetFile(files, name, size, metadata, (), b"")
+    metadata = pq.read_metadata(pa.BufferReader(footer))
+    chain = tuple(zip(checksums.places(metadata, footer_at), crcs, strict=True))
+    (data_end, before), (_, after) = chain[-2:]
+    if begin != checksums.MAGIC:
+        raise ValueError("its begin is not that of a Parquet file")
+    if crc32c(tail.read(data_end, footer_at), before) != after:
+        raise ValueError("the checksum of the page index does not match")
+    return ParquetFile(files, name, size, metadata, chain, footer[: -checksums.TRAILER_BYTES])
 
 
-def _open_unchecked(path: Path) -> ParquetFile:
-    metadata = pq.ParquetFile(path, page_checksum_verification=True).metadata
-    if is_segment(metadata.metadata or {}, str(path)):
-        raise ValueError("its checksums are missing")
-    return ParquetFile(path, metadata, (), b"")
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """A file whose last bytes are ``content``."""
+
+    files: TableFiles
+    name: str
+    size: int
+    content: bytes
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes [begin, end) of the file; from the disk only if they are not at hand."""
+        first = self.size - len(self.content)
+        if begin >= first:
+            return self.content[begin - first : end - first]
+        content = bytearray(max(0, end - begin))
+        self.files.read_ranges(self.name, [(begin, memoryview(content))])
+        return bytes(content)
 
 
 def damaged(where: object, error: Exception) -> Exception:

@@ -6,7 +6,6 @@ file's name. Memory is bounded by one row group; in parts, by its compressed byt
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -18,6 +17,7 @@ from logstore.segments.footer import SegmentFooter
 from logstore.segments.names import parse_segment_name, partition_directory
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
 from logstore.segments.writer import Segment
+from logstore.table_files import TableFiles
 
 _BATCH_BYTES = MIB
 
@@ -38,20 +38,19 @@ class RowGroup:
     max_timestamp_ms: int
 
 
-def read_footer(path: Path) -> SegmentFooter:
+def read_footer(files: TableFiles, name: str) -> SegmentFooter:
     """Raises FileNotFoundError, or CorruptionError if the file is not a whole segment."""
-    return open_parquet(path).footer
+    return open_parquet(files, name).footer
 
 
-def segment_from_file(table_path: Path, relative: str) -> Segment:
+def segment_from_file(files: TableFiles, name: str) -> Segment:
     """Everything needed to commit the file again (rule R7), read from its end alone: see ``verify_segment``."""
-    path = table_path / relative
-    file = open_parquet(path)
+    file = open_parquet(files, name)
     footer = file.footer
     groups = _row_groups(file)
     return Segment(
-        path=relative,
-        size=path.stat().st_size,
+        path=name,
+        size=file.size,
         partition=footer.partition,
         base_offset=footer.base_offset,
         end_offset=footer.end_offset,
@@ -65,9 +64,9 @@ def segment_from_file(table_path: Path, relative: str) -> Segment:
     )
 
 
-def verify_segment(path: Path) -> None:
+def verify_segment(files: TableFiles, name: str) -> None:
     """Read the whole file. FileNotFoundError, OSError; CorruptionError if a byte has changed since it was written."""
-    open_parquet(path).verify()
+    open_parquet(files, name).verify()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,48 +77,50 @@ class FoundSegments:
     unreadable: tuple[str, ...]
 
 
-def find_segments(table_path: Path, partition: int, start: int, end: int) -> FoundSegments:
+def find_segments(files: TableFiles, partition: int, start: int, end: int) -> FoundSegments:
     """Segments on disk, committed or not, of ranges within [start, end); rising, newest epoch first. Only the ends of
     files are read, and none whose name says another range. For rule R7 at start-up: the caller knows the sealed offset
     from its journal, and picks the chain that reaches it.
     """
     found, unreadable = [], []
-    for path in (table_path / partition_directory(partition)).glob("*.parquet"):
-        relative = path.relative_to(table_path).as_posix()
+    directory = partition_directory(partition)
+    for entry in files.list(directory, f"{directory}/{start:020d}"):
         try:
-            name = parse_segment_name(relative)
+            name = parse_segment_name(entry.name)
             if name is None or name.base_offset < start or (name.end_offset or 0) > end:
                 continue
-            segment = segment_from_file(table_path, relative)
+            segment = segment_from_file(files, entry.name)
             if segment.end_offset <= end:
                 found.append(segment)
         except CorruptionError:
-            unreadable.append(relative)
+            unreadable.append(entry.name)
     found.sort(key=lambda segment: (segment.base_offset, -segment.leader_epoch, segment.path))
     return FoundSegments(tuple(found), tuple(sorted(unreadable)))
 
 
-def row_groups(path: Path) -> tuple[RowGroup, ...]:
+def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
     """The index of a segment: rising and disjoint. FileNotFoundError; CorruptionError if it is not."""
-    return _row_groups(open_parquet(path))
+    return _row_groups(open_parquet(files, name))
 
 
-def read_row_group(path: Path, index: int, columns: Sequence[str] = LOG_SCHEMA.names) -> pa.RecordBatch:
+def read_row_group(
+    files: TableFiles, name: str, index: int, columns: Sequence[str] = LOG_SCHEMA.names
+) -> pa.RecordBatch:
     """One row group as one batch of ``columns``, ``offset`` among them, in the order and with the types of LOG_SCHEMA.
 
     Raises FileNotFoundError, OSError; CorruptionError if it does not read back.
     """
-    file = open_parquet(path)
+    file = open_parquet(files, name)
     batches = list(_batches(file, index, columns, file.metadata.row_group(index).num_rows))
     if len(batches) != 1:
         raise CorruptionError(f"{file.where(index)}: {len(batches)} batches where one is expected")
     return batches[0]
 
 
-def row_group_batches(path: Path, group: RowGroup) -> Iterator[pa.RecordBatch]:
+def row_group_batches(files: TableFiles, name: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
     """As ``read_row_group``, about 1 MiB at a time."""
     rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
-    return _batches(open_parquet(path), group.index, LOG_SCHEMA.names, rows)
+    return _batches(open_parquet(files, name), group.index, LOG_SCHEMA.names, rows)
 
 
 def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
@@ -138,7 +139,7 @@ def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -
 
 
 def _row_groups(file: ParquetFile) -> tuple[RowGroup, ...]:
-    path, metadata = file.path, file.metadata
+    path, metadata = file.place, file.metadata
     # Flat columns come first in SEGMENT_SCHEMA; only another writer's file has another order.
     columns = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
     names = {name.split(".")[0] for name in columns}

@@ -10,15 +10,16 @@ file of the same kind.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
-from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet, read_as_written
+from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
+from logstore.table_files import TableFiles
 
 # Fields of Parquet's structs (parquet.thrift). FileMetaData:
 _VERSION, _SCHEMA, _NUM_ROWS, _ROW_GROUPS, _CREATED_BY = 1, 2, 3, 4, 6
@@ -48,12 +49,12 @@ class RowGroupFile:
     decoded_bytes: int
 
 
-def row_group_files(path: Path) -> tuple[RowGroupFile, ...]:
+def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
     """One for each row group, in order; none if the file has no checksums.
 
     Raises FileNotFoundError, OSError, CorruptionError.
     """
-    file = open_parquet(path)
+    file = open_parquet(files, name)
     if not file.chain:
         return ()
     try:
@@ -65,20 +66,22 @@ def row_group_files(path: Path) -> tuple[RowGroupFile, ...]:
             its_footer, decoded_bytes = _footer(footer, row_group, begin), _decoded_bytes(row_group)
             found.append(RowGroupFile(index, begin, end, crc_before, crc_after, its_footer, decoded_bytes))
     except (*BAD_BYTES, IndexError) as error:
-        raise damaged(path, error) from error
+        raise damaged(file.place, error) from error
     return tuple(found)
 
 
-def read_row_group_file(path: Path, file: RowGroupFile) -> memoryview:
+def read_row_group_file(files: TableFiles, name: str, file: RowGroupFile) -> memoryview:
     """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if it is not what was written."""
     size = file.end - file.begin
     view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(file.footer))).cast("B")
     view[: len(MAGIC)] = MAGIC
     data = view[len(MAGIC) : len(MAGIC) + size]
-    with path.open("rb", buffering=0) as source:
-        is_good = read_as_written(source.fileno(), data, file.begin, file.crc_before, file.crc_after)
-    if not is_good:
-        raise open_parquet(path).damaged_in(file.row_group, ValueError("the checksum of its data does not match"))
+    try:
+        files.read_ranges(name, [(file.begin, data)])
+        if crc32c(data, file.crc_before) != file.crc_after:
+            raise ValueError("the checksum of its data does not match")
+    except (EOFError, ValueError) as error:
+        raise open_parquet(files, name).damaged_in(file.row_group, error) from error
     view[len(MAGIC) + size :] = file.footer
     return view
 

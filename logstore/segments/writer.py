@@ -4,13 +4,12 @@ Invariants: the file stands for [base offset, end offset), which its name says, 
 records rise strictly and lie in that range; a row group has at most 128 Ki rows and, unless
 it is one record, 16 MiB of Arrow data; every byte is under a checksum that was made before the disk saw it; after
 ``finish`` the file and its directory entry are durable (rule R7); a writer that is left without ``finish`` leaves no
-file.
+file. The file is written from its begin to its end, and nothing twice: its end waits for the checksums in it.
 """
 
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,7 +18,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
-from logstore.filesystem import FileSystem, local_filesystem
 from logstore.limits import ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import LOG_SCHEMA
@@ -28,6 +26,7 @@ from logstore.segments import checksums
 from logstore.segments.footer import ROLL, SegmentFooter, encode_footer
 from logstore.segments.layout import PLAIN_LAYOUT, TableLayout
 from logstore.segments.names import new_unique, segment_name
+from logstore.table_files import TableFiles, Upload
 
 #: Names of ``compression.type`` that Parquet spells differently.
 _PARQUET_CODECS = {"uncompressed": "none"}
@@ -56,15 +55,16 @@ class Segment:
 
 
 class _Sink(io.RawIOBase):
-    """A file as pyarrow writes it, with every byte going through the file system seam and into a running CRC."""
+    """An upload as pyarrow writes it, with every byte going into a running CRC."""
 
-    def __init__(self, filesystem: FileSystem, fd: int) -> None:
+    def __init__(self, upload: Upload) -> None:
         super().__init__()
-        self._filesystem, self._fd, self._position = filesystem, fd, 0
+        self._upload = upload
         self._crc = 0
         #: The CRC of the file up to the end of every write. A page is one or two writes, so a column chunk ends with a
         #: write.
         self._crc_at: dict[int, int] = {}
+        #: What comes behind the last row group, until it is complete.
         self._tail: bytearray | None = None
         self.discarding = False
 
@@ -72,35 +72,35 @@ class _Sink(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._position
+        return self._upload.size + len(self._tail or b"")
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
         if self.discarding:
             return len(view)
-        written = self._filesystem.write_at(self._fd, [view], self._position)
-        self._position += written
-        self._crc = self._crc_at[self._position] = crc32c(view, self._crc)
         if self._tail is not None:
             self._tail += view
-        return written
+        else:
+            self._upload.write(view)
+            self._crc = self._crc_at[self._upload.size] = crc32c(view, self._crc)
+        return len(view)
 
-    def begin_tail(self) -> None:
+    def hold_tail(self) -> None:
         """The bytes behind the last row group come now."""
         self._tail = bytearray()
 
-    def write_chain(self) -> None:
-        """Put the file's checksums where their placeholder is."""
+    def write_tail(self) -> None:
+        """Write them, with the file's checksums in the place of their placeholder."""
         assert self._tail is not None
         tail = bytes(self._tail)
-        data_end = self._position - len(tail)
-        footer_at = self._position - checksums.TRAILER_BYTES - int.from_bytes(tail[-8:-4], "little")
-        page_index, footer = tail[: footer_at - data_end], tail[footer_at - data_end :]
+        self._tail = None
+        data_end = self._upload.size
+        at = len(tail) - checksums.TRAILER_BYTES - int.from_bytes(tail[-8:-4], "little")
+        page_index, footer = tail[:at], tail[at:]
+        footer_at = data_end + at
         self._crc_at[footer_at] = crc32c(page_index, self._crc_at[data_end])
         places = checksums.places(pq.read_metadata(pa.BufferReader(footer)), footer_at)
-        crcs = [self._crc_at[place] for place in places]
-        at, value = checksums.chain(crcs[1:], footer)
-        self._filesystem.write_at(self._fd, [value], footer_at + at)
+        self.write(page_index + checksums.with_chain([self._crc_at[place] for place in places[1:]], footer))
 
 
 class SegmentWriter:
@@ -113,39 +113,35 @@ class SegmentWriter:
 
     def __init__(
         self,
-        table_path: Path,
+        files: TableFiles,
         partition: int,
         base_offset: int,
         end_offset: int,
         leader_epoch: int,
         codec: str = "zstd",
-        filesystem: FileSystem | None = None,
         layout: TableLayout = PLAIN_LAYOUT,
     ) -> None:
         if not 0 <= base_offset < end_offset:
             raise ValueError(f"a segment of [{base_offset}, {end_offset})")
         self.path = segment_name(partition, base_offset, end_offset, leader_epoch, new_unique())
-        self._file = table_path / self.path
+        self._files = files
         self._partition, self._leader_epoch = partition, leader_epoch
         self._base_offset, self._end_offset = base_offset, end_offset
-        self._filesystem = filesystem or local_filesystem()
         self._layout = layout
         self._pending: list[pa.RecordBatch] = []
         self._pending_rows = self._pending_bytes = 0
         self._num_records = self._row_groups = 0
         self._min_offset = self._max_offset = -1
         self._min_timestamp = self._max_timestamp = -1
-        self._filesystem.make_directory(self._file.parent)
-        self._fd: int | None = self._filesystem.create(self._file)
-        self._filesystem.reached("segment.opened")
-        self._sink = _Sink(self._filesystem, self._fd)
+        self._upload = files.create(self.path)
+        self._sink = _Sink(self._upload)
         try:
+            files.reached("segment.opened")
             self._parquet = self._open_parquet(codec)
         except BaseException:
             # The writer writes a magic number at once, which fails on a full disk.
             self._sink.discarding = True
-            self._remove(self._fd)
-            self._fd = None
+            self._upload.abort()
             raise
 
     def _open_parquet(self, codec: str) -> pq.ParquetWriter:
@@ -205,7 +201,7 @@ class SegmentWriter:
         """Write the footer and make the file durable. Without a record it has no row group: its range was sealed, and
         its footer has the state at its end.
         """
-        if self._fd is None:
+        if not self._upload.is_open:
             raise ValueError(f"{self.path} is finished or aborted")
         footer = SegmentFooter(
             self._partition,
@@ -222,21 +218,17 @@ class SegmentWriter:
             tuple(markers),
         )
         self._flush()
-        self._filesystem.reached("segment.half")
+        self._files.reached("segment.half")
         chunks = self._row_groups * _leaves(pa.struct(self._layout.segment_schema))
         self._parquet.add_key_value_metadata({**encode_footer(footer), checksums.KEY: checksums.placeholder(chunks)})
-        self._sink.begin_tail()
+        self._sink.hold_tail()
         self._parquet.close()
-        self._sink.write_chain()
-        self._filesystem.fdatasync(self._fd)
-        # Before the file is released: after a failure it is removed.
-        self._filesystem.sync_directory(self._file.parent)
-        self._filesystem.close(self._fd)
-        self._fd = None
-        self._filesystem.reached("segment.finished")
+        self._sink.write_tail()
+        self._upload.finish()
+        self._files.reached("segment.finished")
         return Segment(
             path=self.path,
-            size=self._sink.tell(),
+            size=self._upload.size,
             partition=self._partition,
             base_offset=self._base_offset,
             end_offset=self._end_offset,
@@ -251,19 +243,14 @@ class SegmentWriter:
 
     def abort(self) -> None:
         """Remove the unfinished file; nothing happens after ``finish``."""
-        if self._fd is None:
+        if not self._upload.is_open:
             return
-        fd, self._fd = self._fd, None
         # Closing the Parquet writer (its garbage collection would do it, too) writes a footer, which goes nowhere.
         self._sink.discarding = True
         try:
             self._parquet.close()
         finally:
-            self._remove(fd)
-
-    def _remove(self, fd: int) -> None:
-        self._filesystem.close(fd)
-        self._filesystem.unlink(self._file)
+            self._upload.abort()
 
     def __enter__(self) -> Self:
         return self

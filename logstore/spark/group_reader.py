@@ -31,10 +31,10 @@ from logstore.spark.topic_view import (
     TopicView,
     check_source,
     connect,
-    table_path,
     view_of_storage,
     view_through_store,
 )
+from logstore.table_root import open_root
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -209,13 +209,13 @@ def _committed_in_storage(
     """The latest row of each partition, unless it takes the offset back or is of an earlier topic of that name."""
     from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-    path = table_path(storage, OFFSETS_TOPIC)
-    if not (path / "_delta_log").is_dir():
+    files = open_root(storage).open(OFFSETS_TOPIC)
+    if not files.exists():
         return {}
     topic_id = F.get_json_object(F.col("value").cast("string"), "$.topic_id").alias("topic_id")
     # All rows of a group are in one partition of the table: their offsets are in the order of the commits.
     rows = (
-        read_table(spark, path)
+        read_table(spark, files)
         .where((F.col("group") == group) & F.col("topic").isin([view.topic for view in views]))
         .groupBy("topic", "topic_partition")
         .agg(F.max_by(F.struct("committed_offset", topic_id), "offset").alias("latest"))

@@ -5,8 +5,8 @@ does not ask: a table that was deleted and made again at the same path is, to a 
 version.
 """
 
+import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -18,13 +18,13 @@ class HistoryReadError(Exception):
 
 
 def history_check(
-    path: str, topic: str, topic_id: str
+    uri: str, topic: str, topic_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``: no rows, or HistoryReadError."""
+    """A function for ``mapInArrow``: no rows, or HistoryReadError. ``uri`` of the table is ``TableFiles.uri``."""
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
-            if (found := table_id(Path(path))) != topic_id:
+            if (found := table_id(uri)) != topic_id:
                 what = "deleted and made again" if found else "deleted"
                 raise HistoryReadError(
                     f"topic {topic} was {what} since this DataFrame was made; make the DataFrame again"
@@ -34,23 +34,29 @@ def history_check(
     return check
 
 
-def table_id(path: Path) -> str | None:
-    """The id of the Delta table at ``path``, which is a topic's id, too; None if there is no table.
+def table_id(uri: str) -> str | None:
+    """The id of the Delta table at ``uri``, which is a topic's id, too; None if there is no table.
 
     It stays for as long as the table does: the first commit names it, and so does every checkpoint, without one of
     which the first commit is not removed.
     """
     import json
 
+    import pyarrow.fs
     import pyarrow.parquet as pq
 
-    log = path / "_delta_log"
+    storage, table = pyarrow.fs.FileSystem.from_uri(uri)
+    log = f"{table}/_delta_log"
     try:
-        actions = map(json.loads, (log / _FIRST_COMMIT).read_text(encoding="utf-8").splitlines())
+        with storage.open_input_stream(f"{log}/{_FIRST_COMMIT}", compression=None) as entry:
+            actions = map(json.loads, entry.read().splitlines())
         return next((str(action["metaData"]["id"]) for action in actions if "metaData" in action), None)
     except FileNotFoundError:
-        for checkpoint in sorted(log.glob("*.checkpoint*.parquet"), reverse=True):
-            metadata = pq.ParquetFile(checkpoint).read(columns=["metaData.id"]).column("metaData").drop_null()
+        files = storage.get_file_info(pyarrow.fs.FileSelector(log, allow_not_found=True))
+        checkpoints = [f.path for f in files if re.fullmatch(r".*\.checkpoint.*\.parquet", f.base_name)]
+        for checkpoint in sorted(checkpoints, reverse=True):
+            with storage.open_input_file(checkpoint) as source:
+                metadata = pq.ParquetFile(source).read(columns=["metaData.id"]).column("metaData").drop_null()
             if len(metadata):
                 return str(metadata[0].as_py()["id"])
     return None

@@ -1,16 +1,18 @@
 """The offset of a time in sealed history, without a store: Delta's statistics name the file, the file the row."""
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import SegmentFile
+    from logstore.table_files import TableFiles
 
 
-def first_offset_at(table: Path, segments: Iterable["SegmentFile"], log_start: int, timestamp_ms: int) -> int | None:
+def first_offset_at(
+    files: "TableFiles", segments: Iterable["SegmentFile"], log_start: int, timestamp_ms: int
+) -> int | None:
     """The smallest offset from ``log_start`` on with a timestamp of at least ``timestamp_ms``; None without one.
 
     Raises CorruptionError; FileNotFoundError where retention has just removed a file.
@@ -21,10 +23,9 @@ def first_offset_at(table: Path, segments: Iterable["SegmentFile"], log_start: i
     for segment in segments:
         if not segment.num_records or segment.end_offset <= log_start or segment.max_timestamp_ms < timestamp_ms:
             continue
-        path = table / segment.path
-        for group in row_groups(path):
+        for group in row_groups(files, segment.path):
             if group.last_offset >= log_start and group.max_timestamp_ms >= timestamp_ms:
-                rows = read_row_group(path, group.index, ("offset", "timestamp"))
+                rows = read_row_group(files, segment.path, group.index, ("offset", "timestamp"))
                 offsets, times = (int64_values(rows.column(name)) for name in ("offset", "timestamp"))
                 found = np.flatnonzero((offsets >= log_start) & (times >= timestamp_ms))
                 if len(found):

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from logstore.spark import history_check, tail_reader
 from logstore.spark.offset_ranges import OffsetRange
 from logstore.spark.read_plan import HistoryScan
 from logstore.spark.topic_view import TopicView
+from logstore.table_files import TableFiles
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,9 +31,8 @@ def topic_frame(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetR
     return records.select(F.lit(view.topic).alias("topic"), *_COLUMNS)
 
 
-def read_table(spark: "SparkSession", path: Path) -> "DataFrame":
-    # Not Path.as_uri(): Hadoop takes the text after the scheme as it is.
-    return spark.read.format("delta").load(f"file://{path}")
+def read_table(spark: "SparkSession", files: TableFiles) -> "DataFrame":
+    return spark.read.format("delta").load(files.spark_uri)
 
 
 def client_id(spark: "SparkSession") -> str:
@@ -42,7 +41,7 @@ def client_id(spark: "SparkSession") -> str:
 
 
 def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> list["DataFrame"]:
-    table = read_table(spark, view.path).select(*_COLUMNS)
+    table = read_table(spark, view.files).select(*_COLUMNS)
     # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
     # the same table then, it was the same when they were chosen.
     return [_check(spark, view), *(table.where(scan.condition()) for scan in scans)]
@@ -54,7 +53,7 @@ def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
 
     # The module travels with the query: executors need not have this package.
     cloudpickle.register_pickle_by_value(history_check)  # type: ignore[no-untyped-call]
-    check = history_check.history_check(str(view.path), view.topic, view.topic_id)
+    check = history_check.history_check(view.files.uri, view.topic, view.topic_id)
     return spark.range(0, 1, 1, 1).mapInArrow(check, tail_reader.TAIL_COLUMNS)
 
 

@@ -10,10 +10,7 @@ made.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 from logstore.client.addresses import URL_VARIABLE, environment_url
 from logstore.client.admin import Admin
@@ -23,6 +20,8 @@ from logstore.names import is_legal_name
 from logstore.spark.offset_ranges import LogBounds, OffsetRange
 from logstore.spark.read_plan import FileRange, ReadPlan, plan_read
 from logstore.spark.time_index import first_offset_at
+from logstore.table_files import TableFiles, open_table
+from logstore.table_root import open_root
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
@@ -36,7 +35,7 @@ class TopicView:
     """``bounds`` are the offsets of each partition; ``urls`` the stores of the tail, none for sealed history alone."""
 
     topic: str
-    path: Path
+    files: TableFiles
     snapshot: "TopicSnapshot"
     bounds: tuple[LogBounds, ...]
     urls: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ class TopicView:
             with Admin(",".join(self.urls)) as store:
                 return {p: store.offsets(self.topic, p, timestamp_ms=at).offset for p, at in times_ms.items()}
         starts = {bounds.partition: bounds.log_start_offset for bounds in self.bounds}
-        return {p: first_offset_at(self.path, self.snapshot.segments(p), starts[p], at) for p, at in times_ms.items()}
+        return {p: first_offset_at(self.files, self.snapshot.segments(p), starts[p], at) for p, at in times_ms.items()}
 
 
 def view_through_store(store: Admin, topic: str) -> TopicView:
@@ -73,15 +72,15 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     """
     _check_topic_name(topic)
     described = store.describe_topic(topic)
-    path = _local_path(described.location)
+    files = open_table(described.location)
     invisible = DataDirectoryError(
         f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
         "under the name that the store's setting data_location gives it"
     )
-    snapshot = _snapshot(path, invisible)
+    snapshot = _snapshot(files, invisible)
     if str(snapshot.topic_id) != described.topic_id:
         raise DataDirectoryError(
-            f"{path} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
+            f"{files} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
             f"{snapshot.topic_id}, not {described.topic_id}): the data of another store, or of a topic that was just "
             "made again"
         )
@@ -89,17 +88,18 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
     for p in described.partitions:
         log_start = max(p.log_start_offset, snapshot.partitions[p.partition].log_start)
         bounds.append(LogBounds(p.partition, log_start, max(p.last_stable_offset, log_start)))
-    return TopicView(topic, path, snapshot, tuple(bounds), store.urls)
+    return TopicView(topic, files, snapshot, tuple(bounds), store.urls)
 
 
 def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
     """Sealed history of a data root. Raises InvalidTopicError, UnknownTopicError, CorruptionError."""
     _check_topic_name(topic)
-    path = table_path(storage, topic)
-    snapshot = _snapshot(path, UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({path})"))
+    files = open_root(storage).open(topic)
+    missing = UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({files})")
+    snapshot = _snapshot(files, missing)
     partitions = sorted(snapshot.partitions.items())
     bounds = tuple(LogBounds(p, state.log_start, max(state.sealed, state.log_start)) for p, state in partitions)
-    return TopicView(topic, path, snapshot, bounds)
+    return TopicView(topic, files, snapshot, bounds)
 
 
 def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) -> None:
@@ -119,32 +119,15 @@ def connect(bootstrap: str | None, client_id: str) -> Admin:
     return Admin(bootstrap, client_id=client_id, default_api_timeout_ms=int(1000 * RETRY_SECONDS))
 
 
-def table_path(storage: str | os.PathLike[str], topic: str) -> Path:
-    """Where the table of a topic is in a data root."""
-    return _local_path(os.fspath(storage)) / "topics" / topic
-
-
 def _check_topic_name(topic: str) -> None:
     if not is_legal_name(topic, TOPIC_NAME_LENGTH_MAX):
         raise InvalidTopicError(f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or ..")
 
 
-def _snapshot(path: Path, missing: Exception) -> "TopicSnapshot":
+def _snapshot(files: TableFiles, missing: Exception) -> "TopicSnapshot":
     from logstore.delta.topic_table import TopicTable
-    from logstore.filesystem import local_filesystem
 
-    if not (path / "_delta_log").is_dir():
+    if not files.exists():
         raise missing
     # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
-    return TopicTable(path, local_filesystem()).snapshot()
-
-
-def _local_path(location: str) -> Path:
-    parts = urlsplit(location)
-    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
-        return Path(url2pathname(parts.path))
-    if "://" in location:
-        raise DataDirectoryError(
-            f"{location} is not on a file system: topics are read from paths and file:// locations"
-        )
-    return Path(location).expanduser().absolute()
+    return TopicTable(files).snapshot()

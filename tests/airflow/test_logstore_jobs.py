@@ -11,6 +11,7 @@ from logstore import Admin, Consumer, Producer, TopicPartition
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.filesystem import FileSystem
+from logstore.table_files import open_table
 from tests.airflow.conftest import LOGSTORE, Airflow
 from tests.support.server_process import ServerProcess
 
@@ -64,7 +65,7 @@ def together(sealed: Rows, tail: Rows) -> Rows:
 
 
 def snapshot(table: Path) -> TopicSnapshot:
-    return TopicTable(table, FileSystem()).snapshot()
+    return TopicTable(open_table(table, FileSystem())).snapshot()
 
 
 def files(table: Path) -> tuple[set[str], set[str]]:

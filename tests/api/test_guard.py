@@ -75,6 +75,7 @@ WAYS: dict[str, Callable[[Sent], tuple[list[bytes], int]]] = {
     "again and again": lambda sent: ([sent.whole()] * 3, 3),
     "named": lambda sent: ([sent.whole("X-Request-Id: 1", "Logstore-Client-Id: me", "Idempotency-Key: x")], 1),
     "with an offer to upgrade": lambda sent: ([sent.whole("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c")], 1),
+    "before its body is asked for": lambda sent: ([sent.whole("Expect: 100-continue")], 1),
     "the last": lambda sent: ([sent.whole("Connection: close")], 1),
 }
 

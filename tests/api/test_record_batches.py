@@ -12,6 +12,7 @@ from logstore.records.payload import decode_payload
 from logstore.records.schema import WIRE_SCHEMA
 from tests.api.api_client import ARROW, assert_error
 from tests.support.records import Row, wire_batch
+from tests.support.table_paths import path_of
 
 pytestmark = pytest.mark.anyio
 
@@ -187,7 +188,7 @@ async def test_files_of_other_writers_come_as_row_groups_of_what_fits(api):
         await api.produce("t", [str(n) * 100 for n in range(first, first + 3)])
         assert (await api.post("/topics/t/roll")).status_code == 200
     topic = api.broker.topic(INTERNAL, "t")
-    DeltaTable(str(topic.table.path)).optimize.z_order(["offset"])
+    DeltaTable(str(path_of(topic.table))).optimize.z_order(["offset"])
     await api.broker.refresh(INTERNAL, topic)
     first = await fetched(api, "t", offset=2, max_bytes=500)
     assert {batch.flags for batch in batches(first)} == {PARQUET}

@@ -200,7 +200,7 @@ async def test_offsets_and_the_offset_of_a_time(api):
     records = [{"value": n, "timestamp": timestamp} for n, timestamp in enumerate([10, 30, 20, 40])]
     await api.post("/topics/t", json={"records": records})
     plain = await api.get("/topics/t/partitions/0/offsets")
-    assert plain.json() == {"beginning_offset": 0, "end_offset": 4}
+    assert plain.json() == {"beginning_offset": 0, "end_offset": 4, "last_stable_offset": 4}
     for timestamp, expected in [(0, (0, 10)), (10, (0, 10)), (11, (1, 30)), (35, (3, 40)), (41, (None, None))]:
         answer = await api.get("/topics/t/partitions/0/offsets", params={"timestamp": timestamp})
         PartitionOffsets.model_validate_json(answer.content, strict=True)
@@ -260,7 +260,8 @@ async def test_delete_records_moves_the_log_start(api):
     everything = await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": -1})
     assert everything.json() == {"log_start_offset": 4}
     assert_error(await api.post("/topics/t/partitions/0/delete-records", json={"before_offset": 5}), 416, 41601)
-    assert (await api.get("/topics/t/partitions/0/offsets")).json() == {"beginning_offset": 4, "end_offset": 4}
+    ends = {"beginning_offset": 4, "end_offset": 4, "last_stable_offset": 4}
+    assert (await api.get("/topics/t/partitions/0/offsets")).json() == ends
 
 
 @pytest.mark.parametrize("value", [json.dumps(text) for text in ('quo"te', "\u2028", "\\", "\x00", "😀")])

@@ -5,6 +5,7 @@ from ingest_api.schemas.topics import Partition, Refreshed, Rolled, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.coordinator import PartitionState
 from logstore.delta.topic_table import TopicTable
+from logstore.table_files import open_table
 from tests.api.api_client import BINARY_V2, assert_error
 from tests.support.topics import rewrite_files, write_segment
 
@@ -88,7 +89,7 @@ async def test_refresh_shows_what_another_process_committed(api):
     await api.create_topic("t", cleanup_policy="compact")
     await api.post("/topics/t", json={"records": [{"key": n, "value": n} for n in range(6)]})
     await api.post("/topics/t/roll")
-    elsewhere = TopicTable.open(api.broker.topic(INTERNAL, "t").table.path)
+    elsewhere = TopicTable.open(open_table(api.broker.topic(INTERNAL, "t").table.files.uri))
     (file,) = elsewhere.snapshot().segments(0)
     written = write_segment(elsewhere, 0, 0, 6, epoch=1, step=2)
     version = rewrite_files(elsewhere, 0, [file.path], [written], data_change=False, cleaned=6)

@@ -11,6 +11,7 @@ from deltalake import DeltaTable
 
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError, FencedLeaderEpochError
+from logstore.table_files import open_table
 from tests.support.topics import (
     HookedFileSystem,
     create_topic,
@@ -29,8 +30,8 @@ def pair(tmp_path: Path) -> tuple[TopicTable, TopicTable, HookedFileSystem]:
     """The stepped committer, its rival, and the hooks of the first. Partition 0 and 1 hold [0, 10)."""
     create_topic(tmp_path, partitions=2)
     filesystem = HookedFileSystem()
-    stepped = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
-    rival = TopicTable.open(stepped.path)
+    stepped = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
+    rival = TopicTable.open(open_table(stepped.files.uri))
     for partition in (0, 1):
         roll(rival, partition, 0, 10)
     return stepped, rival, filesystem
@@ -138,8 +139,8 @@ def test_compaction_against_compaction(pair: Pair, phase: str) -> None:
         lambda t: t.alter_config({"b": "2"}),
         lambda t: t.add_partitions(3),
         lambda t: t.advance_log_start({0: 5}, {0: 0}),
-        lambda t: DeltaTable(str(t.path)).alter.set_table_properties({"user.note": "1"}, raise_if_not_exists=False),
-        lambda t: DeltaTable(str(t.path)).create_checkpoint(),
+        lambda t: DeltaTable(t.files.uri).alter.set_table_properties({"user.note": "1"}, raise_if_not_exists=False),
+        lambda t: DeltaTable(t.files.uri).create_checkpoint(),
     ],
     ids=["alter", "add-partitions", "log-start", "foreign-alter", "checkpoint"],
 )

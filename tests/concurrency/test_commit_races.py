@@ -12,6 +12,8 @@ import pytest
 from logstore.delta.log_entries import list_log
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
+from logstore.table_files import open_table
+from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, log_entry, offsets_in_table, roll_part
 
 PARTITIONS = 2
@@ -21,7 +23,7 @@ END = 40
 
 def roll_in_competition(path: Path, seed: int) -> int:
     """Roll both partitions to END, a step at a time, against everybody else; the number of ranges won."""
-    table = TopicTable.open(path)
+    table = TopicTable.open(open_table(path))
     won = 0
     while True:
         states = table.snapshot().partitions
@@ -41,7 +43,7 @@ def check(table: TopicTable, won: list[int]) -> None:
     for partition in range(PARTITIONS):
         assert offsets_in_table(table, partition) == list(range(END))
         assert len(table.snapshot().segments(partition)) == END // STEP
-    entries = list_log(table.path).entries
+    entries = list_log(table.files).entries
     assert sorted(entries) == list(range(len(entries)))
 
 
@@ -51,7 +53,7 @@ def test_threads_race(tmp_path: Path) -> None:
 
     def run(seed: int) -> int:
         barrier.wait()
-        return roll_in_competition(table.path, seed)
+        return roll_in_competition(path_of(table), seed)
 
     with ThreadPoolExecutor(4) as pool:
         check(table, list(pool.map(run, range(4))))
@@ -62,7 +64,7 @@ def test_processes_race(tmp_path: Path) -> None:
     """Spawned: delta-rs must not be used in a fork of a process that used it."""
     table = create_topic(tmp_path, partitions=PARTITIONS)
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        check(table, list(pool.map(roll_in_competition, [table.path] * 2, range(2))))
+        check(table, list(pool.map(roll_in_competition, [path_of(table)] * 2, range(2))))
 
 
 def test_threads_share_one_table(tmp_path: Path) -> None:
@@ -80,26 +82,26 @@ def test_changes_of_every_kind_race_and_none_is_lost(tmp_path: Path) -> None:
     stop = threading.Event()
 
     def alter() -> None:
-        other = TopicTable.open(table.path)
+        other = TopicTable.open(open_table(table.files.uri))
         for n in range(8):
             other.alter_config({f"key.{n}": str(n)})
 
     def watch() -> None:
         """An entry of the log never changes once it is there."""
         while not stop.is_set():
-            for version in list_log(table.path).entries:
+            for version in list_log(table.files).entries:
                 digest = hashlib.sha256(log_entry(table, version).read_bytes()).hexdigest()
                 assert hashes.setdefault(version, digest) == digest
 
     with ThreadPoolExecutor(4) as pool:
         watching = pool.submit(watch)
-        working = [pool.submit(alter), *(pool.submit(roll_in_competition, table.path, n) for n in range(2))]
+        working = [pool.submit(alter), *(pool.submit(roll_in_competition, path_of(table), n) for n in range(2))]
         won = [future.result() for future in working][1:]
         stop.set()
         watching.result()
     check(table, [n for n in won if n is not None])
     assert table.snapshot().config_overrides == {f"key.{n}": str(n) for n in range(8)}
-    for version in list_log(table.path).entries:
+    for version in list_log(table.files).entries:
         assert all(json.loads(line) for line in log_entry(table, version).read_text().splitlines())
 
 
@@ -110,7 +112,7 @@ def test_readers_always_see_whole_rolls(tmp_path: Path, writers: int) -> None:
     seen: list[tuple[int, int]] = []
 
     def read() -> None:
-        reader = TopicTable.open(table.path)
+        reader = TopicTable.open(open_table(table.files.uri))
         while not stop.is_set():
             snapshot = reader.snapshot()
             for partition, state in snapshot.partitions.items():
@@ -120,7 +122,7 @@ def test_readers_always_see_whole_rolls(tmp_path: Path, writers: int) -> None:
 
     with ThreadPoolExecutor(writers + 1) as pool:
         reading = pool.submit(read)
-        won = [f.result() for f in [pool.submit(roll_in_competition, table.path, n) for n in range(writers)]]
+        won = [f.result() for f in [pool.submit(roll_in_competition, path_of(table), n) for n in range(writers)]]
         stop.set()
         reading.result()
     check(table, won)

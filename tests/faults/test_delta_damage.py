@@ -20,16 +20,18 @@ from deltalake import DeltaTable
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta import maintenance
-from logstore.delta.log_entries import checksum_path, list_log, read_entry
+from logstore.delta.log_entries import list_log, read_entry
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitStateUnknownError, CorruptionError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.limits import MIB
 from logstore.log.topic import Topic
+from logstore.table_files import open_table
 from tests.support.captured_logs import captured_logs
 from tests.support.examples import stride
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.table_paths import checkpoint_parts, checksum_path, path_of
 from tests.support.topics import (
     create_topic,
     log_entry,
@@ -171,7 +173,7 @@ def test_a_newest_entry_cut_at_any_byte_is_set_aside_and_nothing_acknowledged_is
         shutil.copytree(images[kind], data)
         newest(data).write_bytes(content)
         with pytest.raises(CorruptionError, match=rf"{entry.name} is torn.*start the store"):
-            TopicTable(data / "topics" / "t", FileSystem()).snapshot()
+            TopicTable(open_table(data / "topics" / "t", FileSystem())).snapshot()
         assert not set_aside(data)
         with captured_logs() as logs:
             check_all_is_there(data)
@@ -221,15 +223,15 @@ def test_all_torn_entries_at_the_end_are_set_aside(tmp_path: Path) -> None:
             entry.with_name(name).write_bytes(b"checksum of what was there")
         entry.write_bytes(entry.read_bytes()[:-30])
     log_entry(table, 4).with_suffix(".crc").write_bytes(b"of an entry whose name did not reach the disk")
-    recovered = TopicTable.recover(table.path, filesystem=FileSystem())
+    recovered = TopicTable.recover(open_table(path_of(table), FileSystem()))
     assert recovered.snapshot().partitions[0].sealed == 10
-    assert not list((table.path / "_delta_log").glob("*.crc"))
+    assert not list((path_of(table) / "_delta_log").glob("*.crc"))
     for part in parts[1:]:
         recovered.commit_roll([part])
     assert offsets_in_table(recovered) == list(range(30))
     log_entry(table, 3).write_bytes(b"")
-    TopicTable.recover(table.path, filesystem=FileSystem())
-    names = sorted(path.name.lstrip("0") for path in (table.path / "_delta_log").glob("*.set-aside*"))
+    TopicTable.recover(open_table(path_of(table), FileSystem()))
+    names = sorted(path.name.lstrip("0") for path in (path_of(table) / "_delta_log").glob("*.set-aside*"))
     assert names == ["2.json.set-aside", "3.json.set-aside", "3.json.set-aside1"]
 
 
@@ -254,7 +256,7 @@ def test_the_first_entry_of_a_topic_is_never_set_aside(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     log_entry(table, 0).write_bytes(b"")
     with pytest.raises(CorruptionError, match=log_entry(table, 0).name):
-        TopicTable.recover(table.path, filesystem=FileSystem())
+        TopicTable.recover(open_table(path_of(table), FileSystem()))
     assert log_entry(table, 0).exists()
 
 
@@ -310,7 +312,7 @@ def test_records_acknowledged_after_a_failed_fsync_survive_a_power_cut(tmp_path:
 
 def facts(path: Path) -> tuple[Any, ...]:
     """All that the store and a plain reader take from the log."""
-    snapshot = TopicTable(path, FileSystem()).snapshot()
+    snapshot = TopicTable(open_table(path, FileSystem())).snapshot()
     table = DeltaTable(str(path))
     return (
         snapshot.version,
@@ -354,7 +356,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> TopicTable:
     joined = write_segment(table, 0, 12, 20, 1)
     rewrite_files(table, 0, [second.path], [joined], data_change=False, cleaned=20, operation="key-compaction")
     table.recommit([write_segment(table, 0, 10, 12, 1)])
-    assert read_entry(log_entry(table, 8)).added
+    assert read_entry(table.files, 8).added
     return table
 
 
@@ -371,7 +373,7 @@ def outcome(path: Path, damaged: Path) -> tuple[Any, ...] | None:
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, kind: str) -> None:
     entry = log_entry(table, ENTRIES[kind])
-    whole, said, expected = entry.read_bytes(), read_entry(entry), facts(table.path)
+    whole, said, expected = entry.read_bytes(), read_entry(table.files, ENTRIES[kind]), facts(path_of(table))
     refusals, harmless = [], []
     places = range(0, len(whole), stride(1))
     try:
@@ -379,7 +381,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
             for bit in range(8) if TORTURE else [at % 8]:
                 entry.write_bytes(flipped(whole, at, bit))
                 try:
-                    now = read_entry(entry)
+                    now = read_entry(table.files, ENTRIES[kind])
                 except CorruptionError as error:
                     refusals.append(str(error))
                     continue
@@ -387,7 +389,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
                 harmless.append((at, bit))
         for n in every(len(harmless), len(harmless) // 6 + 1):
             entry.write_bytes(flipped(whole, *harmless[n]))
-            assert outcome(table.path, entry) == expected, harmless[n]
+            assert outcome(path_of(table), entry) == expected, harmless[n]
     finally:
         entry.write_bytes(whole)
     assert len(refusals) > len(places) // 2
@@ -395,7 +397,7 @@ def test_a_flipped_bit_is_refused_by_name_or_changes_nothing(table: TopicTable, 
     assert all(f"{entry.name} is damaged" in refusal for refusal in refusals if refusal not in torn)
     # A flip of a quote or a bracket of the last line looks like a cut.
     assert len(torn) < len(refusals) // 10
-    assert facts(table.path) == expected
+    assert facts(path_of(table)) == expected
 
 
 #: Flips of one bit after which an entry still parses, and would be believed.
@@ -431,7 +433,7 @@ TREACHEROUS = [
 def test_a_flip_that_would_be_believed_quarantines_the_topic(
     table: TopicTable, tmp_path: Path, version: int, place: bytes, what: str
 ) -> None:
-    shutil.copytree(table.path, tmp_path / "topics" / "t")
+    shutil.copytree(path_of(table), tmp_path / "topics" / "t")
     entry = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, version).name
     whole = entry.read_bytes()
     in_info = what in {"commit id", "numbers of a job", "number of actions in the digest"}
@@ -443,7 +445,7 @@ def test_a_flip_that_would_be_believed_quarantines_the_topic(
 
 
 def test_an_entry_that_is_missing_quarantines_the_topic(table: TopicTable, tmp_path: Path) -> None:
-    shutil.copytree(table.path, tmp_path / "topics" / "t")
+    shutil.copytree(path_of(table), tmp_path / "topics" / "t")
     gone = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, 3).name
     gone.unlink()
     assert gone.name in run(quarantined(tmp_path, **SMALL))
@@ -454,7 +456,7 @@ def test_an_entry_with_the_content_of_another_quarantines_the_topic(
     table: TopicTable, tmp_path: Path, version: int
 ) -> None:
     """Such as a block of the wrong place of the disk, or a file restored under a wrong name."""
-    shutil.copytree(table.path, tmp_path / "topics" / "t")
+    shutil.copytree(path_of(table), tmp_path / "topics" / "t")
     entry = tmp_path / "topics" / "t" / "_delta_log" / log_entry(table, version).name
     entry.write_bytes(log_entry(table, version - 1).read_bytes())
     assert f"{entry.name} is damaged" in run(quarantined(tmp_path, **SMALL))
@@ -471,50 +473,50 @@ def two_checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for base in range(0, 210, 10):
             roll(table, 0, base, base + 10, epoch=1)
             table.maintain()
-    assert sorted(list_log(table.path).checkpoints) == [10, 20]
-    return table.path
+    assert sorted(list_log(table.files).checkpoints) == [10, 20]
+    return path_of(table)
 
 
 @pytest.fixture
 def checkpointed(two_checkpoints: Path, tmp_path: Path) -> TopicTable:
     """Two checkpoints of the store, at versions 10 and 20, and an entry above them."""
     shutil.copytree(two_checkpoints, tmp_path / "events")
-    return TopicTable(tmp_path / "events", FileSystem())
+    return TopicTable(open_table(tmp_path / "events", FileSystem()))
 
 
 def uncover(table: TopicTable) -> None:
     """Remove what clean-up removes after a day: entries before the newest checkpoint."""
     for version in range(20):
         log_entry(table, version).unlink()
-    for path in list_log(table.path).checkpoints[10]:
+    for path in checkpoint_parts(path_of(table), 10):
         path.unlink()
-    checksum_path(table.path, 10).unlink()
+    checksum_path(path_of(table), 10).unlink()
 
 
 def recover(table: TopicTable) -> TopicTable:
-    return TopicTable.recover(table.path, filesystem=FileSystem())
+    return TopicTable.recover(open_table(path_of(table), FileSystem()))
 
 
 @pytest.mark.parametrize("covered", [True, False])
 def test_a_damaged_checkpoint_is_set_aside_where_entries_cover_it_and_refused_by_name_where_not(
     checkpointed: TopicTable, covered: bool
 ) -> None:
-    log = checkpointed.path / "_delta_log"
+    log = path_of(checkpointed) / "_delta_log"
     if not covered:
         uncover(checkpointed)
-    expected = facts(checkpointed.path)
+    expected = facts(path_of(checkpointed))
     kept = {path.name: path.read_bytes() for path in log.iterdir()}
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     whole = kept[part.name]
     damages = [flipped(whole, at, at % 8) for at in every(len(whole), len(whole) // 7)]
     damages += [b"", whole[:100], whole[:-1], bytes(len(whole)), whole[:4096] + bytes(512) + whole[4608:]]
     for damaged in damages:
         part.write_bytes(damaged)
-        assert outcome(checkpointed.path, part) is None
+        assert outcome(path_of(checkpointed), part) is None
         if covered:
-            assert facts(recover(checkpointed).path) == expected
+            assert facts(path_of(recover(checkpointed))) == expected
             assert part.with_name(part.name + ".set-aside").read_bytes() == damaged
-            assert not checksum_path(checkpointed.path, 20).exists()
+            assert not checksum_path(path_of(checkpointed), 20).exists()
             for path in log.iterdir():
                 path.unlink()
             for name, content in kept.items():
@@ -523,7 +525,7 @@ def test_a_damaged_checkpoint_is_set_aside_where_entries_cover_it_and_refused_by
             with pytest.raises(CorruptionError, match=part.name):
                 recover(checkpointed)
             part.write_bytes(whole)
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
     assert not list(log.glob("*.set-aside"))
 
 
@@ -531,16 +533,16 @@ def test_the_next_checkpoint_takes_the_place_of_one_set_aside(
     checkpointed: TopicTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance, "DELTA_CHECKPOINT_INTERVAL", 10)
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     part.write_bytes(part.read_bytes()[:-1])
     table = recover(checkpointed)
     table.maintain()
-    assert sorted(list_log(table.path).checkpoints) == [10, 21]
+    assert sorted(list_log(table.files).checkpoints) == [10, 21]
     uncover_to_21 = [log_entry(table, version) for version in range(21)]
-    expected = facts(table.path)
+    expected = facts(path_of(table))
     for entry in uncover_to_21:
         entry.unlink()
-    assert facts(recover(table).path) == expected
+    assert facts(path_of(recover(table))) == expected
 
 
 @pytest.mark.parametrize("older", [True, False])
@@ -548,20 +550,20 @@ def test_a_healthy_checkpoint_that_nobody_vouches_for_stays_and_is_vouched_for(
     checkpointed: TopicTable, older: bool
 ) -> None:
     """Spark's own, in another encoding. On top of a checkpoint or of the first entry."""
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     pq.write_table(pq.read_table(part), part, compression="gzip")
     for version in (20,) if older else (10, 20):
-        checksum_path(checkpointed.path, version).unlink()
-    expected = facts(checkpointed.path)
-    assert facts(recover(checkpointed).path) == expected
-    assert sorted(list_log(checkpointed.path).checkpoints) == [10, 20]
-    assert all(checksum_path(checkpointed.path, version).exists() for version in (10, 20))
-    assert not list((checkpointed.path / "_delta_log").glob("*.set-aside"))
+        checksum_path(path_of(checkpointed), version).unlink()
+    expected = facts(path_of(checkpointed))
+    assert facts(path_of(recover(checkpointed))) == expected
+    assert sorted(list_log(checkpointed.files).checkpoints) == [10, 20]
+    assert all(checksum_path(path_of(checkpointed), version).exists() for version in (10, 20))
+    assert not list((path_of(checkpointed) / "_delta_log").glob("*.set-aside"))
     with captured_logs() as logs:
         recover(checkpointed)
     assert not [log for log in logs if log["event"] == "delta.checkpoint_vouched"]
     uncover(checkpointed)
-    assert facts(recover(checkpointed).path) == expected
+    assert facts(path_of(recover(checkpointed))) == expected
 
 
 def without(column: str) -> Callable[[pa.Table], pa.Table]:
@@ -590,15 +592,15 @@ def test_a_checkpoint_that_nobody_vouches_for_is_set_aside_if_it_says_something_
     checkpointed: TopicTable, what: str
 ) -> None:
     """A power cut between checkpoint and checksums: parts of it may be zeros that read as data."""
-    checksum_path(checkpointed.path, 20).unlink()
-    expected = facts(checkpointed.path)
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    checksum_path(path_of(checkpointed), 20).unlink()
+    expected = facts(path_of(checkpointed))
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     if what == "unreadable":
         part.write_bytes(part.read_bytes()[:-9])
     else:
         pq.write_table(DIFFERENT[what](pq.read_table(part)), part)
-    assert facts(recover(checkpointed).path) == expected
-    assert sorted(list_log(checkpointed.path).checkpoints) == [10]
+    assert facts(path_of(recover(checkpointed))) == expected
+    assert sorted(list_log(checkpointed.files).checkpoints) == [10]
     assert part.with_name(part.name + ".set-aside").exists()
 
 
@@ -616,34 +618,34 @@ class CleaningUp(FileSystem):
 def test_a_checkpoint_is_put_back_if_the_entries_that_cover_it_were_cleaned_up_meanwhile(
     checkpointed: TopicTable,
 ) -> None:
-    checksum_path(checkpointed.path, 20).write_bytes(b"{}")
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    checksum_path(path_of(checkpointed), 20).write_bytes(b"{}")
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     with pytest.raises(CorruptionError, match=part.name):
-        TopicTable.recover(checkpointed.path, filesystem=CleaningUp(log_entry(checkpointed, 15)))
+        TopicTable.recover(open_table(path_of(checkpointed), CleaningUp(log_entry(checkpointed, 15))))
     assert part.exists()
-    assert checksum_path(checkpointed.path, 20).exists()
+    assert checksum_path(path_of(checkpointed), 20).exists()
 
 
 def test_a_checkpoint_of_another_writer_stands_where_nothing_else_does(checkpointed: TopicTable) -> None:
     uncover(checkpointed)
-    checksum_path(checkpointed.path, 20).unlink()
-    expected = facts(checkpointed.path)
-    assert facts(recover(checkpointed).path) == expected
+    checksum_path(path_of(checkpointed), 20).unlink()
+    expected = facts(path_of(checkpointed))
+    assert facts(path_of(recover(checkpointed))) == expected
 
 
 @pytest.mark.parametrize("covered", [True, False])
 def test_a_damaged_checksum_file_is_never_taken_for_none(checkpointed: TopicTable, covered: bool) -> None:
     if not covered:
         uncover(checkpointed)
-    expected = facts(checkpointed.path)
-    path = checksum_path(checkpointed.path, 20)
+    expected = facts(path_of(checkpointed))
+    path = checksum_path(path_of(checkpointed), 20)
     whole = path.read_bytes()
-    (part,) = list_log(checkpointed.path).checkpoints[20]
+    (part,) = checkpoint_parts(path_of(checkpointed), 20)
     for content in [*(flipped(whole, at, at % 8) for at in every(len(whole), 7)), b"", whole[:-1], bytes(len(whole))]:
         path.write_bytes(content)
-        assert outcome(checkpointed.path, part) is None
+        assert outcome(path_of(checkpointed), part) is None
         if covered:
-            assert facts(recover(checkpointed).path) == expected
+            assert facts(path_of(recover(checkpointed))) == expected
             part.with_name(part.name + ".set-aside").rename(part)
         else:
             with pytest.raises(CorruptionError, match=part.name):
@@ -651,9 +653,9 @@ def test_a_damaged_checksum_file_is_never_taken_for_none(checkpointed: TopicTabl
 
 
 def test_a_damaged_hint_is_only_a_hint(checkpointed: TopicTable) -> None:
-    hint = checkpointed.path / "_delta_log" / "_last_checkpoint"
+    hint = path_of(checkpointed) / "_delta_log" / "_last_checkpoint"
     whole = hint.read_bytes()
-    expected = facts(checkpointed.path)
+    expected = facts(path_of(checkpointed))
     damages = [flipped(whole, at, bit) for at in every(len(whole), 5) for bit in (range(8) if TORTURE else [at % 8])]
     digits = re.search(rb'"version":(\d+)', whole)
     assert digits
@@ -664,7 +666,7 @@ def test_a_damaged_hint_is_only_a_hint(checkpointed: TopicTable) -> None:
         hint.write_bytes(content)
         if n % 2 or TORTURE:
             recover(checkpointed)
-        assert facts(checkpointed.path) == expected, content
+        assert facts(path_of(checkpointed)) == expected, content
     hint.write_bytes(b'{"version":99,"size":1}')
     with captured_logs() as logs:
         recover(checkpointed)
@@ -677,20 +679,20 @@ def test_a_start_that_is_killed_while_it_repairs_leaves_the_rest_to_the_next(
     checkpointed: TopicTable, tmp_path: Path, call: str
 ) -> None:
     roll(checkpointed, 0, 210, 220, epoch=1)
-    expected = facts(checkpointed.path)[1:-1]
+    expected = facts(path_of(checkpointed))[1:-1]
     roll(checkpointed, 0, 220, 230, epoch=1)
     entry = log_entry(checkpointed, 23)
     entry.write_bytes(entry.read_bytes()[:-1])
     entry.with_name(f".{entry.name}.crc").write_bytes(b"of what was there")
-    checksum_path(checkpointed.path, 20).write_bytes(b"")
+    checksum_path(path_of(checkpointed), 20).write_bytes(b"")
     for nth in range(1, 99):
         killed = tmp_path / str(nth)
-        shutil.copytree(checkpointed.path, killed)
+        shutil.copytree(path_of(checkpointed), killed)
         disk = FaultyFileSystem()
         disk.crash_at(call, nth)
         with contextlib.suppress(StorageError, CommitStateUnknownError):
-            TopicTable.recover(killed, filesystem=disk)
-        assert facts(TopicTable.recover(killed, filesystem=FileSystem()).path)[1:-1] == expected
+            TopicTable.recover(open_table(killed, disk))
+        assert facts(path_of(TopicTable.recover(open_table(killed, FileSystem()))))[1:-1] == expected
         assert len(list((killed / "_delta_log").glob("*.set-aside"))) == 2
         assert not list((killed / "_delta_log").glob(".*.crc"))
         if not disk.crashed:

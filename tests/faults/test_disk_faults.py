@@ -30,6 +30,7 @@ from tests.support.served_topic import (
     alter_topic,
     check_everywhere,
     create_topic,
+    partitions_of,
     read_over_http,
     roll,
     segment_files,
@@ -253,6 +254,75 @@ def test_a_roll_that_meets_a_bad_disk_frees_nothing_and_is_repeated(store: Fault
     assert store.stop() == 0
     store.start()
     store.power_cut(seed=1, strict=True)
+    store.start()
+    check_everywhere(store, load.history)
+
+
+TABLE_READS = ("segment.open_read", "segment.read_into", "segment.stat")
+LOG_READS = ("delta.names", "delta.stat", "delta.open_read", "delta.read_into")
+FOR_EVER = "times=1000000"
+
+
+def test_a_table_read_that_fails_is_an_error_to_that_reader_alone(store: FaultyServerProcess) -> None:
+    with load_on(store) as load:
+        for call in TABLE_READS:
+            load.wait_for_acknowledged(100)
+            assert roll(store.url).status_code == 200
+            # Nothing of that segment was read before, so nothing of it is at hand.
+            last = partitions_of(store.url)[0]["sealed_offset"] - 1
+            store.control(f"fail {call} EIO {FOR_EVER}")
+            answer = httpx.get(f"{store.url}/topics/t/partitions/0/records", params={"offset": last}, timeout=30)
+            assert error_of(answer) == STORAGE_FAILED, (call, answer.text)
+            assert "Input/output error" in answer.text
+            assert any(said.startswith(call) for said in store.control("faults"))
+            load.wait_for_acknowledged(100)
+            assert not_ready_reason(store.url) == ""
+            store.control("heal")
+            assert len(read_over_http(store.url)) >= 200, "the next read is served"
+    check_everywhere(store, load.history)
+
+
+def test_short_reads_change_nothing(store: FaultyServerProcess) -> None:
+    with load_on(store) as load:
+        load.wait_for_acknowledged(300)
+        for call in ("segment.read_into", "delta.read_into"):
+            store.control(f"fail {call} SHORT {FOR_EVER}")
+        assert roll(store.url).status_code == 200
+        load.wait_for_acknowledged(100)
+        assert roll(store.url).status_code == 200
+        assert len(read_over_http(store.url)) >= 400
+        assert any("segment.read_into SHORT" in said for said in store.control("faults"))
+    check_everywhere(store, load.history)
+
+
+def test_a_log_that_cannot_be_read_holds_rolls_up_and_nothing_else(store: FaultyServerProcess) -> None:
+    with load_on(store) as load:
+        load.wait_for_acknowledged(100)
+        assert roll(store.url).status_code == 200
+        for call in LOG_READS:
+            # Somebody else's commit: there is something new to read.
+            DeltaTable(store.data / "topics" / "t").alter.set_table_properties(
+                {"user.note": call}, raise_if_not_exists=False
+            )
+            store.control(f"fail {call} EIO {FOR_EVER}")
+            load.wait_for_acknowledged(100)
+            answer = roll(store.url)
+            assert answer.status_code == 500, (call, answer.text)
+            assert "Input/output error" in answer.text, (call, answer.text)
+            assert not_ready_reason(store.url) == ""
+            assert len(read_over_http(store.url)) >= 100, "what is known of the table is served"
+            store.control("heal")
+            assert roll(store.url).status_code == 200, call
+    check_everywhere(store, load.history)
+
+
+def test_a_start_that_cannot_read_tables_says_so_and_changes_nothing(store: FaultyServerProcess) -> None:
+    with load_on(store) as load:
+        load.wait_for_acknowledged(300)
+        assert roll(store.url).status_code == 200
+    for call in ("delta.read_into", "delta.names", "catalog.names"):
+        store.kill()
+        assert "Input/output error" in refusal(store, faults=f"fail {call} EIO {FOR_EVER}"), call
     store.start()
     check_everywhere(store, load.history)
 

@@ -13,9 +13,10 @@ from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
 from logstore.log.topic import Topic
-from logstore.segments.reader import read_row_group
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.table_paths import path_of, read_row_group
 from tests.support.topics import HookedFileSystem, rewrite_files
 
 NEVER = {"segment.ms": "100000000"}
@@ -47,11 +48,11 @@ def test_the_last_roll_is_committed_again_with_the_same_file(tmp_path: Path) -> 
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c", b"d"])
             files = {s.path for s in topic.partition(0).segments}
-            overwrite(topic.table.path, version)
-            assert offsets_in_delta(topic.table.path, 0) == [0, 1]
+            overwrite(path_of(topic.table), version)
+            assert offsets_in_delta(path_of(topic.table), 0) == [0, 1]
             await produce(broker, topic, [b"e"])
             await broker._roller.refresh(topic)
-            assert offsets_in_delta(topic.table.path, 0) == [0, 1, 2, 3]
+            assert offsets_in_delta(path_of(topic.table), 0) == [0, 1, 2, 3]
             assert {s.path for s in topic.partition(0).segments} == files
             await broker.roll(INTERNAL, topic)
             assert await read_all(broker, topic) == list(enumerate([b"a", b"b", b"c", b"d", b"e"]))
@@ -65,7 +66,7 @@ def test_a_roll_that_comes_before_the_refresh_does_not_build_on_the_hole(tmp_pat
         async with running_broker(tmp_path) as broker:
             topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
             assert topic
-            overwrite(topic.table.path, await rolled(broker, topic, [b"a", b"b"]))
+            overwrite(path_of(topic.table), await rolled(broker, topic, [b"a", b"b"]))
             await produce(broker, topic, [b"c"])
             with pytest.raises(Exception, match="sealed up to 0"):
                 await broker.roll(INTERNAL, topic)
@@ -85,7 +86,7 @@ def test_a_roll_that_is_overwritten_at_once_is_never_a_gap_for_readers(tmp_path:
             assert topic
             await produce(broker, topic, [b"a", b"b"])
             # Durable, and gone before the broker looks at the table again.
-            filesystem.at("delta.synced", lambda: overwrite(topic.table.path, topic.version + 1))
+            filesystem.at("delta.synced", lambda: overwrite(path_of(topic.table), topic.version + 1))
             with pytest.raises(CommitConflictError, match="overwritten by a foreign commit"):
                 await broker.roll(INTERNAL, topic)
             await produce(broker, topic, [b"c"])
@@ -104,9 +105,9 @@ def test_an_older_roll_is_restored_beneath_later_ones(tmp_path: Path) -> None:
             assert topic
             first = await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
-            overwrite(topic.table.path, first)
+            overwrite(path_of(topic.table), first)
             await broker._roller.refresh(topic)
-            assert offsets_in_delta(topic.table.path, 0) == [0, 1, 2]
+            assert offsets_in_delta(path_of(topic.table), 0) == [0, 1, 2]
 
     run(scenario())
 
@@ -162,17 +163,17 @@ def test_sealed_records_that_are_nowhere_quarantine_their_partition(tmp_path: Pa
 
 def cut_first_segment(topic_path: Path) -> None:
     """A commit as of a retention job."""
-    table = TopicTable.open(topic_path)
+    table = TopicTable.open(open_table(topic_path))
     first = table.snapshot().segments(0)[0]
     rewrite_files(table, 0, [first.path], [], data_change=True, log_start=first.max_offset + 1, operation="retention")
 
 
 def join_all_segments(topic_path: Path) -> None:
     """A commit as of a compaction that finds no key twice."""
-    table = TopicTable.open(topic_path)
+    table = TopicTable.open(open_table(topic_path))
     segments = table.snapshot().segments(0)
     end = segments[-1].max_offset + 1
-    with SegmentWriter(topic_path, 0, segments[0].base_offset, end, 1) as writer:
+    with SegmentWriter(open_table(topic_path), 0, segments[0].base_offset, end, 1) as writer:
         for segment in segments:
             writer.write(read_row_group(topic_path / segment.path, 0))
         joined = writer.finish(leader_epochs=((1, 0),), operation="key-compaction")
@@ -189,10 +190,10 @@ def test_a_roll_is_restored_although_a_job_committed_meanwhile(tmp_path: Path) -
             await rolled(broker, topic, [b"a", b"b"])
             version = await rolled(broker, topic, [b"c"])
             await rolled(broker, topic, [b"d"])
-            cut_first_segment(topic.table.path)
-            overwrite(topic.table.path, version)
+            cut_first_segment(path_of(topic.table))
+            overwrite(path_of(topic.table), version)
             await broker._roller.refresh(topic)
-            assert offsets_in_delta(topic.table.path, 0) == [2, 3]
+            assert offsets_in_delta(path_of(topic.table), 0) == [2, 3]
             assert await read_all(broker, topic) == [(2, b"c"), (3, b"d")]
 
     run(scenario())
@@ -207,8 +208,8 @@ def test_a_start_restores_a_roll_of_a_partition_that_jobs_have_worked_on(tmp_pat
             assert topic
             await rolled(broker, topic, [b"a"])
             await rolled(broker, topic, [b"b"])
-            cut_first_segment(topic.table.path)
-            join_all_segments(topic.table.path)
+            cut_first_segment(path_of(topic.table))
+            join_all_segments(path_of(topic.table))
             versions.append(await rolled(broker, topic, [b"c"]))
             await rolled(broker, topic, [b"d"])
 
@@ -229,8 +230,8 @@ def test_a_job_upholds_what_was_sealed_by_a_roll_whose_commit_is_lost(tmp_path: 
             assert topic
             await rolled(broker, topic, [b"a"])
             version = await rolled(broker, topic, [b"b", b"c"])
-            join_all_segments(topic.table.path)
-            overwrite(topic.table.path, version)
+            join_all_segments(path_of(topic.table))
+            overwrite(path_of(topic.table), version)
             await broker._roller.refresh(topic)
             await rolled(broker, topic, [b"d"])
         async with running_broker(tmp_path) as broker:
@@ -246,7 +247,7 @@ def test_deleted_records_stay_deleted(tmp_path: Path) -> None:
             assert topic
             await rolled(broker, topic, [b"a", b"b", b"c"])
             assert await broker.delete_records(INTERNAL, topic, 0, 2) == 2
-            overwrite(topic.table.path, topic.version)
+            overwrite(path_of(topic.table), topic.version)
             await broker._roller.refresh(topic)
         async with running_broker(tmp_path) as broker:
             assert await read_all(broker, broker.topic(INTERNAL, "t")) == [(2, b"c")]
@@ -286,7 +287,7 @@ def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_
     DeltaTable(path).create_checkpoint()
     for older in range(version):
         (path / "_delta_log" / f"{older:020}.json").unlink()
-    assert not TopicTable.open(path).snapshot().tombstones
+    assert not TopicTable.open(open_table(path)).snapshot().tombstones
     assert run(start_and_stop()) == [2]
 
 
@@ -298,10 +299,10 @@ def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) 
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
             first = topic.partition(0).segments[0].path
-            DeltaTable(topic.table.path).delete("offset < 2")
-            (topic.table.path / first).unlink()
+            DeltaTable(path_of(topic.table)).delete("offset < 2")
+            (path_of(topic.table) / first).unlink()
             await broker._roller.refresh(topic)
             await rolled(broker, topic, [b"d"])
-            assert offsets_in_delta(topic.table.path, 0) == [2, 3]
+            assert offsets_in_delta(path_of(topic.table), 0) == [2, 3]
 
     run(scenario())

@@ -22,11 +22,20 @@ from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
 from logstore.segments.layout import layout_of
-from logstore.segments.reader import read_footer, read_row_group, row_groups, segment_from_file, verify_segment
-from logstore.segments.row_group_files import read_row_group_file, row_group_files
 from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import open_table
 from tests.support.examples import stride
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.table_paths import (
+    path_of,
+    read_footer,
+    read_row_group,
+    read_row_group_file,
+    row_group_files,
+    row_groups,
+    segment_from_file,
+    verify_segment,
+)
 from tests.support.topics import TIMESTAMP_MS, log_batch, overwrite_entry
 from tests.support.torture import TORTURE
 
@@ -43,7 +52,8 @@ class Damaged:
     def __init__(self, table: Path, kind: str) -> None:
         layout = layout_of(OFFSETS_TOPIC if kind == "group offsets" else "t")
         codec = "uncompressed" if kind == "uncompressed" else "zstd"
-        with SegmentWriter(table, 0, 5, 19, 3, codec, layout=layout) as writer:
+        table.mkdir(exist_ok=True)
+        with SegmentWriter(open_table(table), 0, 5, 19, 3, codec, layout=layout) as writer:
             for base in (5, 12):
                 writer.write(_group_offsets(base) if kind == "group offsets" else log_batch(range(base, base + 7)))
                 writer._flush()  # a row group of its own
@@ -174,7 +184,7 @@ def test_the_checksums_cannot_be_lost_unnoticed(tmp_path: Path) -> None:
 def test_another_segment_under_this_name_is_refused(tmp_path: Path) -> None:
     damaged = Damaged(tmp_path, "zstd")
     for partition, base, epoch in ((1, 5, 3), (0, 4, 3), (0, 5, 2)):
-        with SegmentWriter(tmp_path, partition, base, 19, epoch) as writer:
+        with SegmentWriter(open_table(tmp_path), partition, base, 19, epoch) as writer:
             writer.write(log_batch(range(5, 19)))
             other = writer.finish()
         damaged.refuses((tmp_path / other.path).read_bytes(), f"segment {other.path}")
@@ -222,7 +232,7 @@ def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> No
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = topic.table.path / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments[0].path
             good = path.read_bytes()
             size = len(good)
 
@@ -254,7 +264,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = topic.table.path / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments[0].path
             path.unlink()
             await is_refused(lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
             await is_refused(lambda: broker.offset_for_timestamp(INTERNAL, topic, 0, 1), path)
@@ -269,12 +279,12 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = topic.table.path / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments[0].path
             footer = read_footer(path)
-            with SegmentWriter(topic.table.path, 0, 0, 2, footer.leader_epoch) as writer:
+            with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 2, footer.leader_epoch) as writer:
                 writer.write(log_batch([0]))
                 rival = writer.finish()
-            (topic.table.path / rival.path).rename(path)
+            (path_of(topic.table) / rival.path).rename(path)
             said = await is_refused(
                 lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path
             )
@@ -310,7 +320,7 @@ def test_a_damaged_file_is_not_committed_again(tmp_path: Path, which: int) -> No
         # A new journal: from now on the files are the only place.
         async with running_broker(tmp_path) as broker:
             topic = broker.topic(INTERNAL, "t")
-            paths.extend(topic.table.path / s.path for s in topic.partition(0).segments)
+            paths.extend(path_of(topic.table) / s.path for s in topic.partition(0).segments)
             overwrite_entry(topic.table, versions[which])
             damage(paths[which])
             await is_refused(lambda: broker._roller.refresh(topic), paths[which])
@@ -337,15 +347,15 @@ def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path
             forbidden = "delta.setTransactionRetentionDuration"
             from deltalake import DeltaTable
 
-            DeltaTable(topic.table.path).alter.set_table_properties(
+            DeltaTable(path_of(topic.table)).alter.set_table_properties(
                 {forbidden: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=forbidden):
                 await broker.roll(INTERNAL, topic)
-            (left_over,) = topic.table.path.glob("partition=0/*.parquet")
+            (left_over,) = path_of(topic.table).glob("partition=0/*.parquet")
             damage(left_over)
             # A property cannot be taken away through delta-rs: the commit that set it is.
-            entry = max((topic.table.path / "_delta_log").glob("*.json"))
+            entry = max((path_of(topic.table) / "_delta_log").glob("*.json"))
             assert forbidden in entry.read_text()
             entry.unlink()
             await broker.roll(INTERNAL, topic)

@@ -19,6 +19,7 @@ from logstore.spark import topic_view
 from logstore.spark.offset_ranges import resolve
 from tests.support.running_broker import produce, read_all, run, running_broker
 from tests.support.server_process import ServerProcess
+from tests.support.table_paths import path_of
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -143,7 +144,7 @@ def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) ->
             values = [bytes([n]) * 200_000 for n in range(8)]
             for value in values:
                 await produce(broker, refused, [value])
-            DeltaTable(refused.table.path).alter.set_table_properties(
+            DeltaTable(path_of(refused.table)).alter.set_table_properties(
                 {FORBIDDEN_PROPERTY: "interval 1 days"}, raise_if_not_exists=False
             )
             with pytest.raises(CommitRefusedError, match=FORBIDDEN_PROPERTY):

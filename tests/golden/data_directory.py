@@ -126,7 +126,7 @@ async def _first_life(data: Path) -> dict[str, Any]:
             rows = [Row(CLOCK_MS, key, None if round_ == 2 and key == b"k3" else b"%d" % round_, None) for key in keys]
             await writer.produce("compacted", rows)
             await _roll(api, "compacted")
-        await api.create_topic("retained", retention_bytes="1")
+        await api.create_topic("retained", retention_bytes="0")
         await api.create_topic("deleted-records", partitions=2)
         for topic in ("retained", "deleted-records"):
             for _ in range(2):

@@ -33,6 +33,7 @@ from logstore.records.transactions import ControlType, Marker, OpenTransaction
 from logstore.segments import writer as segment_writer
 from logstore.segments.footer import SegmentFooter
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.journals import (
     TOPIC,
     control_frame,
@@ -179,19 +180,30 @@ def frame_rows(rows: Iterator[DumpRow]) -> list[dict[str, Any]]:
 
 
 def write_segments(directory: Path) -> None:
-    """One of each codec with gaps between offsets, and one of two row groups."""
+    """One of each codec with gaps between offsets, one of two row groups, one without a record, one that a job made of
+    others, and one of which the footer has transactions.
+    """
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
         for number, codec in enumerate(SEGMENT_CODECS):
-            with SegmentWriter(directory, 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:
+            with SegmentWriter(open_table(directory), 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:
                 writer.write(log_batch(range(number * 1_000, number * 1_000 + 50)))
                 writer.write(log_batch([number * 1_000 + 55, number * 1_000 + 170]))
                 writer.finish(((5, 0), (7, 120)), producers=_PRODUCERS, idempotency_keys=_KEYS)
-        with SegmentWriter(directory, 4, 0, 2, 0) as writer:
+        with SegmentWriter(open_table(directory), 4, 0, 2, 0) as writer:
             for offset in range(2):
                 values = {"offset": [offset], "timestamp": [TIMESTAMP_MS], "key": [b"large"], "headers": [None]}
                 values["value"] = [bytes(LARGE_VALUE_BYTES)]
                 writer.write(pa.RecordBatch.from_pydict(values, schema=LOG_SCHEMA))
             writer.finish()
+        with SegmentWriter(directory, 5, 0, 30, 1) as writer:
+            writer.finish(((1, 0),), producers=_PRODUCERS, append_time_ms=TIMESTAMP_MS)
+        with SegmentWriter(directory, 5, 30, 400, 1) as writer:
+            writer.write(log_batch([35, 201]))
+            cleanings = ((90, TIMESTAMP_MS), (400, TIMESTAMP_MS + 1))
+            writer.finish(((1, 0),), operation="key-compaction", cleanings=cleanings)
+        with SegmentWriter(directory, 5, 400, 410, 2) as writer:
+            writer.write(log_batch(range(401, 404)))
+            writer.finish(((1, 0), (2, 400)), open_transactions=_OPEN, markers=_MARKERS)
 
 
 def footer_row(footer: SegmentFooter) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
+from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
+from logstore.filesystem import local_filesystem
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.segments.reader import read_footer, verify_segment
+from logstore.log.history import history_gaps
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import (
     deterministic,
@@ -27,7 +29,10 @@ from tests.golden.parts import (
 )
 from tests.golden.write import GOLDEN, segment_row
 from tests.support.journals import recovered_frames
+from tests.support.keyed_topics import KeyedTopic
+from tests.support.local_jobs import compact, retain
 from tests.support.running_broker import running_broker
+from tests.support.table_paths import read_footer, verify_segment
 
 pytestmark = pytest.mark.anyio
 
@@ -72,6 +77,7 @@ def test_there_are_golden_files() -> None:
         found[path.parent.name].add(path.stem)
     assert found["2026-11-22"] == {"data", "journal", "segments", "bytes"}
     assert found["journal-3"] == {"journal", "refused", "bytes"}
+    assert found["segments-3"] == {"data", "segments"}
     assert set().union(*found.values()) == set(_PARTS)
 
 
@@ -131,6 +137,50 @@ def test_a_plain_reader_sees_what_was_sealed(data: Path, expected: dict[str, Any
     assert any(expected["tables"].values())
 
 
+@of_part("data")
+async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_jobs(
+    data: Path, expected: dict[str, Any]
+) -> None:
+    """With names of several releases side by side, through starts without a journal, too."""
+    facts = expected["topics"]
+    rounds = 2
+    for round_ in range(rounds):
+        async with store_at(data) as api:
+            for topic, partition in _partitions(facts):
+                body = {"records": [{"key": f"new {round_}", "value": "new"}]}
+                assert (await api.post(f"/topics/{topic}/partitions/{partition}", json=body)).is_success
+        # The stop has rolled.
+        for topic in (name for name in facts if name != "__consumer_offsets"):
+            table = TopicTable(data / "topics" / topic, local_filesystem())
+            names = [file.path for p in table.snapshot().partitions for file in table.snapshot().segments(p)]
+            assert any(path.count("-") == 3 for path in names), "a name that tells its end"
+            keyed = KeyedTopic(data, topic, table)
+            if facts[topic]["configs"].get("cleanup.policy") == "compact":
+                table.alter_config({"min.cleanable.dirty.ratio": "0"})
+                assert compact(keyed, CLOCK_MS)
+            retain(keyed, CLOCK_MS)
+            snapshot = table.snapshot()
+            assert [history_gaps(snapshot, p) for p in snapshot.partitions] == [[]] * snapshot.num_partitions
+        shutil.rmtree(data / "brokers" / "0" / "journal")
+    async with store_at(data) as api:
+        assert (await api.get("/health/ready")).json()["problems"] == []
+        now = (await observed(api))["topics"]
+    for topic, partition in _partitions(facts):
+        before, after = (found[topic]["partitions"][partition] for found in (facts, now))
+        assert after["end"] == before["end"] + rounds
+        left = [row for row in before["records"] if row[0] >= after["log_start"]]
+        if topic != "compacted":
+            assert after["records"][: len(left)] == left
+        elif left:
+            assert {row[0] for row in after["records"]} <= {row[0] for row in left} | {before["end"], before["end"] + 1}
+
+
+def _partitions(topics: dict[str, Any]) -> list[tuple[str, int]]:
+    """Those of users."""
+    names = (name for name in topics if name != "__consumer_offsets")
+    return [(name, partition) for name in names for partition in range(len(topics[name]["partitions"]))]
+
+
 @of_part("journal")
 def test_a_journal_is_read_frame_by_frame(golden: Path, tmp_path: Path) -> None:
     rows = [_with_later_fields(row) for row in _json(golden, "journal")]
@@ -169,6 +219,11 @@ def test_segments_are_read_row_by_row(golden: Path) -> None:
         verify_segment(golden / "segments" / path)
         footer = read_footer(golden / "segments" / path)
         assert footer_row(footer) == segments[path]["footer"]
+    if golden.name == "segments-3":
+        footers = [segment["footer"] for segment in segments.values()]
+        assert any(not segment["row_groups"] for segment in segments.values()), "one without a record"
+        assert any(footer["markers"] and footer["open_transactions"] for footer in footers)
+        assert {footer["operation"] for footer in footers} == {"roll", "key-compaction"}
 
 
 def _with_later_fields(row: dict[str, Any]) -> dict[str, Any]:

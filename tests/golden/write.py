@@ -2,7 +2,8 @@
 
 Every later version must open them. Run it when a format on disk got something new, before the next release, under a new
 name: a golden file is never written again. With parts named it writes only these, as
-``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal.
+``python -m tests.golden.write journal-3 journal refused bytes`` did for version 3 of the journal, and
+``segments-3 data segments`` for names that tell a range and version 3 of footers.
 
 - ``data.tar.gz``: a data directory, sealed and un-sealed records; ``data.json``: the answers of a store on it. The jobs
   need a Spark
@@ -19,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from logstore.journal.inspect import dump
-from logstore.segments.reader import read_footer, read_row_group, row_groups
 from tests.golden.data_directory import write_data_directory
 from tests.golden.observed import record_rows
 from tests.golden.parts import (
@@ -30,6 +30,7 @@ from tests.golden.parts import (
     write_refused,
     write_segments,
 )
+from tests.support.table_paths import read_footer, read_row_group, row_groups
 
 GOLDEN = Path(__file__).parent
 

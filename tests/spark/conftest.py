@@ -11,8 +11,10 @@ import pytest
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.spark.store import EPOCH_MS, Store
 from tests.support.server_process import ServerProcess, free_port
+from tests.support.table_paths import create_table
 from tests.support.topics import empty_segment
 
 #: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
@@ -69,14 +71,14 @@ class WrittenTopic:
     @classmethod
     def create(cls, data: Path, name: str, partitions: int) -> "WrittenTopic":
         path = data / "topics" / name
-        return cls(data, name, TopicTable.create(path, num_partitions=partitions, config_overrides={}))
+        return cls(data, name, create_table(path, num_partitions=partitions, config_overrides={}))
 
     def roll(self, partition: int, start: int, end: int, *, file_offsets: int = 100) -> None:
         """Seal [start, end) of a partition in files of ``file_offsets``, in one commit."""
         segments = []
         for first in range(start, end, file_offsets):
             last = min(first + file_offsets, end)
-            with SegmentWriter(self.table.path, partition, first, last, 0) as writer:
+            with SegmentWriter(open_table(self.table.files.uri), partition, first, last, 0) as writer:
                 writer.write(log_batch(first, last, marker=f"{partition}-"))
                 segments.append(writer.finish())
         done = self.table.commit_roll([RollPart(partition, start, end, 0, tuple(segments))])

@@ -17,7 +17,9 @@ from logstore.errors import (
 )
 from logstore.segments.writer import SegmentWriter
 from logstore.spark import read_offsets
+from logstore.table_files import open_table
 from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
+from tests.support.table_paths import path_of
 
 pytestmark = pytest.mark.spark
 
@@ -54,7 +56,7 @@ def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
         t.roll(p, 100, end)
     rows = spark.sql(
         f"SELECT partition, count(*) n, count(DISTINCT offset) d, min(offset) lo, max(offset) hi, max(timestamp) t "
-        f"FROM delta.`{t.table.path}` GROUP BY partition ORDER BY partition"
+        f"FROM delta.`{path_of(t.table)}` GROUP BY partition ORDER BY partition"
     ).collect()
     assert [tuple(r)[:5] for r in rows] == [(0, 250, 250, 0, 249), (1, 130, 130, 0, 129)]
     assert rows[1].t.astimezone(dt.UTC).timestamp() == EPOCH_MS / 1000 + 129
@@ -72,9 +74,9 @@ def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topi
     t.roll(2, 0, 100)
     t.roll_empty(2, 100, 400)
     if checkpoint:
-        deltalake.DeltaTable(str(t.table.path)).create_checkpoint()
+        deltalake.DeltaTable(str(path_of(t.table))).create_checkpoint()
     records = {(0, o) for o in (*range(50, 150), *range(310, 360))} | {(2, o) for o in range(100)}
-    plain = spark.read.format("delta").load(str(t.table.path))
+    plain = spark.read.format("delta").load(str(path_of(t.table)))
     assert {(r.partition, r.offset) for r in plain.select("partition", "offset").collect()} == records
     assert plain.where("offset < 0 OR offset IS NULL").count() == 0
     assert plain.selectExpr("min(offset)", "max(offset)", "count(*)").first()[:] == (0, 359, 250)
@@ -184,7 +186,7 @@ def test_a_topic_made_again_is_not_the_one_that_the_frame_was_made_from(spark, t
     frame = read_offsets(spark, t.name, storage=t.data)
     evaluated, lazy = frame.where("offset >= 5"), frame.select("offset")
     assert evaluated.count() == 55
-    shutil.rmtree(t.table.path)
+    shutil.rmtree(path_of(t.table))
     anew = topic(1, t.name)
     for start in range(0, 10 * commits, 10):
         anew.roll(0, start, start + 10)
@@ -200,8 +202,8 @@ def test_the_first_commit_may_have_been_cleaned_up(spark, topic):
     """The id of the table is then in checkpoints alone."""
     t = topic(1)
     t.roll(0, 0, 20)
-    deltalake.DeltaTable(t.table.path).create_checkpoint()
-    (t.table.path / "_delta_log" / f"{0:020}.json").unlink()
+    deltalake.DeltaTable(path_of(t.table)).create_checkpoint()
+    (path_of(t.table) / "_delta_log" / f"{0:020}.json").unlink()
     assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(20))
 
 
@@ -252,7 +254,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
 
 def test_a_flipped_bit_in_a_page_is_an_error(spark, tmp_path):
     """A session of ours has switched on Parquet's checksums of pages; without them the read gives another value."""
-    with SegmentWriter(tmp_path, 0, 0, 40, 0, "uncompressed") as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 40, 0, "uncompressed") as writer:
         writer.write(log_batch(0, 40, marker="text-"))
         file = tmp_path / writer.finish().path
     good = spark.read.parquet(str(file)).agg({"value": "max"}).collect()

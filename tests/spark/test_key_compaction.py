@@ -11,9 +11,12 @@ from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
+from logstore.table_files import open_table
+from logstore.table_root import open_root
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
+from tests.support.table_paths import path_of
 from tests.support.topics import HookedFileSystem, rewrite_files
 
 pytestmark = pytest.mark.spark
@@ -25,7 +28,7 @@ LAG_MS = 3_600_000
 
 def compacted(topic: KeyedTopic, now_ms: int = NOW_MS):
     with job_context(now_ms) as context:
-        (report,) = run_job("compact", topics_of("compact", topic.data, [topic.name], {}), context).topics
+        (report,) = run_job("compact", topics_of("compact", open_root(topic.data), [topic.name], {}), context).topics
     assert report.error is None
     return report
 
@@ -101,7 +104,7 @@ def test_rounds_of_random_history_are_the_models(spark, tmp_path):
         now += 25 * LAG_MS
     actions = [json.loads(line) for line in topic.log_entry(report.versions[0])]
     assert {a[kind]["dataChange"] for a in actions for kind in ("add", "remove") if kind in a} == {False}
-    plain = spark.read.format("delta").load(str(topic.table.path))
+    plain = spark.read.format("delta").load(str(path_of(topic.table)))
     assert plain.count() == report.after.records
 
 
@@ -146,7 +149,7 @@ def test_a_job_plans_again_when_another_job_was_faster(spark, tmp_path):
         records = [Record(b"a", value, NOW_MS), Record(value, value, NOW_MS)]
         topic.roll({0: records, 1: records})
     filesystem = HookedFileSystem()
-    job = JobTopic(topic.name, TopicTable(topic.table.path, filesystem), {}, named=True)
+    job = JobTopic(topic.name, TopicTable(open_table(path_of(topic.table), filesystem)), {}, named=True)
 
     def overtake() -> None:
         topic.roll({0: [Record(b"a", b"4", NOW_MS)]})
@@ -168,9 +171,11 @@ def test_a_job_that_ends_before_its_commit_leaves_files_that_nobody_reads(spark,
     filesystem = HookedFileSystem()
     filesystem.at("delta.opened", lambda: 1 / 0)
     with job_context(NOW_MS) as context, pytest.raises(ZeroDivisionError):
-        key_compaction.run(context, JobTopic(topic.name, TopicTable(topic.table.path, filesystem), {}, named=True))
+        key_compaction.run(
+            context, JobTopic(topic.name, TopicTable(open_table(path_of(topic.table), filesystem)), {}, named=True)
+        )
     assert (topic.contents(), topic.table.snapshot().version) == (before, version)
-    assert len(list(topic.table.path.glob("*/*.parquet"))) == 2
+    assert len(list(path_of(topic.table).glob("*/*.parquet"))) == 2
     compacted(topic)
     assert {o: r.value for o, r in topic.contents().items()} == {1: b"2"}
 
@@ -183,7 +188,7 @@ def test_a_job_that_dies_in_its_commit_leaves_the_table_as_before_or_as_after(sp
         before = topic.contents()
         filesystem = FaultyFileSystem()
         filesystem.crash_at(point)
-        job = JobTopic("users", TopicTable(topic.table.path, filesystem), {}, named=True)
+        job = JobTopic("users", TopicTable(open_table(path_of(topic.table), filesystem)), {}, named=True)
         with job_context(NOW_MS) as context:
             (report,) = run_job("compact", [job], context).topics
         assert "the process died" in report.error
@@ -198,7 +203,7 @@ def test_a_stream_notices_no_compaction(spark, tmp_path):
     seen = []
 
     def read() -> None:
-        stream = spark.readStream.format("delta").option("ignoreDeletes", "true").load(str(topic.table.path))
+        stream = spark.readStream.format("delta").option("ignoreDeletes", "true").load(str(path_of(topic.table)))
         query = (
             stream.select("offset")
             .writeStream.foreachBatch(lambda frame, _: seen.extend(row.offset for row in frame.collect()))
@@ -215,7 +220,7 @@ def test_a_stream_notices_no_compaction(spark, tmp_path):
     topic.roll({0: [Record(b"a", b"2", NOW_MS)] * 5})
     topic.table.alter_config({"retention.bytes": "0"})
     with job_context(NOW_MS) as context:
-        assert not run_job("retention", topics_of("retention", tmp_path, [], {}), context).failed
+        assert not run_job("retention", topics_of("retention", open_root(tmp_path), [], {}), context).failed
     topic.roll({0: [Record(b"c", b"2", NOW_MS)]})
     read()
     assert seen == [*range(20), *range(20, 25), 25]
@@ -238,7 +243,7 @@ def test_the_topic_of_group_offsets_keeps_its_columns(spark, tmp_path):
     report = compacted(topic)
     assert (report.before.records, report.after.records) == (9, 3)
     columns = ["group", "topic", "topic_partition", "committed_offset", "generation"]
-    rows = spark.read.format("delta").load(str(topic.table.path)).orderBy("offset").select(*columns).collect()
+    rows = spark.read.format("delta").load(str(path_of(topic.table))).orderBy("offset").select(*columns).collect()
     assert [tuple(row) for row in rows] == [
         ("g", "events", 0, 9, -1),
         ("g", "events", 1, 10, -1),

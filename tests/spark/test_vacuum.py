@@ -8,8 +8,11 @@ from deltalake import DeltaTable
 
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
+from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record, batch
+from tests.support.table_paths import path_of
 from tests.support.topics import rewrite_files
 
 pytestmark = pytest.mark.spark
@@ -19,7 +22,7 @@ DAY_S = 86_400
 
 def vacuumed(topic: KeyedTopic, *, dry_run: bool = False, full: bool = False, needs_spark: bool = True):
     with job_context(time.time_ns() // 1_000_000 + 1_000, dry_run=dry_run, full=full) as context:
-        (report,) = run_job("vacuum", topics_of("vacuum", topic.data, [], {}), context).topics
+        (report,) = run_job("vacuum", topics_of("vacuum", open_root(topic.data), [], {}), context).topics
         assert (context.spark._session is not None) == needs_spark
     assert report.error is None
     return report
@@ -37,16 +40,16 @@ def removed_file(topic: KeyedTopic) -> str:
 
 def orphan(topic: KeyedTopic, age_s: float = 0) -> str:
     """A finished file that no commit has named: of an open roll, or of a job that was killed."""
-    with SegmentWriter(topic.table.path, 0, 50, 51, 1) as writer:
+    with SegmentWriter(open_table(topic.table.files.uri), 0, 50, 51, 1) as writer:
         writer.write(batch(50, [Record(b"k", b"v", 0)]))
         path = writer.finish().path
     modified = time.time() - age_s
-    os.utime(topic.table.path / path, (modified, modified))
+    os.utime(path_of(topic.table) / path, (modified, modified))
     return path
 
 
 def on_disk(topic: KeyedTopic) -> set[str]:
-    return {path.relative_to(topic.table.path).as_posix() for path in topic.table.path.glob("*/*.parquet")}
+    return {path.relative_to(path_of(topic.table)).as_posix() for path in path_of(topic.table).glob("*/*.parquet")}
 
 
 def test_files_that_left_the_table_long_enough_ago_are_deleted(spark, tmp_path):
@@ -57,7 +60,7 @@ def test_files_that_left_the_table_long_enough_ago_are_deleted(spark, tmp_path):
     topic.table.alter_config({"file.delete.delay.ms": "0"})
     would = vacuumed(topic, dry_run=True)
     assert on_disk(topic) == everything
-    size = (topic.table.path / removed).stat().st_size
+    size = (path_of(topic.table) / removed).stat().st_size
     report = vacuumed(topic)
     assert (would.deleted_files, would.deleted_bytes) == (report.deleted_files, report.deleted_bytes) == (1, size)
     assert on_disk(topic) == everything - {removed}
@@ -72,9 +75,9 @@ def test_orphans_go_after_seven_days_also_where_the_log_no_longer_tells(spark, t
     removed = removed_file(topic)
     young, old = orphan(topic, age_s=6 * DAY_S), orphan(topic, age_s=8 * DAY_S)
     version = topic.table.snapshot().version
-    DeltaTable(str(topic.table.path)).create_checkpoint()
+    DeltaTable(str(path_of(topic.table))).create_checkpoint()
     for number in range(version):
-        (topic.table.path / "_delta_log" / f"{number:020d}.json").unlink()
+        (path_of(topic.table) / "_delta_log" / f"{number:020d}.json").unlink()
     everything = on_disk(topic)
     assert vacuumed(topic).deleted_files == 1
     assert on_disk(topic) == everything - {old}, "the removal is younger than 7 days"

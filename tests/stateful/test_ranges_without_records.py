@@ -28,11 +28,12 @@ from logstore.filesystem import local_filesystem
 from logstore.log import roller
 from logstore.log.frame_records import frame_records
 from logstore.log.history import history_gaps
-from logstore.segments.reader import segment_from_file
 from logstore.settings import Settings
+from logstore.table_files import open_table
 from tests.support.keyed_topics import KeyedTopic
 from tests.support.local_jobs import compact, retain
 from tests.support.running_broker import records, start_broker, stop_broker
+from tests.support.table_paths import path_of, segment_from_file
 
 ABORTED = b"aborted"
 #: Of the store, far behind the timestamps of records: nothing is young, no tombstone is due.
@@ -75,7 +76,7 @@ class Ranges:
 
     @property
     def keyed(self) -> KeyedTopic:
-        table = TopicTable(self.data / "topics" / "t", local_filesystem())
+        table = TopicTable(open_table(self.data / "topics" / "t", local_filesystem()))
         return KeyedTopic(self.data, "t", table)
 
     def refresh(self) -> None:
@@ -169,7 +170,9 @@ class Ranges:
     def delete_with_sql(self) -> None:
         """All records of a segment: it leaves the table, and a gap."""
         if (file := self.segment_with_records()) is not None:
-            DeltaTable(self.keyed.table.path).delete(f'"offset" >= {file.min_offset} AND "offset" <= {file.max_offset}')
+            DeltaTable(path_of(self.keyed.table)).delete(
+                f'"offset" >= {file.min_offset} AND "offset" <= {file.max_offset}'
+            )
             self.rows = {o: key for o, key in self.rows.items() if not file.min_offset <= o <= file.max_offset}
             self.touching = False
             self.refresh()
@@ -179,8 +182,8 @@ class Ranges:
             return
         table = self.keyed.table
         old = file.path.replace(f"-{file.end_offset:020d}-", "-")
-        shutil.copy(table.path / file.path, table.path / old)
-        added = replace(segment_from_file(table.path, file.path), path=old)
+        shutil.copy(path_of(table) / file.path, path_of(table) / old)
+        added = replace(segment_from_file(path_of(table), file.path), path=old)
         table.commit_rewrites([RewritePart(0, (file.path,), (added,))], data_change=False, operation="test")
         self.touching = False
         self.refresh()

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from logstore.broker.recovery import recover_partitions
 from logstore.filesystem import FileSystem
 from logstore.journal.frame import Frame, FrameLocation
-from logstore.journal.journal import Journal
+from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.acknowledgements import Acknowledgement
 from logstore.log.partition_log import PartitionLog
@@ -252,6 +252,27 @@ class RecoveryModel(RuleBasedStateMachine):
     @rule()
     def relocate(self) -> None:
         self.run(relocate_oldest(self.journal, self.keeper, 1 << 20))
+
+    @rule()
+    def killed_when_copies_are_durable(self) -> None:
+        """Both copies are there: the old file is not freed."""
+        self.starts += 1
+        after = self.root / str(self.starts)
+        relocated = self.journal.relocated
+
+        def dies(file: NeededFile) -> None:
+            copy_of_one_moment(self.directory, after)
+            relocated(file)
+
+        self.journal.relocated = dies  # type: ignore[method-assign]
+        self.run(relocate_oldest(self.journal, self.keeper, 1 << 20))
+        if not after.exists():
+            self.journal.relocated = relocated  # type: ignore[method-assign]
+            return
+        self.run(self.journal.close())
+        shutil.rmtree(self.directory)
+        self.directory = after
+        self.open()
 
     @rule(
         partition=partitions,

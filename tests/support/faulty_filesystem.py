@@ -237,7 +237,7 @@ class FaultyFileSystem(FileSystem):
     def _raise(rule: _Rule | None) -> None:
         if rule and rule.dies:
             kill(rule.call)
-        if rule:
+        if rule and rule.error != SHORT:
             raise OSError(rule.error, os.strerror(rule.error))
 
     def reached(self, point: str) -> None:

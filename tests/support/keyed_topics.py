@@ -11,6 +11,8 @@ from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.records.schema import LOG_SCHEMA
 from logstore.segments.layout import layout_of
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import create_table, path_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class KeyedTopic:
         """``config`` with underscores for dots."""
         overrides = {key.replace("_", "."): str(value) for key, value in config.items()}
         path = data / "topics" / name
-        table = TopicTable.create(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
+        table = create_table(path, num_partitions=partitions, config_overrides=overrides, layout=layout_of(name))
         return cls(data, name, table)
 
     def roll(self, rolled: dict[int, Sequence[Record | None]]) -> None:
@@ -44,7 +46,9 @@ class KeyedTopic:
         sealed = {p: state.sealed for p, state in self.table.snapshot().partitions.items()}
         for partition, records in rolled.items():
             start, end = sealed[partition], sealed[partition] + len(records)
-            with SegmentWriter(self.table.path, partition, start, end, 1, layout=layout_of(self.name)) as writer:
+            with SegmentWriter(
+                open_table(self.table.files.uri), partition, start, end, 1, layout=layout_of(self.name)
+            ) as writer:
                 writer.write(batch(start, records))
                 segment = writer.finish(((1, 0),))
             parts.append(RollPart(partition, start, end, 1, (segment,)))
@@ -52,7 +56,7 @@ class KeyedTopic:
 
     def contents(self, partition: int = 0) -> dict[int, Record]:
         """Offset to record, in the order of offsets, as delta-rs and pyarrow read the table."""
-        table = DeltaTable(str(self.table.path)).to_pyarrow_table(filters=[("partition", "=", partition)])
+        table = DeltaTable(str(path_of(self.table))).to_pyarrow_table(filters=[("partition", "=", partition)])
         rows = table.sort_by("offset").to_pylist()
         found = {
             row["offset"]: Record(row["key"], row["value"], round(row["timestamp"].timestamp() * 1000)) for row in rows
@@ -61,7 +65,7 @@ class KeyedTopic:
         return found
 
     def log_entry(self, version: int) -> list[str]:
-        return (self.table.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+        return (path_of(self.table) / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
 
 
 def batch(start: int, appended: Sequence[Record | None]) -> pa.RecordBatch:

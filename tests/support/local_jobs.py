@@ -23,8 +23,10 @@ from compaction_jobs.segment_tasks import (
 )
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import RewritePart
+from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic
+from tests.support.table_paths import path_of
 
 
 def numbers(values: Sequence[int]) -> pa.RecordBatch:
@@ -41,7 +43,7 @@ def compact(topic: KeyedTopic, now_ms: int, chunk: int = 100, partition: int = 0
         return False
     sources = sources_of([plan])
     last: dict[bytes, int] = {}
-    for keys in scan_keys(str(topic.table.path), sources, {partition: plan.log_start})(
+    for keys in scan_keys(str(path_of(topic.table)), sources, {partition: plan.log_start})(
         iter([numbers([n]) for n in range(len(sources))])
     ):
         for row, key in zip(keys.column("row").to_pylist(), keys.column("key").to_pylist(), strict=True):
@@ -68,7 +70,9 @@ def compact(topic: KeyedTopic, now_ms: int, chunk: int = 100, partition: int = 0
 def retain(topic: KeyedTopic, now_ms: int) -> TopicReport:
     """A run of retention."""
     with cutting_here(), job_context(now_ms) as context:
-        (report,) = run_job("retention", topics_of("retention", topic.data, [topic.name], {}), context).topics
+        (report,) = run_job(
+            "retention", topics_of("retention", open_root(topic.data), [topic.name], {}), context
+        ).topics
     assert report.error is None, report.error
     return report
 

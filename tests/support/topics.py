@@ -14,6 +14,8 @@ from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
 from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, TABLE_SCHEMA
 from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import create_table, path_of
 
 TIMESTAMP_MS = 1_700_000_000_000
 
@@ -61,20 +63,20 @@ def expected_row(offset: int, partition: int = 0, timestamp_ms: int = TIMESTAMP_
 
 
 def create_topic(tmp_path: Path, *, partitions: int = 1, filesystem: FileSystem | None = None) -> TopicTable:
-    return TopicTable.create(
+    return create_table(
         tmp_path / "topics" / "events", num_partitions=partitions, config_overrides={}, filesystem=filesystem
     )
 
 
 def write_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0, step: int = 1) -> Segment:
-    with SegmentWriter(table.path, partition, base, end, epoch) as writer:
+    with SegmentWriter(open_table(table.files.uri), partition, base, end, epoch) as writer:
         writer.write(log_batch(range(base, end, step)))
         return writer.finish(leader_epochs=((epoch, 0),))
 
 
 def empty_segment(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0) -> Segment:
     """Of a range of which no record is left."""
-    with SegmentWriter(table.path, partition, base, end, epoch) as writer:
+    with SegmentWriter(open_table(table.files.uri), partition, base, end, epoch) as writer:
         return writer.finish(leader_epochs=((epoch, 0),))
 
 
@@ -86,7 +88,7 @@ def as_earlier_release(segment: Segment) -> str:
 def rename_as_earlier_release(table: TopicTable, segment: Segment) -> Segment:
     """The segment as an earlier release would have written it: under a name that does not tell its end."""
     old = as_earlier_release(segment)
-    (table.path / segment.path).rename(table.path / old)
+    (path_of(table) / segment.path).rename(path_of(table) / old)
     return replace(segment, path=old)
 
 
@@ -103,7 +105,7 @@ def roll(table: TopicTable, partition: int, base: int, end: int, epoch: int = 0)
 
 
 def log_entry(table: TopicTable, version: int) -> Path:
-    return table.path / "_delta_log" / f"{version:020d}.json"
+    return path_of(table) / "_delta_log" / f"{version:020d}.json"
 
 
 def overwrite_entry(table: TopicTable, version: int) -> None:
@@ -130,7 +132,7 @@ def foreign_commit(
 
 def offsets_in_table(table: TopicTable, partition: int = 0) -> list[int]:
     """The offsets that a plain reader sees."""
-    rows = DeltaTable(str(table.path)).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
+    rows = DeltaTable(str(path_of(table))).to_pyarrow_table(columns=["partition", "offset"]).to_pylist()
     return sorted(row["offset"] for row in rows if row["partition"] == partition)
 
 

@@ -1,6 +1,7 @@
 import errno
 import os
 import random
+import shutil
 import threading
 import time
 import uuid
@@ -75,13 +76,25 @@ def test_names_with_dots_and_odd_characters_are_names(files: TableFiles) -> None
 # ---- listing --------------------------------------------------------------------------------------------------------
 
 
-def test_a_listing_is_of_all_depths_by_rising_name_and_begins_after_a_name(files: TableFiles) -> None:
+def test_a_listing_is_of_all_depths_by_rising_name(files: TableFiles) -> None:
     names = ["a-b", "a/c", "a/d/e", "a0", "b", "partition=0/x", "partition=1/y"]
     for name in reversed(names):
         put(files, name)
     assert [entry.name for entry in files.list("")] == sorted([ENTRY, *names])
     assert [entry.name for entry in files.list("a")] == ["a/c", "a/d/e"]
     assert files.list("not/there") == []
+    shutil.rmtree(files.where(LOG))
+    with pytest.raises(FileNotFoundError):
+        files.list(LOG)
+    shutil.rmtree(files.uri)
+    for under in ("", "not/there"):
+        with pytest.raises(FileNotFoundError):
+            files.list(under)
+
+
+def test_a_listing_begins_after_a_name(files: TableFiles) -> None:
+    for name in ("a-b", "a/c", "a/d/e", "a0", "b", "partition=0/x"):
+        put(files, name)
     everything = [entry.name for entry in files.list("")]
     for after in (*everything, "a", "a/", "a/d", "a-", "zzz", LOG):
         assert [entry.name for entry in files.list("", after)] == [name for name in everything if name > after]
@@ -93,6 +106,17 @@ def test_a_listing_looks_only_at_what_comes_after(files: TableFiles, disk: Fault
     before = disk.hits["delta.stat"]
     assert len(files.list(LOG, f"{LOG}/{27:020d}")) == 3
     assert disk.hits["delta.stat"] - before == 3
+
+
+def test_names_are_those_of_one_directory(files: TableFiles, disk: FaultyFileSystem) -> None:
+    for name in ("b", "a", "c", "d/e"):
+        put(files, f"{LOG}/x/{name}")
+    before = disk.hits["stat"]
+    assert files.names(f"{LOG}/x") == [f"{LOG}/x/{name}" for name in "abcd"]
+    assert files.names(f"{LOG}/x", f"{LOG}/x/b") == [f"{LOG}/x/c", f"{LOG}/x/d"]
+    assert disk.hits["stat"] == before
+    with pytest.raises(FileNotFoundError):
+        files.names("nowhere")
 
 
 def test_a_version_changes_with_the_content(files: TableFiles) -> None:
@@ -289,7 +313,7 @@ def test_what_was_removed_stays_away(files: TableFiles, disk: FaultyFileSystem) 
 def test_what_others_wrote_is_durable_once_it_is_synced(files: TableFiles, disk: FaultyFileSystem) -> None:
     for number in (1, 2):
         Path(files.where(f"{LOG}/{number}")).write_bytes(b"theirs")
-    files.sync([files.head(f"{LOG}/1")])
+    files.sync([f"{LOG}/1"])
     Path(files.where(f"{LOG}/3")).write_bytes(b"theirs")
     after_a_power_cut(disk)
     left = open_table(files.uri)

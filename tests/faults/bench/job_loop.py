@@ -22,6 +22,7 @@ from compaction_jobs.jobs import run_job, topics_of
 from compaction_jobs.report import Progress
 from logstore.clock import SystemClock
 from logstore.spark import session
+from logstore.table_root import open_root
 from tests.faults.bench.history import Recorder
 from tests.support import faulty_server
 
@@ -58,7 +59,7 @@ def run_once(
 ) -> None:
     """One job on all topics. A topic that fails is ``info``: earlier commits of the job stay."""
     number = recorder.invoke(process, "job", job=job)
-    report = run_job(job, topics_of(job, data, [], {}), context)
+    report = run_job(job, topics_of(job, open_root(data), [], {}), context)
     errors = {}
     for topic in report.topics:
         commits[topic.topic] += len(topic.versions)

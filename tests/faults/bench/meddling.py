@@ -18,6 +18,7 @@ from logstore.broker.problems import ProblemState
 from logstore.delta.snapshot import PartitionState
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import LogStoreError
+from logstore.table_files import open_table
 from tests.faults.bench import foreign_commits
 from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
@@ -200,7 +201,7 @@ class Meddler(Nemesis):
         self._require_quarantined(topic, refused)
         time.sleep(fault.seconds)
         if in_row:
-            TopicTable.open(table).drop_foreign_files()
+            TopicTable.open(open_table(table)).drop_foreign_files()
         else:
             foreign_commits.set_property(table, "logstore.partitions", str(topic.partitions))
         self._foreign(topic, since)
@@ -222,7 +223,7 @@ class Meddler(Nemesis):
         return self._state(topic, partition).sealed
 
     def _state(self, topic: TopicSpec, partition: int) -> PartitionState:
-        return TopicTable.open(self._table(topic)).snapshot().partitions[partition]
+        return TopicTable.open(open_table(self._table(topic))).snapshot().partitions[partition]
 
     def _foreign(self, topic: TopicSpec, since: int | None = None) -> int:
         """From now on, or up to now ``since`` a version, the table is not the store's alone; the first version."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
+from logstore.table_files import open_table
 from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
@@ -236,7 +237,7 @@ def take_a_copy_for_the_topic() -> None:
     from logstore.broker import topic_catalog
     from logstore.delta.topic_table import TopicTable
 
-    topic_catalog.TopicCatalog._open = lambda self, path: TopicTable.recover(path, filesystem=self._filesystem)  # type: ignore[method-assign]
+    topic_catalog.TopicCatalog._open = lambda self, name: TopicTable.recover(open_table(self._root.open(name)))  # type: ignore[method-assign]
     topic_catalog._same_id = lambda _: {}
 
 

@@ -203,6 +203,19 @@ class Nemesis:
                 self.broken.append(f"a store stopped taking appends because of {faults or 'nothing'}")
             self._kill(Fault("kill", 0, 0))
 
+    def _read_error(self, fault: Fault) -> None:
+        """Table reads fail, or are short. Whoever reads gets an error or is served right; appends go on meanwhile, and
+        nothing is helped by a restart.
+        """
+        self._told(fault)
+        settings = fault.settings
+        self._server.control(
+            f"fail {settings['call']} {settings['error']} nth={settings['nth']} times={settings['times']}"
+        )
+        self._last(fault)
+        if not self._is_ready():
+            self.broken.append(f"a store stopped taking appends because of {settings['call']} {settings['error']}")
+
     def _disk_full(self, fault: Fault) -> None:
         self._told(fault)
         self._server.control(f"fill {fault.settings['free_bytes']}")

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 #: Faults that are over in a moment; the first ones may also strike in the middle of a fault that lasts.
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
-LASTING: Final = ("fsync_error", "call_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
+LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
 MEDDLING: Final = ("copy", "recreate", "lock", "restore", "strange")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
@@ -37,6 +37,18 @@ _CALLS: Final = (
     "segment.unlink",
     "delta.sync_file",
     "delta.sync_directory",
+    "delta.link",
+)
+#: Calls that read tables.
+_READS: Final = (
+    "segment.open_read",
+    "segment.read_into",
+    "segment.stat",
+    "segment.names",
+    "delta.open_read",
+    "delta.read_into",
+    "delta.stat",
+    "delta.names",
 )
 
 
@@ -91,6 +103,14 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
                 "nth": chance.randint(1, 3),
                 "times": chance.randint(1, 3),
                 "written": chance.choice([0, 0, 7, 700]),
+            }
+        case "read_error":
+            call = chance.choice(_READS)
+            return {
+                "call": call,
+                "error": chance.choice(["EIO", "SHORT"]) if call.endswith("read_into") else "EIO",
+                "nth": chance.randint(1, 3),
+                "times": chance.choice([1, 3, 1_000_000]),
             }
         case "disk_full":
             return {"free_bytes": chance.choice([0, 1_000, 100_000, 1_000_000])}

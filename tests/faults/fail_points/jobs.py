@@ -17,6 +17,7 @@ from typing import Final
 from tests.faults.fail_points.fault import Fault
 from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.support.keyed_topics import KeyedTopic, Record
+from tests.support.table_paths import path_of
 
 #: Where the driver dies. These are none of its steps: all of its processes die as soon as a file is begun, or gone.
 WRITING: Final = "writing"
@@ -49,7 +50,7 @@ def kill_jobs(directory: Path, zygote: Zygote) -> Iterator[Fault]:
     assert topic.contents() == _last(before)
     # Files that were written and not committed are left to a full vacuum, after days.
     snapshot = topic.table.snapshot()
-    assert not {str(file.relative_to(topic.table.path)) for file in _files(topic)} & snapshot.tombstones
+    assert not {str(file.relative_to(path_of(topic.table))) for file in _files(topic)} & snapshot.tombstones
     _check_store(directory, zygote, topic.contents())
 
 
@@ -65,7 +66,7 @@ def _last(records: dict[int, Record]) -> dict[int, Record]:
 
 
 def _files(topic: KeyedTopic) -> set[Path]:
-    return set(topic.table.path.glob("partition=*/*.parquet"))
+    return set(path_of(topic.table).glob("partition=*/*.parquet"))
 
 
 def _run(topic: KeyedTopic, name: str, point: str = "") -> int:

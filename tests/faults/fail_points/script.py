@@ -45,6 +45,7 @@ from logstore.errors import (
 from logstore.log.topic import Topic
 from logstore.records.batch import DecodedRecords
 from logstore.settings import Settings
+from logstore.table_files import open_table
 from tests.faults.fail_points.fault import FailPoints
 from tests.support.running_broker import records, start_broker, stop_broker
 
@@ -249,7 +250,9 @@ class Script:
         """A process of its own in life; here its commits go through the same seam."""
 
         def job() -> None:
-            topic = JobTopic(name, TopicTable(self.data / "topics" / name, self._filesystem), {}, named=True)
+            topic = JobTopic(
+                name, TopicTable(open_table(self.data / "topics" / name, self._filesystem)), {}, named=True
+            )
             context = JobContext(SparkApplication("test"), Progress(Console(file=io.StringIO())), SystemClock())
             (done,) = run_job("retention", [topic], context).topics
             if done.error:

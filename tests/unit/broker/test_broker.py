@@ -43,12 +43,14 @@ from logstore.records.batch import DecodedRecords
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.settings import Settings
+from logstore.table_files import open_table
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import eventually_async, loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.records import compressed_payload
 from tests.support.running_broker import produce, read_all, records, run, running_broker, start_broker
+from tests.support.table_paths import path_of
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -178,7 +180,7 @@ def test_a_roll_honours_the_compression_type(tmp_path: Path) -> None:
             await broker.produce(INTERNAL, topic, records([b"a"]))
             await broker.roll(INTERNAL, topic)
             (segment,) = topic.partition(0).segments
-            value = pq.ParquetFile(topic.table.path / segment.path).metadata.row_group(0).column(3)
+            value = pq.ParquetFile(path_of(topic.table) / segment.path).metadata.row_group(0).column(3)
             assert value.compression == "SNAPPY"
 
     run(scenario())
@@ -479,7 +481,7 @@ def test_deleting_records_that_a_job_has_deleted_meanwhile_changes_nothing(tmp_p
             topic = await new_topic(broker)
             await produce(broker, topic, [b"x"] * 10)
             await broker.roll(INTERNAL, topic)
-            job = TopicTable.open(topic.table.path)
+            job = TopicTable.open(open_table(topic.table.files.uri))
             version = job.advance_log_start({0: 7}, {0: topic.partition(0).leader_epoch})
             assert topic.partition(0).log_start_offset == 0
             assert await broker.delete_records(INTERNAL, topic, 0, 3) == 7
@@ -567,7 +569,7 @@ def test_a_bad_property_set_past_us_leaves_the_topic_as_it_was(tmp_path: Path) -
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
-            table = DeltaTable(topic.table.path)
+            table = DeltaTable(path_of(topic.table))
             table.alter.set_table_properties({"logstore.retention.ms": "soon"}, raise_if_not_exists=False)
             await broker._roller.refresh(topic)
             assert topic.config.retention_ms == -1
@@ -694,12 +696,12 @@ def test_a_commit_that_fails_leaves_its_files_to_the_next_attempt(
                     with pytest.raises(StorageFullError, match="nothing was changed"):
                         await broker.roll(INTERNAL, topic)
                     await produce(broker, topic, [b"more"], partition=0)
-            files = sorted(topic.table.path.glob("*/*.parquet"))
+            files = sorted(path_of(topic.table).glob("*/*.parquet"))
             assert len(files) == 2
             assert (await broker.roll(INTERNAL, topic)).sealed == {0: 5, 1: 2}
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"more", b"more", b"more"]
-            active = {topic.table.path / path for path in topic.snapshot.paths}
-            assert active == set(topic.table.path.glob("*/*.parquet")), "no file is left that nobody commits"
+            active = {path_of(topic.table) / path for path in topic.snapshot.paths}
+            assert active == set(path_of(topic.table).glob("*/*.parquet")), "no file is left that nobody commits"
             assert set(files) < active
 
     run(scenario())
@@ -717,7 +719,7 @@ def test_a_roll_that_cannot_be_written_leaves_no_files(tmp_path: Path) -> None:
             with pytest.raises(StorageFullError):
                 await broker.roll(INTERNAL, topic)
             filesystem.create = create  # type: ignore[method-assign]
-            assert not list(topic.table.path.glob("*/*.parquet"))
+            assert not list(path_of(topic.table).glob("*/*.parquet"))
             assert (await broker.roll(INTERNAL, topic)).sealed == {0: 1, 1: 1}
 
     run(scenario())
@@ -795,6 +797,10 @@ def test_a_roll_finds_records_that_were_copied_forward_in_the_journal(
     run(scenario())
 
 
+def _no_space(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def _full_disk(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -817,7 +823,7 @@ def test_a_full_disk_refuses_administration_with_what_to_do(tmp_path: Path, monk
             await produce(broker, topic, [b"a"])
             await broker.roll(INTERNAL, topic)
             monkeypatch.setattr(Committer, "_write", _full_disk)
-            monkeypatch.setattr(TopicTable, "_build", _full_disk)
+            monkeypatch.setattr(FileSystem, "create", _no_space)
             for change in (
                 broker.create_topic(INTERNAL, "u"),
                 broker.alter_configs(INTERNAL, "t", {"retention.ms": "5"}),

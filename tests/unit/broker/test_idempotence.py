@@ -30,12 +30,12 @@ from logstore.log.relocation import relocate_oldest
 from logstore.observability import PRODUCERS_FORGOTTEN
 from logstore.records.batch import DecodedRecords, PartitionBatch, SplitRecords
 from logstore.records.batch_identity import IdempotencyKey, ProducerIdentity
-from logstore.segments.reader import read_footer
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.eventually import loop_turns
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import read_all, records, run, running_broker
+from tests.support.table_paths import read_footer
 
 NEVER = {"segment.ms": "100000000"}
 WINDOW_MS = 600_000

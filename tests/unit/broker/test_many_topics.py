@@ -20,6 +20,7 @@ from tests.support.captured_logs import captured_logs
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, run, running_broker, start_broker, stop_broker
+from tests.support.table_paths import path_of
 from tests.support.topics import HookedFileSystem, overwrite_entry
 
 TOPICS = [f"topic-{number:02d}" for number in range(50)]
@@ -63,7 +64,7 @@ class Looks:
         snapshot, changed = TopicTable.snapshot, RollSchedule._changed
 
         def counted(table: TopicTable) -> Any:
-            self.names.append(table.path.name)
+            self.names.append(path_of(table).name)
             return snapshot(table)
 
         def one_pass(schedule: RollSchedule, topics: Sequence[Topic]) -> list[tuple[Topic, int | None]]:
@@ -77,7 +78,7 @@ class Looks:
 def make_old(broker: Broker) -> None:
     """The logs of all tables changed an hour ago, for the last time."""
     for topic in broker.topics(INTERNAL):
-        log = topic.table.path / "_delta_log"
+        log = path_of(topic.table) / "_delta_log"
         then = log.stat().st_mtime_ns - 3600 * 10**9
         os.utime(log, ns=(then, then))
 
@@ -102,7 +103,7 @@ def test_at_rest_only_tables_that_changed_are_looked_at(tmp_path: Path, monkeypa
             overwritten = broker.topic(INTERNAL, TOPICS[7])
             overwrite_entry(overwritten.table, overwritten.version)
             await eventually_async(lambda: overwritten.version == 2)
-            assert deltalake.DeltaTable(overwritten.table.path).to_pyarrow_table().num_rows == 2
+            assert deltalake.DeltaTable(path_of(overwritten.table)).to_pyarrow_table().num_rows == 2
             make_old(broker)
         looks.names.clear()
         async with running_broker(tmp_path):

@@ -22,9 +22,11 @@ from logstore.log import roller
 from logstore.log.history import removed_ranges
 from logstore.log.topic import Topic
 from logstore.records.schema import TABLE_SCHEMA
+from logstore.table_files import open_table
 from tests.support.captured_logs import captured_logs
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.table_paths import create_table, path_of
 from tests.support.topics import log_batch, rewrite_files
 
 NEVER = {"segment.ms": "100000000"}
@@ -119,7 +121,7 @@ def test_a_table_that_does_not_say_which_topic_it_is_says_so_from_the_next_start
         DeltaTable(str(table)).alter.set_table_properties({"logstore.topic": ""}, raise_if_not_exists=False)
         async with running_broker(data) as broker:
             assert broker.problems(INTERNAL) == []
-        assert TopicTable.open(table).snapshot().topic_name == "orders"
+        assert TopicTable.open(open_table(table)).snapshot().topic_name == "orders"
 
     run(scenario())
 
@@ -258,7 +260,7 @@ def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_p
         async with running_broker(data) as broker:
             topic = broker.topic(INTERNAL, "orders")
             if while_it_runs:
-                foreign_append(topic.table.path, [3])
+                foreign_append(path_of(topic.table), [3])
                 await broker._roller.refresh(topic)
             for offset in (0, 2, 5, 1_000):
                 assert isinstance(await fetch_stored(broker, offset), QuarantinedError)
@@ -341,7 +343,7 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
             topic = await two_rolls(broker)
             copy_of_one_moment(tmp_path / "data", tmp_path / "after")
             if not restarted:
-                take_away(topic.table.path, how)
+                take_away(path_of(topic.table), how)
                 await broker._roller.refresh(topic)
                 await check(broker)
         if restarted:
@@ -394,7 +396,7 @@ def test_nobody_reads_by_a_table_of_which_it_is_not_known_yet_what_is_missing(
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
             monkeypatch.setattr(roller, "removed_ranges", slowly)
-            take_away(topic.table.path, "RESTORE")
+            take_away(path_of(topic.table), "RESTORE")
             refreshing = asyncio.create_task(broker._roller.refresh(topic))
             assert await asyncio.to_thread(looking.wait, 10)
             fetched = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
@@ -411,9 +413,9 @@ def test_rows_that_were_deleted_do_not_count_as_missing_after_a_quarantine(tmp_p
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            take_away(topic.table.path, "DELETE")
+            take_away(path_of(topic.table), "DELETE")
             await broker._roller.refresh(topic)
-            foreign_append(topic.table.path, [1])
+            foreign_append(path_of(topic.table), [1])
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL)
             topic.table.drop_foreign_files()
@@ -429,15 +431,15 @@ def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_g
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
             version = topic.version
-            take_away(topic.table.path, "RESTORE")
+            take_away(path_of(topic.table), "RESTORE")
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL)
-            DeltaTable(str(topic.table.path)).restore(version)
+            DeltaTable(str(path_of(topic.table))).restore(version)
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL) == []
             assert [value for _, value in await read_all(broker, topic)] == [b"a", b"b", b"c", b"d", b"e"]
 
-            take_away(topic.table.path, "RESTORE")
+            take_away(path_of(topic.table), "RESTORE")
             await broker._roller.refresh(topic)
             assert await broker.delete_records(INTERNAL, topic, 0, 4) == 4
             assert broker.problems(INTERNAL) == []
@@ -453,7 +455,7 @@ def test_rows_that_somebody_deleted_are_no_missing_records(tmp_path: Path, predi
             topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
             await produce(broker, topic, [b"a", b"b", b"c", b"d"])
             await broker.roll(INTERNAL, topic)
-            DeltaTable(str(topic.table.path)).delete(predicate)
+            DeltaTable(str(path_of(topic.table))).delete(predicate)
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL) == []
 
@@ -476,12 +478,12 @@ def test_what_is_left_of_a_gap_stays_missing_when_a_part_of_it_is_given_up_or_co
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
-            take_away(topic.table.path, "WRITE")
+            take_away(path_of(topic.table), "WRITE")
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 6)]
             await broker.delete_records(INTERNAL, topic, 0, 1)
             assert missing_in(topic) == [(1, 6)]
-            DeltaTable(str(topic.table.path)).restore(1)
+            DeltaTable(str(path_of(topic.table))).restore(1)
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(2, 6)]
 
@@ -498,7 +500,7 @@ def test_what_is_taken_away_below_the_clean_point_is_missing_and_what_compaction
             await broker._roller.refresh(topic)
             assert missing_in(topic) == []
             assert first.path in topic.table.snapshot().paths
-            take_away(topic.table.path, "WRITE")
+            take_away(path_of(topic.table), "WRITE")
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 2), (4, 6)]
         async with running_broker(tmp_path) as broker:
@@ -513,10 +515,10 @@ def test_the_last_commit_counts_and_files_need_not_be_there_any_more(tmp_path: P
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
-        table = DeltaTable(str(topic.table.path))
+        table = DeltaTable(str(path_of(topic.table)))
         table.delete('"offset" < 1')
-        take_away(topic.table.path, "WRITE")
-        DeltaTable(str(topic.table.path)).vacuum(0, dry_run=False, enforce_retention_duration=False)
+        take_away(path_of(topic.table), "WRITE")
+        DeltaTable(str(path_of(topic.table))).vacuum(0, dry_run=False, enforce_retention_duration=False)
         async with running_broker(tmp_path) as broker:
             assert missing_in(broker.topic(INTERNAL, "orders")) == [(1, 6)]
 
@@ -528,7 +530,7 @@ def test_partitions_whose_adding_was_overwritten_are_added_again_and_lose_nothin
     async def scenario() -> None:
         async with running_broker(tmp_path / "data") as broker:
             topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
-            shutil.copytree(topic.table.path / "_delta_log", tmp_path / "before")
+            shutil.copytree(path_of(topic.table) / "_delta_log", tmp_path / "before")
             await broker.add_partitions(INTERNAL, "orders", 2)
             assert await produce(broker, topic, [b"a", b"b"], partition=1) == 0
             if sealed:
@@ -558,7 +560,7 @@ def test_partitions_that_a_foreign_commit_takes_away_while_the_store_runs_are_ad
             topic = await broker.create_topic(INTERNAL, "orders", configs=NEVER)
             await broker.add_partitions(INTERNAL, "orders", 2)
             await produce(broker, topic, [b"a"], partition=1)
-            entry = topic.table.path / "_delta_log" / f"{topic.version:020d}.json"
+            entry = path_of(topic.table) / "_delta_log" / f"{topic.version:020d}.json"
             temporary = entry.with_suffix(".tmp")
             temporary.write_text('{"commitInfo":{"operation":"WRITE"}}\n')
             temporary.rename(entry)
@@ -576,7 +578,7 @@ def test_a_topic_whose_directory_is_gone_is_listed_though_all_of_it_was_sealed(t
             topic = await orders(broker)
         async with running_broker(tmp_path):
             pass
-        shutil.rmtree(topic.table.path / "_delta_log")
+        shutil.rmtree(path_of(topic.table) / "_delta_log")
         async with running_broker(tmp_path) as broker:
             assert [problem.topic for problem in broker.problems(INTERNAL)] == [str(topic.topic_id)]
 
@@ -587,7 +589,7 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            first = topic.table.path / topic.partitions[0].segments[0].path
+            first = path_of(topic.table) / topic.partitions[0].segments[0].path
             whole = bytearray(first.read_bytes())
             whole[30] ^= 1
             first.write_bytes(whole)
@@ -603,7 +605,7 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
             await read_all(broker, topic)
             assert broker.problems(INTERNAL) == []
 
-            DeltaTable(str(topic.table.path)).optimize.compact()
+            DeltaTable(str(path_of(topic.table))).optimize.compact()
             await broker._roller.refresh(topic)
             with pytest.raises(CorruptionError):
                 await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
@@ -616,9 +618,9 @@ def test_a_partition_that_stays_lost_is_told_of_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            shutil.rmtree(topic.table.path)
+            shutil.rmtree(path_of(topic.table))
             await asyncio.to_thread(
-                TopicTable.create, topic.table.path, num_partitions=1, config_overrides={"segment.ms": "100000000"}
+                create_table, path_of(topic.table), num_partitions=1, config_overrides={"segment.ms": "100000000"}
             )
             with captured_logs() as logs:
                 for _ in range(3):
@@ -637,7 +639,7 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
             first = topic.partitions[0].segments[0]
-            table = topic.table.path
+            table = path_of(topic.table)
             entry = table / "_delta_log" / f"{1:020d}.json"
             (table / first.path).unlink()
             info = '{"commitInfo":{"operation":"WRITE"}}\n{"txn":{"appId":"logstore/0/sealed","version":2}}\n'

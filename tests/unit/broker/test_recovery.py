@@ -6,9 +6,12 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.errors import CorruptionError
+from logstore.broker.recovery import _footer_of
+from logstore.errors import CorruptionError, StorageError
+from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, read_all, records, run, running_broker
+from tests.support.topics import create_topic, roll
 
 NOW_MS = 1_700_000_000_000
 FAR_MS = 4_102_444_800_000
@@ -77,3 +80,19 @@ def test_append_times_go_on_from_the_journals_snapshots_alone(tmp_path: Path) ->
             assert fetched.records["timestamp"].cast("int64").to_pylist() == [NOW_MS]
 
     run(scenario())
+
+
+def test_a_footer_that_cannot_be_read_now_is_not_taken_for_a_lost_one(tmp_path: Path) -> None:
+    """Whoever took it for lost would forget the producers in it, and store repetitions again."""
+    disk = FaultyFileSystem()
+    table = create_topic(tmp_path, filesystem=disk)
+    segment = roll(table, 0, 0, 10).segments[0]
+    footer = _footer_of(table.files, segment.path)
+    assert footer is not None
+    for call in ("segment.stat", "segment.open_read", "segment.read_into"):
+        disk.fail(call)
+        with pytest.raises(StorageError, match="Input/output error"):
+            _footer_of(table.files, segment.path)
+    assert _footer_of(table.files, segment.path) == footer
+    disk.unlink(Path(table.files.where(segment.path)))
+    assert _footer_of(table.files, segment.path) is None

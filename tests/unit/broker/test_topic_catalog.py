@@ -6,7 +6,7 @@ import pytest
 
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.errors import InvalidTopicError, TopicExistsError
-from logstore.filesystem import FileSystem
+from logstore.table_root import open_root
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_c.9", "...", "x" * 249])
@@ -32,15 +32,15 @@ def test_the_same_name() -> None:
 
 
 def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path) -> None:
-    catalog = TopicCatalog(tmp_path, FileSystem())
+    catalog = TopicCatalog(open_root(tmp_path))
     made = catalog.create("flights", num_partitions=3, config_overrides={"retention.ms": "5"})
-    loaded, _ = TopicCatalog(tmp_path, FileSystem()).load()
+    loaded, _ = TopicCatalog(open_root(tmp_path)).load()
     assert list(loaded) == ["flights"]
     snapshot = loaded["flights"].snapshot()
     assert snapshot.topic_id == made.snapshot().topic_id
     assert snapshot.num_partitions == 3
     catalog.remove("flights", snapshot.topic_id)
-    assert TopicCatalog(tmp_path, FileSystem()).load() == ({}, {})
+    assert TopicCatalog(open_root(tmp_path)).load() == ({}, {})
     assert not list((tmp_path / "topics").iterdir())
     assert list(catalog.deleted()) == [snapshot.topic_id], "so that what the journal has of it is not missed"
     assert not list((tmp_path / "deleted").glob("*/*"))
@@ -51,7 +51,7 @@ def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path)
 
 
 def test_what_is_not_a_topic_is_left_alone(tmp_path: Path) -> None:
-    catalog = TopicCatalog(tmp_path, FileSystem())
+    catalog = TopicCatalog(open_root(tmp_path))
     (tmp_path / "topics" / "notes").mkdir()
     assert catalog.load() == ({}, {})
     assert (tmp_path / "topics" / "notes").is_dir()

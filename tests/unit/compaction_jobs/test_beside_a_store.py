@@ -7,13 +7,15 @@ import pytest
 from compaction_jobs.jobs import run_job, topics_of
 from logstore.broker.context import INTERNAL
 from logstore.errors import OffsetOutOfRangeError
+from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.table_paths import path_of
 
 
 def retain(data) -> None:
     with job_context(time.time_ns() // 1_000_000) as context:
-        report = run_job("retention", topics_of("retention", data, [], {}), context)
+        report = run_job("retention", topics_of("retention", open_root(data), [], {}), context)
     assert not report.failed
     assert report.topics[0].versions
 
@@ -59,7 +61,7 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
             for value in (b"0", b"1"):
                 await produce(broker, topic, [value])
                 await broker.roll(INTERNAL, topic)
-            first = topic.table.path / topic.partition(0).segments[0].path
+            first = path_of(topic.table) / topic.partition(0).segments[0].path
             retain(tmp_path)
             first.unlink()
             assert topic.partition(0).log_start_offset == 0, "not followed yet"

@@ -15,10 +15,12 @@ from compaction_jobs.report import Totals
 from compaction_jobs.rewriting import PlanOvertakenError
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
-from logstore.segments.reader import read_footer
+from logstore.table_files import open_table
+from logstore.table_root import open_root
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.server_process import ROOT
+from tests.support.table_paths import path_of, read_footer
 from tests.support.topics import HookedFileSystem, rewrite_files
 
 NOW_MS = 1_700_000_000_000
@@ -31,7 +33,7 @@ def aged(hours: float, count: int = 10) -> list[Record]:
 
 def retained(topic: KeyedTopic, *, dry_run: bool = False):
     with job_context(NOW_MS, dry_run=dry_run) as context:
-        (report,) = run_job("retention", topics_of("retention", topic.data, [], {}), context).topics
+        (report,) = run_job("retention", topics_of("retention", open_root(topic.data), [], {}), context).topics
         assert context.spark._session is None, "whole files go without Spark"
     return report
 
@@ -72,7 +74,7 @@ def test_the_last_segment_stays_without_its_records(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", 2, retention_ms=2 * HOUR_MS)
     topic.roll({0: aged(5)})
     topic.roll({0: aged(5), 1: aged(3)})
-    last = [read_footer(topic.table.path / topic.table.snapshot().segments(p)[-1].path) for p in (0, 1)]
+    last = [read_footer(path_of(topic.table) / topic.table.snapshot().segments(p)[-1].path) for p in (0, 1)]
     report = retained(topic)
     assert (report.error, report.partitions, len(report.versions)) == (None, (0, 1), 2)
     assert (report.after.segments, report.after.records) == (2, 0)
@@ -83,7 +85,7 @@ def test_the_last_segment_stays_without_its_records(tmp_path):
         (left,) = snapshot.segments(partition)
         sealed = snapshot.partitions[partition].sealed
         assert (left.base_offset, left.end_offset, left.num_records) == (sealed - 10, sealed, 0)
-        footer = read_footer(topic.table.path / left.path)
+        footer = read_footer(path_of(topic.table) / left.path)
         assert footer == replace(last[partition], operation="retention-boundary")
     again = retained(topic)
     assert (again.versions, again.partitions) == ((), ())
@@ -110,7 +112,7 @@ def test_files_stay_on_disk_for_readers_of_older_snapshots(tmp_path):
     topic.roll({0: aged(1)})
     topic.roll({0: aged(1)})
     retained(topic)
-    assert len(list(topic.table.path.glob("*/*.parquet"))) == 3
+    assert len(list(path_of(topic.table).glob("*/*.parquet"))) == 3
 
 
 def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
@@ -124,7 +126,7 @@ def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
 
 def hooked(topic: KeyedTopic) -> tuple[JobTopic, HookedFileSystem]:
     filesystem = HookedFileSystem()
-    return JobTopic(topic.name, TopicTable(topic.table.path, filesystem), {}, named=True), filesystem
+    return JobTopic(topic.name, TopicTable(open_table(path_of(topic.table), filesystem)), {}, named=True), filesystem
 
 
 def test_a_roll_between_plan_and_commit_is_no_obstacle(tmp_path):
@@ -160,11 +162,11 @@ def test_a_topic_deleted_meanwhile_is_passed_over(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", retention_ms=1)
     topic.roll({0: aged(5)})
     job, filesystem = hooked(topic)
-    filesystem.at("delta.opened", lambda: topic.table.path.rename(tmp_path / "trash"))
+    filesystem.at("delta.opened", lambda: path_of(topic.table).rename(tmp_path / "trash"))
     with job_context(NOW_MS) as context:
         report = run_job("retention", [job], context)
     assert (report.topics, report.failed) == ((), False)
-    assert not topic.table.path.exists()
+    assert not path_of(topic.table).exists()
 
 
 def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
@@ -172,9 +174,9 @@ def test_a_topic_that_fails_does_not_stop_the_others(tmp_path):
     for topic in topics:
         topic.roll({0: aged(5)})
     topics[1].table.alter_config({"retention.ms": "soon"})
-    (topics[0].table.path / "_delta_log" / f"{1:020d}.json").write_text("{")
+    (path_of(topics[0].table) / "_delta_log" / f"{1:020d}.json").write_text("{")
     with job_context(NOW_MS) as context:
-        report = run_job("retention", topics_of("retention", tmp_path, [], {}), context)
+        report = run_job("retention", topics_of("retention", open_root(tmp_path), [], {}), context)
     assert report.failed
     first, second, third = report.topics
     assert first.error
@@ -213,8 +215,7 @@ class _AlwaysOvertaken:
 
     def __init__(self, topic: KeyedTopic) -> None:
         self._topic = topic
-        self.path = topic.table.path
-        self.filesystem = topic.table.filesystem
+        self.files = topic.table.files
 
     def snapshot(self):
         self._seen = self._topic.table.snapshot()

@@ -19,11 +19,12 @@ from logstore.errors import CorruptionError
 from logstore.log.history import history_gaps
 from logstore.records.batch_identity import RememberedBatch
 from logstore.records.transactions import Marker, OpenTransaction
-from logstore.segments.reader import read_footer
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.examples import examples
 from tests.support.keyed_topics import KeyedTopic, Record, batch
 from tests.support.local_jobs import compact, numbers
+from tests.support.table_paths import path_of, read_footer
 
 KEYS = st.sampled_from([None, b"", b"a", b"b", b"c", b"d"])
 VALUES = st.one_of(st.none(), st.binary(max_size=4))
@@ -86,7 +87,7 @@ def test_rounds_of_compaction_leave_the_latest_of_each_key(rounds, segment_bytes
             snapshot = topic.table.snapshot()
             assert history_gaps(snapshot, 0) == []
             for file in snapshot.segments(0):
-                footer = read_footer(topic.table.path / file.path)
+                footer = read_footer(path_of(topic.table) / file.path)
                 assert (footer.base_offset, footer.end_offset) == (file.base_offset, file.end_offset)
                 assert (footer.leader_epoch, footer.leader_epochs) == (1, ((1, 0),))
 
@@ -100,7 +101,7 @@ def one_segment(tmp_path, records: int = 10) -> tuple[KeyedTopic, str]:
 def task_of(topic: KeyedTopic, source: Source, log_start: int) -> WriteTask:
     return WriteTask(
         topic.name,
-        str(topic.table.path),
+        str(path_of(topic.table)),
         0,
         (source,),
         log_start,
@@ -116,10 +117,10 @@ def test_a_file_that_is_not_what_the_log_says_stops_the_job(tmp_path):
     topic, path = one_segment(tmp_path)
     source = Source(0, path, 11, 0)
     with pytest.raises(CorruptionError, match="holds 10 records; the Delta log says 11"):
-        list(scan_keys(str(topic.table.path), [source], {0: 0})(iter([numbers([0])])))
+        list(scan_keys(str(path_of(topic.table)), [source], {0: 0})(iter([numbers([0])])))
     with pytest.raises(CorruptionError, match="holds 10 records; the Delta log says 11"):
         list(write_whole([task_of(topic, source, 3)])(iter([numbers([0])])))
-    assert len(list(topic.table.path.glob("*/*.parquet"))) == 1
+    assert len(list(path_of(topic.table).glob("*/*.parquet"))) == 1
 
 
 def test_a_cut_segment_begins_at_the_log_start(tmp_path):
@@ -127,15 +128,15 @@ def test_a_cut_segment_begins_at_the_log_start(tmp_path):
     (answer,) = write_whole([task_of(topic, Source(0, path, 10, 0), 7)])(iter([numbers([0])]))
     segment = Written.from_row(*answer.to_pylist()[0].values()).segment
     assert (segment.base_offset, segment.min_offset, segment.end_offset, segment.num_records) == (7, 7, 10, 3)
-    assert segment.operation == read_footer(topic.table.path / segment.path).operation == "retention-boundary"
+    assert segment.operation == read_footer(path_of(topic.table) / segment.path).operation == "retention-boundary"
 
 
 def test_a_topic_that_was_deleted_does_not_come_back(tmp_path):
     topic, path = one_segment(tmp_path)
-    topic.table.path.rename(tmp_path / "trash")
+    path_of(topic.table).rename(tmp_path / "trash")
     with pytest.raises(FileNotFoundError):
         list(write_whole([task_of(topic, Source(0, path, 10, 0), 7)])(iter([numbers([0])])))
-    assert not topic.table.path.exists()
+    assert not path_of(topic.table).exists()
 
 
 def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
@@ -145,7 +146,7 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
     keys = [RememberedBatch(100 + n, -1, -n, 5, 5 * n, 1000 * n) for n in range(3)]
     sources = []
     for n in range(3):
-        with SegmentWriter(topic.table.path, 0, 5 * n, 5 * n + 5, 1) as writer:
+        with SegmentWriter(open_table(topic.table.files.uri), 0, 5 * n, 5 * n + 5, 1) as writer:
             writer.write(batch(5 * n, [Record(b"k", b"v", 0)] * 5))
             segment = writer.finish(
                 ((1, 0),),
@@ -160,7 +161,7 @@ def test_a_segment_made_of_several_remembers_what_they_did(tmp_path):
         task = replace(task_of(topic, sources[0], 0), sources=tuple(sources), idempotency_window_ms=window_ms)
         (answer,) = write_whole([task])(iter([numbers([0])]))
         written = Written.from_row(*answer.to_pylist()[0].values()).segment
-        footer = read_footer(topic.table.path / written.path)
+        footer = read_footer(path_of(topic.table) / written.path)
         assert footer.producers == tuple(producers)
         assert footer.idempotency_keys == tuple(kept)
         assert (footer.open_transactions, footer.markers) == (

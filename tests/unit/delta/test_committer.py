@@ -18,7 +18,9 @@ from logstore.errors import (
     StorageFullError,
 )
 from logstore.limits import COMMIT_ATTEMPTS_MAX
+from logstore.table_files import open_table
 from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.table_paths import path_of
 from tests.support.topics import (
     HookedFileSystem,
     create_topic,
@@ -34,11 +36,11 @@ from tests.support.topics import (
 
 
 def commit(table: TopicTable, plan: Plan) -> int:
-    return Committer(table.path, table.filesystem).commit(lambda _: plan)
+    return Committer(table.files).commit(lambda _: plan)
 
 
 def open_with(table: TopicTable, filesystem: HookedFileSystem) -> TopicTable:
-    return TopicTable.open(table.path, filesystem=filesystem)
+    return TopicTable.open(open_table(path_of(table), filesystem))
 
 
 # ---- R4: what delta-rs does not check ------------------------------------------------------------------------------
@@ -77,7 +79,7 @@ def test_an_added_file_must_be_on_disk(tmp_path: Path) -> None:
     """A full VACUUM with a short retention deletes the file of an open roll; delta-rs would commit it all the same."""
     table = create_topic(tmp_path)
     part = roll_part(table, 0, 0, 10)
-    (table.path / part.segments[0].path).unlink()
+    (path_of(table) / part.segments[0].path).unlink()
     with pytest.raises(CommitRefusedError, match="not on disk"):
         table.commit_roll([part])
     assert table.snapshot().version == 0
@@ -86,7 +88,7 @@ def test_an_added_file_must_be_on_disk(tmp_path: Path) -> None:
 def test_an_added_file_must_have_its_size(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     part = roll_part(table, 0, 0, 10)
-    with (table.path / part.segments[0].path).open("ab") as file:
+    with (path_of(table) / part.segments[0].path).open("ab") as file:
         file.write(b"x")
     with pytest.raises(CorruptionError, match="written were"):
         table.commit_roll([part])
@@ -95,7 +97,7 @@ def test_an_added_file_must_have_its_size(tmp_path: Path) -> None:
 
 def test_a_table_that_forgets_transactions_is_refused(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
-    DeltaTable(str(table.path)).alter.set_table_properties(
+    DeltaTable(str(path_of(table))).alter.set_table_properties(
         {"delta.setTransactionRetentionDuration": "interval 1 days"}, raise_if_not_exists=False
     )
     with pytest.raises(CommitRefusedError, match=r"UNSET TBLPROPERTIES \('delta.setTransactionRetentionDuration'\)"):
@@ -105,14 +107,14 @@ def test_a_table_that_forgets_transactions_is_refused(tmp_path: Path) -> None:
 
 def test_an_upgraded_protocol_is_refused(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
-    DeltaTable(str(table.path)).alter.add_constraint({"positive": "offset >= 0"})
+    DeltaTable(str(path_of(table))).alter.add_constraint({"positive": "offset >= 0"})
     with pytest.raises(CommitRefusedError, match="reader 1 / writer 2"):
         roll(table, 0, 0, 10)
 
 
 def test_a_roll_over_a_foreign_append_is_refused(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
-    foreign_commit(table.path, [add_action(write_segment(table, 0, 0, 5), data_change=True)])
+    foreign_commit(path_of(table), [add_action(write_segment(table, 0, 0, 5), data_change=True)])
     result = table.commit_roll([roll_part(table, p, 0, 10) for p in (0, 1)])
     assert result.committed == (1,)
     assert isinstance(result.refused[0], CorruptionError)
@@ -155,8 +157,8 @@ def test_an_exception_after_the_commit_is_a_commit(tmp_path: Path, monkeypatch: 
 def test_a_checkpoint_that_cannot_be_written_touches_no_commit(tmp_path: Path) -> None:
     """With delta-rs' own hooks on, a commit whose checkpoint fails raises although it is done."""
     table = create_topic(tmp_path)
-    DeltaTable(str(table.path)).alter.set_table_properties({"delta.checkpointInterval": "1"})
-    blocker = table.path / "_delta_log" / f"{2:020d}.checkpoint.parquet"
+    DeltaTable(str(path_of(table))).alter.set_table_properties({"delta.checkpointInterval": "1"})
+    blocker = path_of(table) / "_delta_log" / f"{2:020d}.checkpoint.parquet"
     (blocker / "x").mkdir(parents=True)
     roll(table, 0, 0, 10)
     shutil.rmtree(blocker)
@@ -205,7 +207,7 @@ def test_a_commit_whose_file_or_value_is_gone_does_not_count_as_done(
         "file": ([removal], []),
         "value": ([], [("logstore/0/sealed", 3)]),
     }
-    filesystem.at("delta.committed", lambda: foreign_commit(table.path, *undo[gone]))
+    filesystem.at("delta.committed", lambda: foreign_commit(path_of(table), *undo[gone]))
     failing_after_commit(monkeypatch, RuntimeError("cut"))
     result = table.commit_roll([part])
     assert (result.committed, list(result.refused)) == ((), [0])
@@ -215,12 +217,12 @@ def test_an_outcome_that_cannot_be_looked_up_is_its_own_error(tmp_path: Path, mo
     filesystem = HookedFileSystem()
     table = open_with(create_topic(tmp_path), filesystem)
     away = tmp_path / "away"
-    filesystem.at("delta.committed", lambda: shutil.move(table.path / "_delta_log", away))
+    filesystem.at("delta.committed", lambda: shutil.move(path_of(table) / "_delta_log", away))
     failing_after_commit(monkeypatch, RuntimeError("the connection was cut"))
     part = roll_part(table, 0, 0, 10)
     with pytest.raises(CommitStateUnknownError, match="the connection was cut"):
         table.commit_roll([part])
-    shutil.move(away, table.path / "_delta_log")
+    shutil.move(away, path_of(table) / "_delta_log")
     result = table.commit_roll([part])
     assert (result.version, result.committed) == (1, (0,))
 
@@ -228,7 +230,7 @@ def test_an_outcome_that_cannot_be_looked_up_is_its_own_error(tmp_path: Path, mo
 def test_losing_every_attempt_is_a_conflict_and_commits_nothing(tmp_path: Path) -> None:
     filesystem = HookedFileSystem()
     table = open_with(create_topic(tmp_path), filesystem)
-    other = TopicTable.open(table.path)
+    other = TopicTable.open(open_table(table.files.uri))
     rivals: list[Callable[[], object]] = [
         lambda n=n: other.alter_config({"retention.ms": str(n)})
         for n in range(COMMIT_ATTEMPTS_MAX)  # type: ignore[misc]
@@ -301,7 +303,7 @@ def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good_with_a_copy(tmp_pa
     """A later fsync of the same file succeeds without writing anything (rule R3): its bytes go into a new one."""
     filesystem = FaultyFileSystem()
     create_topic(tmp_path)
-    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
     part = roll_part(table, 0, 0, 10)
     filesystem.fail("sync_file")
     with pytest.raises(CommitStateUnknownError, match="fsync failed"):
@@ -317,13 +319,13 @@ def test_a_failed_fsync_of_the_entry_is_unknown_and_made_good_with_a_copy(tmp_pa
 def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: Path, failing: str) -> None:
     filesystem = FaultyFileSystem()
     create_topic(tmp_path, partitions=2)
-    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
     part = roll_part(table, 0, 0, 10)
     filesystem.fail(failing)
     with pytest.raises(CommitStateUnknownError):
         table.commit_roll([part])
     failed = log_entry(table, 1).stat().st_ino
-    roll(TopicTable.open(table.path), 1, 0, 10)
+    roll(TopicTable.open(open_table(table.files.uri)), 1, 0, 10)
     filesystem.hits.clear()
     table.commit_roll([part])
     assert log_entry(table, 1).stat().st_ino != failed
@@ -333,9 +335,9 @@ def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: 
 def test_what_others_committed_is_durable_before_anything_stands_on_it(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem()
     create_topic(tmp_path, partitions=2)
-    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
     roll(table, 0, 0, 10)
-    foreign_commit(table.path, [], [("somebody", 1)])
+    foreign_commit(path_of(table), [], [("somebody", 1)])
     overwrite_entry(table, 1)
     part = roll_part(table, 1, 0, 10)
     for failing in ("sync_file", "sync_directory"):
@@ -352,7 +354,7 @@ def test_what_others_committed_is_durable_before_anything_stands_on_it(tmp_path:
 def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem()
     create_topic(tmp_path)
-    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=filesystem)
+    table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
     parts = [roll_part(table, 0, base, base + 10) for base in (0, 10)]
     filesystem.hits.clear()
     for part in parts:
@@ -363,14 +365,14 @@ def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
 def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    foreign_commit(table.path, [], [("somebody", 1)])
+    foreign_commit(path_of(table), [], [("somebody", 1)])
     filesystem = FaultyFileSystem()
-    TopicTable.open(table.path, filesystem=filesystem)
+    TopicTable.open(open_table(path_of(table), filesystem))
     assert filesystem.hits["sync_file"] == 2  # theirs, and ours that nothing of ours stands on
     roll(table, 0, 10, 20)
     roll(table, 0, 20, 30)
     filesystem.hits.clear()
-    TopicTable.open(table.path, filesystem=filesystem)
+    TopicTable.open(open_table(path_of(table), filesystem))
     assert filesystem.hits["sync_file"] == 2  # theirs, and our newest
 
 
@@ -413,7 +415,7 @@ def test_recommit_leaves_alone_what_was_removed(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     part = roll(table, 0, 0, 10)
     path = part.segments[0].path
-    foreign_commit(table.path, [RemoveAction(path, True, 1, part.segments[0].size, {"partition": "0"})])
+    foreign_commit(path_of(table), [RemoveAction(path, True, 1, part.segments[0].size, {"partition": "0"})])
     assert table.recommit(part.segments) == 2
     assert offsets_in_table(table) == []
 

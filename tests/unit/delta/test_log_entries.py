@@ -7,19 +7,21 @@ from deltalake import DeltaTable
 from logstore.delta import log_entries
 from logstore.delta.log_entries import LogFiles, LogReplay, list_log, read_entry
 from logstore.errors import CorruptionError, StorageError
+from logstore.table_files import open_table
+from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, log_entry, overwrite_entry, rewrite_files, roll, write_segment
 
 
 def test_a_replay_agrees_with_delta_rs_at_every_version(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=3)
-    replay = LogReplay(table.path)
+    replay = LogReplay(table.files)
     for turn in range(4):
         for partition in range(3):
             roll(table, partition, turn * 5, turn * 5 + 5, epoch=turn)
         if turn == 2:
-            DeltaTable(str(table.path)).create_checkpoint()
+            DeltaTable(str(path_of(table))).create_checkpoint()
     for version in range(table.snapshot().version + 1):
-        handle = DeltaTable(str(table.path), version=version)
+        handle = DeltaTable(str(path_of(table)), version=version)
         found = replay.state(version).transactions
         names = [f"logstore/{p}/{fact}" for p in range(3) for fact in ("sealed", "epoch", "start")]
         assert {name: found.get(name) for name in names} == {name: handle.transaction_version(name) for name in names}
@@ -29,12 +31,12 @@ def test_a_checkpoint_replaces_the_entries_before_it(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     for base in range(0, 30, 10):
         roll(table, 0, base, base + 10)
-    DeltaTable(str(table.path)).create_checkpoint()
+    DeltaTable(str(path_of(table))).create_checkpoint()
     roll(table, 0, 30, 40)
     before = table.snapshot().transactions
     for version in range(3):
         log_entry(table, version).unlink()
-    assert LogReplay(table.path).state(4).transactions == before
+    assert LogReplay(table.files).state(4).transactions == before
     assert table.snapshot().partitions[0].sealed == 40
 
 
@@ -44,7 +46,7 @@ def test_a_hole_in_the_log_is_corruption(tmp_path: Path) -> None:
     roll(table, 0, 10, 20)
     log_entry(table, 1).unlink()
     with pytest.raises(CorruptionError, match=r"00000000000000000001\.json is missing"):
-        LogReplay(table.path).state(2)
+        LogReplay(table.files).state(2)
 
 
 def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,10 +54,10 @@ def test_a_hole_in_one_listing_only_is_none(tmp_path: Path, monkeypatch: pytest.
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     roll(table, 0, 10, 20)
-    whole = list_log(table.path)
+    whole = list_log(table.files)
     listings = [LogFiles(whole.entries - {1}, {}), whole]
-    monkeypatch.setattr(log_entries, "list_log", lambda _: listings.pop(0))
-    assert LogReplay(table.path).state().version == 2
+    monkeypatch.setattr(log_entries, "list_log", lambda *_: listings.pop(0))
+    assert LogReplay(table.files).state().version == 2
     assert not listings
 
 
@@ -68,7 +70,7 @@ def test_a_foreign_entry_with_a_property_of_null_is_not_called_damaged(tmp_path:
     metadata["configuration"]["x"] = None
     foreign = [{"commitInfo": {"operation": "SET TBLPROPERTIES"}}, {"metaData": metadata}]
     log_entry(table, 2).write_text("".join(json.dumps(action) + "\n" for action in foreign))
-    assert LogReplay(table.path).state().transactions["logstore/0/sealed"] == 10
+    assert LogReplay(table.files).state().transactions["logstore/0/sealed"] == 10
     with pytest.raises(StorageError, match="null"):
         table.snapshot()
 
@@ -79,14 +81,14 @@ def test_a_torn_entry_is_corruption(tmp_path: Path) -> None:
     entry = log_entry(table, 1)
     entry.write_bytes(entry.read_bytes()[:-20])
     with pytest.raises(CorruptionError, match=entry.name):
-        LogReplay(table.path).state(1)
+        LogReplay(table.files).state(1)
 
 
 def test_an_overwritten_entry_is_read_again(tmp_path: Path) -> None:
     """The cache of parsed entries must not hide a foreign commit that was renamed over ours."""
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    replay = LogReplay(table.path)
+    replay = LogReplay(table.files)
     assert replay.state(1).transactions["logstore/0/sealed"] == 10
     overwrite_entry(table, 1)
     assert replay.state(1).transactions["logstore/0/sealed"] == 0
@@ -97,11 +99,11 @@ def test_tombstones_end_when_the_path_is_added_again(tmp_path: Path) -> None:
     first = roll(table, 0, 0, 10).segments[0]
     merged = write_segment(table, 0, 0, 10)
     rewrite_files(table, 0, [first.path], [merged], data_change=False)
-    replay = LogReplay(table.path)
+    replay = LogReplay(table.files)
     assert replay.state(1).tombstones == set()
     assert replay.state(2).tombstones == {first.path}
-    DeltaTable(str(table.path)).create_checkpoint()
-    assert LogReplay(table.path).state(2).tombstones == {first.path}
+    DeltaTable(str(path_of(table))).create_checkpoint()
+    assert LogReplay(table.files).state(2).tombstones == {first.path}
 
 
 def test_parts_of_a_checkpoint_count_only_together(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_parts_of_a_checkpoint_count_only_together(tmp_path: Path) -> None:
         (log / f"{int(number):020d}.{rest}.parquet").touch()
     (log / f"{8:020d}.json").touch()
     (log / "_last_checkpoint").symlink_to("nowhere")
-    files = list_log(tmp_path)
+    files = list_log(open_table(tmp_path))
     assert {version: len(parts) for version, parts in files.checkpoints.items()} == {3: 1, 7: 2}
     assert files.last_version == 8
 
@@ -125,6 +127,6 @@ def test_parts_of_a_checkpoint_count_only_together(tmp_path: Path) -> None:
 def test_a_commit_carries_its_id(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    ids = [read_entry(log_entry(table, version)).commit_id for version in (0, 1)]
+    ids = [read_entry(table.files, version).commit_id for version in (0, 1)]
     assert None not in ids
     assert ids[0] != ids[1]

@@ -7,10 +7,12 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta import maintenance
-from logstore.delta.log_entries import checksum_path, list_log
+from logstore.delta.log_entries import list_log
 from logstore.delta.topic_table import RollPart, TopicTable
 from logstore.errors import CommitStateUnknownError, CorruptionError, StorageError
+from logstore.table_files import open_table
 from tests.support.faulty_filesystem import FaultyFileSystem
+from tests.support.table_paths import checkpoint_parts, checksum_path, path_of
 from tests.support.topics import create_topic, empty_segment, foreign_commit, offsets_in_table, roll
 
 DAY_S = 86_400
@@ -23,7 +25,7 @@ def every_ten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_older(table: TopicTable, days: float) -> None:
     then = time.time() - days * DAY_S
-    for entry in (table.path / "_delta_log").iterdir():
+    for entry in (path_of(table) / "_delta_log").iterdir():
         os.utime(entry, (then, then))
 
 
@@ -40,15 +42,15 @@ def test_a_checkpoint_every_so_many_versions(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     grow(table, 9)
     table.maintain()
-    assert list_log(table.path).checkpoints == {}
+    assert list_log(table.files).checkpoints == {}
     grow(table, 1)
     table.maintain()
     table.maintain()
-    assert list(list_log(table.path).checkpoints) == [10]
+    assert list(list_log(table.files).checkpoints) == [10]
     grow(table, 10)
     table.maintain()
-    assert list(list_log(table.path).checkpoints) == [10, 20]
-    assert len(list_log(table.path).entries) == 21
+    assert list(list_log(table.files).checkpoints) == [10, 20]
+    assert len(list_log(table.files).entries) == 21
 
 
 @pytest.mark.usefixtures("every_ten")
@@ -62,19 +64,21 @@ def test_everything_survives_the_clean_up_of_old_entries(tmp_path: Path) -> None
     make_older(table, 2)
     sealed = grow(table, 12)
     before = table.snapshot()
-    checksum_path(table.path, 3).write_text("{}")  # of a checkpoint that was cleaned up before
+    checksum_path(path_of(table), 3).write_text("{}")  # of a checkpoint that was cleaned up before
     table.maintain()
-    entries = list_log(table.path).entries
+    entries = list_log(table.files).entries
     assert min(entries) > 0
-    checkpoints = list_log(table.path).checkpoints
-    assert set((table.path / "_delta_log").glob("*.crc32c")) == {checksum_path(table.path, v) for v in checkpoints}
-    after = TopicTable.open(table.path).snapshot()
+    checkpoints = list_log(table.files).checkpoints
+    assert set((path_of(table) / "_delta_log").glob("*.crc32c")) == {
+        checksum_path(path_of(table), v) for v in checkpoints
+    }
+    after = TopicTable.open(open_table(table.files.uri)).snapshot()
     assert after.transactions == before.transactions
     assert after.partitions == before.partitions
     assert after.partitions[0].sealed == sealed
     assert after.config_overrides == {"retention.ms": "77"}
     assert [file.path for file in after.segments(1)] == [kept.segments[0].path]
-    fresh = DeltaTable(str(table.path))
+    fresh = DeltaTable(str(path_of(table)))
     assert fresh.version() == before.version
     assert fresh.transaction_version("logstore/0/sealed") == sealed
     assert fresh.transaction_version("logstore/1/sealed") == 10
@@ -91,7 +95,7 @@ def test_entries_younger_than_a_day_stay(tmp_path: Path) -> None:
     make_older(table, 0.9)
     grow(table, 10)
     table.maintain()
-    assert len(list_log(table.path).entries) == 41
+    assert len(list_log(table.files).entries) == 41
 
 
 @pytest.mark.usefixtures("every_ten")
@@ -106,16 +110,16 @@ def test_a_checkpoint_that_lacks_transactions_is_removed_and_nothing_cleaned(
 
     def create_without_transactions(self: DeltaTable) -> None:
         create(self)
-        path = table.path / "_delta_log" / f"{self.version():020d}.checkpoint.parquet"
+        path = path_of(table) / "_delta_log" / f"{self.version():020d}.checkpoint.parquet"
         rows = pq.read_table(path)
         pq.write_table(rows.filter(rows["txn"].is_null()), path)
 
     monkeypatch.setattr(DeltaTable, "create_checkpoint", create_without_transactions)
     with pytest.raises(CorruptionError, match="lacks transactions"):
         table.maintain()
-    assert list_log(table.path).checkpoints == {}
-    assert len(list_log(table.path).entries) == 11
-    assert TopicTable.open(table.path).snapshot().partitions[0].sealed == 10
+    assert list_log(table.files).checkpoints == {}
+    assert len(list_log(table.files).entries) == 11
+    assert TopicTable.open(open_table(table.files.uri)).snapshot().partitions[0].sealed == 10
 
 
 @pytest.mark.usefixtures("every_ten")
@@ -132,7 +136,7 @@ def test_a_failing_checkpoint_is_told_and_harms_nothing(tmp_path: Path, monkeypa
             table.maintain()
     assert grow(table, 1) == 11
     table.maintain()
-    assert list(list_log(table.path).checkpoints) == [11]
+    assert list(list_log(table.files).checkpoints) == [11]
 
 
 @pytest.mark.usefixtures("every_ten")
@@ -140,32 +144,32 @@ def test_the_version_of_another_writer_is_not_checkpointed(tmp_path: Path) -> No
     """Spark may be writing its own checkpoint of it, over ours and after our checksums."""
     table = create_topic(tmp_path)
     grow(table, 9)
-    foreign_commit(table.path, [], [("somebody", 1)])
+    foreign_commit(path_of(table), [], [("somebody", 1)])
     table.maintain()
-    assert list_log(table.path).checkpoints == {}
+    assert list_log(table.files).checkpoints == {}
     grow(table, 1)
     table.maintain()
-    assert list(list_log(table.path).checkpoints) == [11]
+    assert list(list_log(table.files).checkpoints) == [11]
 
 
 @pytest.mark.usefixtures("every_ten")
 def test_a_checkpoint_and_its_checksums_are_durable_before_entries_go(tmp_path: Path) -> None:
     create_topic(tmp_path)
     disk = FaultyFileSystem()
-    table = TopicTable.open(tmp_path / "topics" / "events", filesystem=disk)
+    table = TopicTable.open(open_table(tmp_path / "topics" / "events", disk))
     grow(table, 8)
     table.maintain()
     make_older(table, 2)
-    grow(TopicTable.open(table.path), 20)  # others, of whom nobody knows whether they sync
+    grow(TopicTable.open(open_table(table.files.uri)), 20)  # others, of whom nobody knows whether they sync
     disk.fail("sync_file", path=".json")
     with pytest.raises(CommitStateUnknownError):
         table.maintain()
-    assert list_log(table.path).checkpoints == {}
-    for failing, path in (("sync_file", "28.checkpoint"), ("fdatasync", ""), ("rename", "crc32c")):
+    assert list_log(table.files).checkpoints == {}
+    for failing, path in (("sync_file", "28.checkpoint"), ("fdatasync", ""), ("link", "crc32c")):
         disk.fail(failing, path=path)
         with pytest.raises(StorageError, match="Checkpoint"):
             table.maintain()
-        assert len(list_log(table.path).entries) == 29
-        for checkpoint in list_log(table.path).checkpoints[28]:
+        assert len(list_log(table.files).entries) == 29
+        for checkpoint in checkpoint_parts(path_of(table), 28):
             checkpoint.unlink()
     assert len(disk.injected) == 4

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.delta.topic_table import RollPart, TopicTable
+from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, empty_segment, expected_row, rewrite_files, roll, write_segment
 
 EXPECTED = [expected_row(offset, partition) for partition in (0, 1) for offset in range(40)]
@@ -39,13 +40,13 @@ def ordered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_delta_rs(table: TopicTable, checkpoint: bool) -> None:
     if checkpoint:
-        DeltaTable(str(table.path)).create_checkpoint()
-    rows = DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()
+        DeltaTable(str(path_of(table))).create_checkpoint()
+    rows = DeltaTable(str(path_of(table))).to_pyarrow_table().to_pylist()
     assert ordered(rows) == EXPECTED
 
 
 def test_delta_rs_skips_by_offset_and_time(table: TopicTable) -> None:
-    dataset = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    dataset = DeltaTable(str(path_of(table))).to_pyarrow_dataset()
     for condition in (ds.field("offset") >= 20, ds.field("timestamp") >= MIDDLE):
         paths = {fragment.path for fragment in dataset.get_fragments(condition)}
         with_records = {f.path for p in (0, 1) for f in table.snapshot().segments(p) if f.num_records}
@@ -54,7 +55,7 @@ def test_delta_rs_skips_by_offset_and_time(table: TopicTable) -> None:
 
 
 def test_polars(table: TopicTable) -> None:
-    frame = pl.scan_delta(str(table.path))
+    frame = pl.scan_delta(str(path_of(table)))
     assert ordered(frame.collect().to_dicts()) == EXPECTED
     assert frame.filter(pl.col("timestamp") >= MIDDLE).collect().height == 30
     assert frame.filter((pl.col("offset") == 7) & (pl.col("partition") == 1)).collect().to_dicts() == [
@@ -63,7 +64,7 @@ def test_polars(table: TopicTable) -> None:
 
 
 def test_duckdb(table: TopicTable) -> None:
-    topic = DeltaTable(str(table.path)).to_pyarrow_dataset()
+    topic = DeltaTable(str(path_of(table))).to_pyarrow_dataset()
     connection = duckdb.connect()
     connection.register("topic", topic)
     connection.execute("SET TimeZone = 'UTC'")
@@ -81,7 +82,7 @@ def test_duckdb(table: TopicTable) -> None:
 def test_a_rewrite_is_seen_as_one(table: TopicTable) -> None:
     old = [file.path for file in table.snapshot().segments(0)]
     rewrite_files(table, 0, old[:2], [write_segment(table, 0, 0, 40)], data_change=False)
-    assert ordered(DeltaTable(str(table.path)).to_pyarrow_table().to_pylist()) == EXPECTED
+    assert ordered(DeltaTable(str(path_of(table))).to_pyarrow_table().to_pylist()) == EXPECTED
 
 
 def test_a_table_of_empty_segments_alone(tmp_path: Path) -> None:
@@ -89,10 +90,10 @@ def test_a_table_of_empty_segments_alone(tmp_path: Path) -> None:
     table.commit_roll([RollPart(0, 0, 20, 0, (empty_segment(table, 0, 0, 20),))])
     for checkpoint in (False, True):
         if checkpoint:
-            DeltaTable(str(table.path)).create_checkpoint()
-        plain = DeltaTable(str(table.path))
+            DeltaTable(str(path_of(table))).create_checkpoint()
+        plain = DeltaTable(str(path_of(table)))
         assert plain.to_pyarrow_table().num_rows == 0
-        assert pl.scan_delta(str(table.path)).filter(pl.col("offset") >= 0).collect().height == 0
+        assert pl.scan_delta(str(path_of(table))).filter(pl.col("offset") >= 0).collect().height == 0
         topic = plain.to_pyarrow_dataset()
         assert duckdb.connect().register("topic", topic).execute("SELECT count(*) FROM topic").fetchone() == (0,)
         assert [f.num_records for f in table.snapshot().segments(0)] == [0]

@@ -8,6 +8,8 @@ from deltalake import DeltaTable
 from logstore.delta.schema import add_action, timestamp_stat
 from logstore.limits import TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import path_of
 from tests.support.topics import create_topic, foreign_commit, log_batch
 
 
@@ -34,14 +36,14 @@ def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
 ) -> None:
     """A maximum cut to ms would hide it: readers compare it with what they look for."""
     table = create_topic(tmp_path)
-    with SegmentWriter(table.path, 0, 0, 1, 0) as writer:
+    with SegmentWriter(open_table(table.files.uri), 0, 0, 1, 0) as writer:
         writer.write(log_batch([0], timestamp_ms=timestamp_ms))
         segment = writer.finish()
-    foreign_commit(table.path, [add_action(segment, data_change=True)], [("logstore/0/sealed", 1)])
-    handle = DeltaTable(str(table.path))
+    foreign_commit(path_of(table), [add_action(segment, data_change=True)], [("logstore/0/sealed", 1)])
+    handle = DeltaTable(str(path_of(table)))
     if checkpoint:
         handle.create_checkpoint()
-        handle = DeltaTable(str(table.path))
+        handle = DeltaTable(str(path_of(table)))
     moment = pa.scalar(timestamp_ms * 1000, pa.timestamp("us", "UTC"))
     field = pa.dataset.field("timestamp")
     for condition in (field == moment, field >= moment, field <= moment):
@@ -51,7 +53,7 @@ def test_a_reader_that_skips_by_timestamp_still_finds_the_record(
 
 
 def test_statistics_of_an_add(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, 0, 0, 10, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 10, 0) as writer:
         writer.write(log_batch(range(5, 8)))
         segment = writer.finish()
     stats = json.loads(add_action(segment, data_change=True).stats)

@@ -13,6 +13,7 @@ from logstore.delta.topic_table import RollPart
 from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.schema import TABLE_SCHEMA
 from logstore.segments.names import segment_name
+from tests.support.table_paths import path_of
 from tests.support.topics import (
     TIMESTAMP_MS,
     create_topic,
@@ -38,7 +39,7 @@ def test_what_a_new_topic_shows(tmp_path: Path) -> None:
     snapshot = table.snapshot()
     assert snapshot.version == 0
     assert snapshot.num_partitions == 2
-    assert snapshot.topic_id == uuid.UUID(str(DeltaTable(str(table.path)).metadata().id))
+    assert snapshot.topic_id == uuid.UUID(str(DeltaTable(str(path_of(table))).metadata().id))
     assert snapshot.segments(0) == snapshot.segments(1) == ()
     assert {(s.sealed, s.leader_epoch, s.log_start, s.rewrite, s.cleaned) for s in snapshot.partitions.values()} == {
         (0, 0, 0, 0, 0)
@@ -90,7 +91,7 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
         for i in reversed(range(5_000))
         for p in (0, 1)
     ]
-    foreign_commit(table.path, adds, [("logstore/0/sealed", 50_000), ("logstore/1/sealed", 50_000)])
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 50_000), ("logstore/1/sealed", 50_000)])
     files = table.snapshot().segments(1)
     assert [f.min_offset for f in files] == list(range(0, 50_000, 10))
     assert [f.size for f in files] == list(range(1, 5_001))
@@ -108,7 +109,7 @@ def test_a_missing_sealed_is_corruption(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     with pytest.raises(CorruptionError, match="logstore/1/sealed"):
         read_snapshot(
-            DeltaTable(str(table.path)), LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())])
+            DeltaTable(str(path_of(table))), LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())])
         )
 
 
@@ -118,7 +119,7 @@ def test_a_foreign_append_over_our_offsets_is_never_served(tmp_path: Path, offse
     roll(table, 0, 0, 10)
     roll(table, 1, 0, 10)
     roll(table, 0, 10, 30)
-    foreign_append(table.path, offsets)
+    foreign_append(path_of(table), offsets)
     snapshot = table.snapshot()
     with pytest.raises(CorruptionError, match="overlap"):
         snapshot.segments(0)
@@ -129,7 +130,7 @@ def test_a_foreign_append_over_our_offsets_is_never_served(tmp_path: Path, offse
 def test_a_foreign_append_beyond_sealed_is_never_served(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    foreign_append(table.path, [10])
+    foreign_append(path_of(table), [10])
     with pytest.raises(CorruptionError, match="sealed up to 10"):
         table.snapshot().segments(0)
 
@@ -137,14 +138,14 @@ def test_a_foreign_append_beyond_sealed_is_never_served(tmp_path: Path) -> None:
 def test_a_foreign_file_without_statistics_is_never_served(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
-    foreign_commit(table.path, [AddAction("partition=0/x.parquet", 1, {"partition": "0"}, 1, True, "{}")])
+    foreign_commit(path_of(table), [AddAction("partition=0/x.parquet", 1, {"partition": "0"}, 1, True, "{}")])
     with pytest.raises(CorruptionError, match=r"x\.parquet has no statistics"):
         table.snapshot().segments(0)
 
 
 def test_a_foreign_file_of_a_partition_that_is_not_there_is_named(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
-    foreign_append(table.path, [0], partition=9)
+    foreign_append(path_of(table), [0], partition=9)
     snapshot: TopicSnapshot = table.snapshot()
     assert snapshot.segments(0) == ()
     assert len(snapshot.foreign_files()) == 1
@@ -188,7 +189,7 @@ def test_a_range_without_records_is_one_like_any_other(tmp_path: Path) -> None:
     assert {empty.min_offset, empty.max_offset, empty.min_timestamp_ms, empty.max_timestamp_ms} == {-1}
     assert snapshot.ranges() == {s.path: (s.partition, s.base_offset, s.end_offset) for p in parts for s in p.segments}
     # It overlaps like any other, though it holds no record.
-    foreign_append(table.path, [5])
+    foreign_append(path_of(table), [5])
     with pytest.raises(CorruptionError, match="overlap"):
         table.snapshot().segments(0)
 
@@ -223,7 +224,7 @@ def test_a_later_releases_file_is_refused_by_name_and_no_foreign_one(tmp_path: P
     roll(table, 1, 0, 10)
     paths = [later_name(0, 10), later_name(0, 10, partition=7)]
     adds = [AddAction(p, 1, {"partition": p[10]}, 1, True, stats(0, 9)) for p in paths]
-    foreign_commit(table.path, adds, [("logstore/0/sealed", 5)])
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 5)])
     snapshot = table.snapshot()
     with pytest.raises(NewerFormatError, match="use the release that wrote it") as refused:
         snapshot.segments(0)
@@ -232,7 +233,7 @@ def test_a_later_releases_file_is_refused_by_name_and_no_foreign_one(tmp_path: P
     # Nobody may offer to drop it, though it reaches beyond sealed, or its partition is not there.
     assert snapshot.foreign_files() == ()
     assert snapshot.foreign_removals() == ()
-    foreign_append(table.path, [3])
+    foreign_append(path_of(table), [3])
     assert [removal.path for removal in table.snapshot().foreign_removals()] == list(table.snapshot().foreign_files())
     assert len(table.snapshot().foreign_files()) == 1
     assert paths[0] in table.snapshot().paths
@@ -243,7 +244,9 @@ def test_statistics_outside_the_range_of_the_name_are_corruption(tmp_path: Path,
     table = create_topic(tmp_path)
     path = segment_name(0, 10, 20, 0, "a" * 32)
     foreign_commit(
-        table.path, [AddAction(path, 1, {"partition": "0"}, 1, True, stats(first, last))], [("logstore/0/sealed", 30)]
+        path_of(table),
+        [AddAction(path, 1, {"partition": "0"}, 1, True, stats(first, last))],
+        [("logstore/0/sealed", 30)],
     )
     with pytest.raises(CorruptionError, match="not in the range of its name") as refused:
         table.snapshot().segments(0)
@@ -254,7 +257,9 @@ def test_statistics_outside_the_range_of_the_name_are_corruption(tmp_path: Path,
 def test_only_a_name_with_a_range_does_without_statistics(tmp_path: Path, name: str) -> None:
     table = create_topic(tmp_path)
     empty = json.dumps({"numRecords": 0, "nullCount": {"offset": 0, "timestamp": 0}})
-    foreign_commit(table.path, [AddAction(name, 1, {"partition": "0"}, 1, True, empty)], [("logstore/0/sealed", 10)])
+    foreign_commit(
+        path_of(table), [AddAction(name, 1, {"partition": "0"}, 1, True, empty)], [("logstore/0/sealed", 10)]
+    )
     with pytest.raises(CorruptionError, match="has no statistics"):
         table.snapshot().segments(0)
 
@@ -270,7 +275,7 @@ def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
     ]
     adds = [AddAction(path, 1, {"partition": "0"}, 1, True, stats(*of)) for path, *of in reversed(names)]
     adds.insert(1, AddAction(segment_name(0, 26, 30, 0, "e" * 32), 1, {"partition": "0"}, 1, True, '{"numRecords":0}'))
-    foreign_commit(table.path, adds, [("logstore/0/sealed", 50)])
+    foreign_commit(path_of(table), adds, [("logstore/0/sealed", 50)])
     snapshot = table.snapshot()
     assert [(f.base_offset, f.end_offset) for f in snapshot.segments(0)] == [
         (0, 10),

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from deltalake import DeltaTable
 
-from logstore.delta.topic_table import RollPart, TopicTable
+from logstore.delta.topic_table import RollPart
 from logstore.errors import (
     CommitRefusedError,
     FencedLeaderEpochError,
@@ -12,6 +12,7 @@ from logstore.errors import (
     UnknownPartitionError,
 )
 from logstore.records.schema import TABLE_SCHEMA
+from tests.support.table_paths import create_table, path_of
 from tests.support.topics import (
     HookedFileSystem,
     create_topic,
@@ -26,10 +27,8 @@ from tests.support.topics import (
 
 
 def test_a_topic_is_one_commit(tmp_path: Path) -> None:
-    table = TopicTable.create(
-        tmp_path / "topics" / "t", num_partitions=3, config_overrides={"retention.ms": "5", "x.y": ""}
-    )
-    handle = DeltaTable(str(table.path))
+    table = create_table(tmp_path / "topics" / "t", num_partitions=3, config_overrides={"retention.ms": "5", "x.y": ""})
+    handle = DeltaTable(str(path_of(table)))
     assert handle.version() == 0
     assert handle.metadata().partition_columns == ["partition"]
     assert (handle.protocol().min_reader_version, handle.protocol().min_writer_version) == (1, 2)
@@ -228,5 +227,5 @@ def test_the_history_of_the_table_says_what_was_done(tmp_path: Path) -> None:
     roll(table, 0, 0, 10)
     table.alter_config({"retention.ms": "1"})
     table.advance_log_start({0: 5}, {0: 0})
-    operations = [commit.get("logstore.operation") for commit in DeltaTable(str(table.path)).history()]
+    operations = [commit.get("logstore.operation") for commit in DeltaTable(str(path_of(table))).history()]
     assert operations == ["advance-log-start", "alter-config", "roll", "create"]

@@ -9,11 +9,12 @@ import pytest
 
 from logstore.segments import checksums
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.topics import log_batch
 
 
 def written(path: Path, row_groups: int) -> bytes:
-    with SegmentWriter(path, 0, 0, 10 * row_groups, 0) as writer:
+    with SegmentWriter(open_table(path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
             writer._flush()  # a row group of its own

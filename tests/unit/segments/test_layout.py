@@ -8,8 +8,9 @@ from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.records.schema import SEGMENT_SCHEMA, TABLE_SCHEMA
 from logstore.segments.layout import PLAIN_LAYOUT, layout_of
-from logstore.segments.reader import read_row_group
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import read_row_group
 
 
 def offsets_batch(count: int, base_offset: int) -> pa.RecordBatch:
@@ -28,7 +29,7 @@ def test_a_users_topic_has_the_logs_columns_alone():
 def test_a_segment_of_group_offsets_has_typed_columns_and_reads_back_as_any_other(tmp_path: Path):
     layout = layout_of(OFFSETS_TOPIC)
     batches = [offsets_batch(4, 0), offsets_batch(0, 4), offsets_batch(3, 4)]
-    with SegmentWriter(tmp_path, 0, 0, 7, 0, layout=layout) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 7, 0, layout=layout) as writer:
         for batch in batches:
             writer.write(batch)
         segment = writer.finish()

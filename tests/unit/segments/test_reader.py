@@ -10,9 +10,10 @@ from logstore.records.batch_identity import RememberedBatch
 from logstore.records.schema import SEGMENT_SCHEMA
 from logstore.segments import checksums, reader
 from logstore.segments.footer import SegmentFooter, encode_footer
-from logstore.segments.reader import (
-    FoundSegments,
-    find_segments,
+from logstore.segments.reader import FoundSegments, find_segments
+from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import (
     read_footer,
     read_row_group,
     row_group_batches,
@@ -20,12 +21,11 @@ from logstore.segments.reader import (
     segment_from_file,
     verify_segment,
 )
-from logstore.segments.writer import Segment, SegmentWriter
 from tests.support.topics import log_batch
 
 
 def write(path: Path, base: int, end: int, epoch: int = 0) -> Segment:
-    with SegmentWriter(path, 0, base, end, epoch) as writer:
+    with SegmentWriter(open_table(path), 0, base, end, epoch) as writer:
         writer.write(log_batch(range(base, end)))
         return writer.finish()
 
@@ -66,7 +66,7 @@ def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
 def test_a_row_group_comes_bit_by_bit_as_it_comes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
     batch = log_batch(range(0, 300, 3))
-    with SegmentWriter(tmp_path, 0, 0, 300, 1) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 300, 1) as writer:
         writer.write(batch)
         path = tmp_path / writer.finish().path
     (group,) = row_groups(path)
@@ -174,16 +174,16 @@ def test_segments_on_disk_are_found_without_a_log(tmp_path: Path) -> None:
     torn = write(tmp_path, 25, 30)
     (tmp_path / torn.path).write_bytes(b"PAR1")
     write_foreign(tmp_path / "partition=0" / "part-0.parquet", [10])
-    assert find_segments(tmp_path, 0, 10, 30) == FoundSegments((new, old), (torn.path,))
-    assert find_segments(tmp_path, 0, 10, 24) == FoundSegments((old,), ())
-    assert find_segments(tmp_path, 1, 0, 30) == FoundSegments((), ())
+    assert find_segments(open_table(tmp_path), 0, 10, 30) == FoundSegments((new, old), (torn.path,))
+    assert find_segments(open_table(tmp_path), 0, 10, 24) == FoundSegments((old,), ())
+    assert find_segments(open_table(tmp_path), 1, 0, 30) == FoundSegments((), ())
     later = f"partition=0/{10:020d}-v3-{20:020d}-1-{'a' * 32}.parquet"
     (tmp_path / old.path).rename(tmp_path / later)
-    assert find_segments(tmp_path, 0, 10, 24) == FoundSegments((), (later,)), "its range is not known"
+    assert find_segments(open_table(tmp_path), 0, 10, 24) == FoundSegments((), (later,)), "its range is not known"
 
 
 def test_a_segment_without_records_reads_as_one(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, 0, 10, 30, 4) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 10, 30, 4) as writer:
         segment = writer.finish(((4, 10),), producers=[RememberedBatch(7, 0, 0, 1, 5, 1)], append_time_ms=3)
     assert (segment.num_records, segment.min_offset, segment.max_offset) == (0, -1, -1)
     assert segment_from_file(tmp_path, segment.path) == segment
@@ -214,5 +214,5 @@ def test_a_file_with_a_name_of_an_earlier_release_is_read(tmp_path: Path) -> Non
     old = segment.path.replace(f"-{20:020d}-", "-")
     (tmp_path / segment.path).rename(tmp_path / old)
     assert segment_from_file(tmp_path, old) == replace(segment, path=old)
-    assert find_segments(tmp_path, 0, 0, 20).segments == (replace(segment, path=old),)
-    assert find_segments(tmp_path, 0, 0, 19).segments == (), "its footer tells its end"
+    assert find_segments(open_table(tmp_path), 0, 0, 20).segments == (replace(segment, path=old),)
+    assert find_segments(open_table(tmp_path), 0, 0, 19).segments == (), "its footer tells its end"

@@ -13,9 +13,9 @@ from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetKey, encode_offset_records
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
 from logstore.segments.layout import layout_of
-from logstore.segments.reader import read_row_group, row_groups
-from logstore.segments.row_group_files import read_row_group_file, row_group_files
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
+from tests.support.table_paths import read_row_group, read_row_group_file, row_group_files, row_groups
 from tests.support.topics import TIMESTAMP_MS, log_batch
 
 CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
@@ -23,7 +23,7 @@ CODECS = ("uncompressed", "gzip", "snappy", "lz4", "zstd")
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path, codec: str) -> None:
-    with SegmentWriter(tmp_path, 3, 0, 3000, 0, codec) as writer:
+    with SegmentWriter(open_table(tmp_path), 3, 0, 3000, 0, codec) as writer:
         for base in range(0, 3000, 1000):
             writer.write(log_batch(range(base, base + 1000, 3), value_bytes=2000))  # several pages of values
             writer._flush()  # a row group of its own
@@ -40,7 +40,7 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
 
 def test_it_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path) -> None:
     layout, key = layout_of(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
-    with SegmentWriter(tmp_path, 0, 0, 1, 0, layout=layout) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 1, 0, layout=layout) as writer:
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
         path = tmp_path / writer.finish(leader_epochs=((0, 0),)).path
     assert pq.read_metadata(path).metadata
@@ -55,7 +55,7 @@ def test_its_decoded_size_is_that_of_its_records_however_little_parquet_needs_fo
     batch = log_batch(range(rows))
     key = pa.array([b"k" * 1_000] * rows, pa.binary())
     batch = batch.set_column(2, LOG_SCHEMA.field("key"), key)
-    with SegmentWriter(tmp_path, 0, 0, rows, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, rows, 0) as writer:
         writer.write(batch)
         path = tmp_path / writer.finish().path
     (one,) = row_group_files(path)
@@ -71,7 +71,7 @@ def test_a_file_of_another_writer_has_none(tmp_path: Path) -> None:
 
 
 def test_what_is_not_as_it_was_written_is_refused_with_its_offsets(tmp_path: Path) -> None:
-    with SegmentWriter(tmp_path, 0, 10, 15, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 10, 15, 0) as writer:
         writer.write(log_batch(range(10, 15)))
         path = tmp_path / writer.finish().path
     (one,) = row_group_files(path)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from logstore.segments import thrift
 from logstore.segments.writer import SegmentWriter
+from logstore.table_files import open_table
 from tests.support.topics import log_batch
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -81,7 +82,7 @@ def test_a_list_is_not_believed_to_be_longer_than_the_bytes() -> None:
 
 @pytest.mark.parametrize("row_groups", [1, 40])
 def test_a_real_footer_is_written_to_the_byte(tmp_path: Path, row_groups: int) -> None:
-    with SegmentWriter(tmp_path, 0, 0, 10 * row_groups, 0) as writer:
+    with SegmentWriter(open_table(tmp_path), 0, 0, 10 * row_groups, 0) as writer:
         for at in range(row_groups):
             writer.write(log_batch(range(10 * at, 10 * at + 10)))
             writer._flush()  # a row group of its own

@@ -1,0 +1,55 @@
+"""The first entry of a topic table's log: protocol, metadata, and a ``sealed`` of 0 for each partition.
+
+It is the same as delta-rs writes for a new table. Here it is made in memory, so that a table appears by one step on any
+storage, and with its digest.
+"""
+
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from logstore import __version__
+from logstore.delta.actions import signed
+from logstore.delta.schema import PARTITION_COLUMNS, SEALED, app_id
+
+#: Reader and writer version: no deletion vectors, no column mapping.
+PROTOCOL = (1, 2)
+
+
+def first_entry(
+    schema: pa.Schema, configuration: Mapping[str, str], num_partitions: int, info: Mapping[str, str]
+) -> bytes:
+    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``."""
+    from deltalake import Schema
+
+    now_ms = time.time_ns() // 1_000_000
+    protocol = {"minReaderVersion": PROTOCOL[0], "minWriterVersion": PROTOCOL[1]}
+    metadata = {
+        "id": str(uuid.uuid4()),
+        "name": None,
+        "description": None,
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": Schema.from_arrow(schema).to_json(),
+        "partitionColumns": PARTITION_COLUMNS,
+        "createdTime": now_ms,
+        "configuration": dict(configuration),
+    }
+    commit_info = {
+        "timestamp": now_ms,
+        "operation": "CREATE TABLE",
+        "operationParameters": {"mode": "ErrorIfExists"},
+        "engineInfo": f"logstore/{__version__}",
+        **info,
+    }
+    sealed = [{"txn": {"appId": app_id(partition, SEALED), "version": 0}} for partition in range(num_partitions)]
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": commit_info},
+        {"protocol": protocol},
+        {"metaData": metadata},
+        *sealed,
+    ]
+    return signed(0, b"\n".join(map(msgspec.json.encode, actions)))
