@@ -230,6 +230,7 @@ class TopicSnapshot:
 
 #: -1 ms.
 _NO_TIMESTAMP_US = -1000
+_OFFSET_MAX = 2**63 - 1
 
 
 class _Columns:
@@ -247,7 +248,8 @@ class _Columns:
         self.size = _numbers(actions, "size_bytes", 0)[order]
         self.num_records = _numbers(actions, "num_records")[order]
         self.base = base[order]
-        self.end = np.where(names.has_range, names.end, last + 1)[order]
+        # Behind the largest int64 there is none.
+        self.end = np.where(names.has_range, names.end, np.minimum(last, _OFFSET_MAX - 1) + 1)[order]
         self.min_offset, self.max_offset = first[order], last[order]
         self.min_timestamp_us = _numbers(actions, "min.timestamp", _NO_TIMESTAMP_US)[order]
         self.max_timestamp_us = _numbers(actions, "max.timestamp", _NO_TIMESTAMP_US)[order]

@@ -74,7 +74,7 @@ class PartitionSnapshot:
                 unpack_batches(batches)
             open_transactions = open_transactions_from_rows(state.open_transactions)
             markers = markers_from_rows(state.markers)
-        except (msgspec.DecodeError, ValueError) as e:
+        except (msgspec.DecodeError, ValueError, RecursionError) as e:
             raise CorruptionError(f"a journal snapshot frame passed its CRC but does not parse: {e}") from e
         return cls(
             state.sealed_offset,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from logstore.crc32c import crc32c
-from logstore.errors import StorageError
+from logstore.errors import CorruptionError, StorageError
 from logstore.filesystem import FileSystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import (
@@ -34,7 +34,7 @@ from logstore.journal.frame import (
 )
 from logstore.journal.journal_file import JournalFile, list_files
 from logstore.limits import MIB
-from logstore.records.transactions import EndTransactionMarker
+from logstore.records.transactions import OFFSET_MAX, PRODUCER_ID_MAX, EndTransactionMarker
 
 WINDOW_BYTES: Final = 4 * MIB
 # Small payloads that a recovery looks into.
@@ -199,7 +199,7 @@ class JournalScan:
                 file.add(header, {})
                 payload = file.read(position + HEADER_BYTES, length) if header.type in _KEPT else None
                 if header.type is FrameType.CONTROL and payload is not None:
-                    EndTransactionMarker.decode(payload, f"the journal frame at position {position}")
+                    _check_control(header, payload, f"the journal frame at position {position}")
                 yield RecoveredFrame(header, FrameLocation(position, HEADER_BYTES + length), payload)
             file.size = end - file.start
             if following is not None:
@@ -209,6 +209,20 @@ class JournalScan:
                 tail_bytes = _check_tail(file, tail, self._kinds)
         kept = tuple(file for file in files if file is not unborn)
         self._verdict = Verdict(kept, end, attested_end, unborn.path if unborn else None, tail_bytes)
+
+
+def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
+    """Nothing is made of a marker that could not be written into the next file's snapshot, nor of one that takes other
+    than one offset. CorruptionError, DataDirectoryError.
+    """
+    EndTransactionMarker.decode(payload, where)
+    owner, epoch, _ = header.identity
+    takes_one = header.record_count == 1 and 0 <= header.base_offset < OFFSET_MAX
+    if not takes_one or owner > PRODUCER_ID_MAX or epoch < 0:
+        raise CorruptionError(
+            f"{where} is no control record: it takes {header.record_count} offsets from {header.base_offset} on, of "
+            f"producer {owner} with epoch {epoch}"
+        )
 
 
 def _check_unborn(file: JournalFile, kinds: Kinds, *, alone: bool) -> None:

@@ -18,10 +18,12 @@ from logstore.filesystem import Buffer
 #: The sequence number of what is not part of its producer's sequence: a marker.
 NO_SEQUENCE = -1
 
-_Id = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+PRODUCER_ID_MAX = OFFSET_MAX = 2**63 - 1
+
+_Id = Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_ID_MAX)]
 _ProducerEpoch = Annotated[int, msgspec.Meta(ge=0, le=2**15 - 1)]
 _Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
-_Offset = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Offset = Annotated[int, msgspec.Meta(ge=0, le=OFFSET_MAX)]
 _Time = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 
 

@@ -109,5 +109,6 @@ def decode_footer(metadata: Mapping[bytes, bytes], path: str) -> SegmentFooter:
             open_transactions=open_transactions_from_rows(json.loads(rows[0])),
             markers=markers_from_rows(json.loads(rows[1])),
         )
-    except (KeyError, ValueError, TypeError) as error:
+    # Infinity is a number in JSON as Python reads it, and deep nesting is no ValueError.
+    except (KeyError, ValueError, TypeError, OverflowError, RecursionError) as error:
         raise CorruptionError(f"{path} has no valid segment footer ({error!r})") from error

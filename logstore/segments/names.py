@@ -23,14 +23,15 @@ from logstore.errors import NewerFormatError
 
 _OFFSET_DIGITS = 20
 _OFFSET_MAX = 2**63 - 1
-_PARTITION = r"partition=(0|[1-9]\d{0,9})/"
-_REST = r"(0|[1-9]\d{0,9})-([0-9a-f]{32})\.parquet"
-_NAME = re.compile(rf"{_PARTITION}(\d{{20}})-(?:(\d{{20}})-)?{_REST}")
-_OURS = re.compile(rf"{_PARTITION}\d{{20}}-")
+# [0-9], because \d has other digits, too, and RE2's has not.
+_PARTITION = r"partition=(0|[1-9][0-9]{0,9})/"
+_REST = r"(0|[1-9][0-9]{0,9})-([0-9a-f]{32})\.parquet"
+_NAME = re.compile(rf"{_PARTITION}([0-9]{{20}})-(?:([0-9]{{20}})-)?{_REST}")
+_OURS = re.compile(rf"{_PARTITION}[0-9]{{20}}-")
 
 # The same for a whole column, in the words of RE2.
 _WITH_END, _WITHOUT_END, _ANY_OURS = (
-    f"^{_PARTITION}{rest}" for rest in (rf"\d{{20}}-\d{{20}}-{_REST}\z", rf"\d{{20}}-{_REST}\z", r"\d{20}-")
+    f"^{_PARTITION}{rest}" for rest in (rf"[0-9]{{20}}-[0-9]{{20}}-{_REST}\z", rf"[0-9]{{20}}-{_REST}\z", r"[0-9]{20}-")
 )
 _POWERS = 10 ** np.arange(_OFFSET_DIGITS - 2, -1, -1, dtype=np.int64)
 

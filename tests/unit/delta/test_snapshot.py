@@ -286,3 +286,15 @@ def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
     ]
     assert snapshot.uncovered(0, 0) == [(10, 12), (41, 50)]
     assert snapshot.foreign_files() == ("partition=0/part-0.parquet",)
+
+
+@pytest.mark.parametrize("name", ["partition=0/x.parquet", f"partition=0/{0:020d}-0-{'a' * 32}.parquet"])
+def test_a_file_with_the_largest_offset_reaches_beyond_sealed(tmp_path: Path, name: str) -> None:
+    """Its exclusive end would be a number that an int64 does not hold."""
+    table = create_topic(tmp_path)
+    largest = 2**63 - 1
+    action = AddAction(name, 1, {"partition": "0"}, 1, True, stats(largest - 1, largest))
+    foreign_commit(table.path, [action], [("logstore/0/sealed", 10)])
+    with pytest.raises(CorruptionError, match="sealed up to 10"):
+        table.snapshot().segments(0)
+    assert [removal.path for removal in table.snapshot().foreign_removals()] == [name]

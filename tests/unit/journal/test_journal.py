@@ -12,6 +12,7 @@ from logstore.journal.frame import HEADER_BYTES, FrameFlags, FrameLocation, Fram
 from logstore.journal.journal import Journal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.limits import JOURNAL_GROUP_BYTES_MAX
+from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 from tests.support.journals import (
     TOPIC,
     control_frame,
@@ -388,6 +389,34 @@ def test_payloads_of_snapshots_and_controls_are_recovered_with_them(tmp_path):
         (FrameType.DATA, None),
         (FrameType.TRUNCATE, None),
     ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"record_count": 0},
+        {"record_count": -1},
+        {"record_count": 3},
+        {"base_offset": -1},
+        {"base_offset": 2**63 - 1},
+        {"identity": NO_IDENTITY},
+        {"identity": BatchIdentity(5, -5, -1)},
+        {"identity": BatchIdentity(2**63, 2, -1)},
+    ],
+    ids=str,
+)
+def test_a_marker_that_no_snapshot_could_hold_is_refused_before_one_is_written(tmp_path, change):
+    """Else the start that takes it begins a file that no later start reads."""
+    control = control_frame(1)
+    control = control._replace(header=control.header._replace(**change))
+
+    async def scenario():
+        async with running(tmp_path) as (journal, _):
+            await journal.append([data_frame(0), control])
+
+    asyncio.run(scenario())
+    with pytest.raises(CorruptionError, match=r"journal frame at position \d+ is no control record"):
+        recovered_frames(tmp_path)
 
 
 def test_a_control_frame_keeps_its_file_until_it_is_sealed_and_moves_with_its_payload(tmp_path):

@@ -57,6 +57,8 @@ def test_another_format_is_refused_by_name(version: int) -> None:
         ("markers", b"[[9, 2, 4, 179, 13], [9, 3, 4, 180, 13]]"),
         ("open_transactions", b"[[9, 2, -1, 5]]"),
         ("open_transactions", b"{}"),
+        ("markers", b"[" * 100_000),
+        ("cleanings", b"[[1e999, 1]]"),
         ("end_offset", b"x"),
         ("producers", None),
     ],

@@ -12,6 +12,8 @@ from logstore.segments.names import (
 )
 
 ZEROS, UNIQUE = "0" * 20, "a" * 32
+#: A digit to int() and to \d in Python, not in RE2.
+ARABIC_ZERO = "\u0660"
 #: Names of earlier releases.
 WITHOUT_END = {
     f"partition=0/{ZEROS}-0-{UNIQUE}.parquet": SegmentName(0, 0, None, 0, UNIQUE),
@@ -27,6 +29,9 @@ FOREIGN = [
     f"partition=00/{ZEROS}-0-{UNIQUE}.parquet",
     f"x/partition=0/{ZEROS}-0-{UNIQUE}.parquet",
     f"partition=0/{ZEROS}.parquet",
+    f"partition=0/{ARABIC_ZERO * 20}-0-{UNIQUE}.parquet",
+    f"partition=1\u0660/{ZEROS}-0-{UNIQUE}.parquet",
+    f"partition=0/{ARABIC_ZERO * 20}-{1:020d}-0-{UNIQUE}.parquet",
     "",
 ]
 #: They begin as ours do.
@@ -39,6 +44,8 @@ UNKNOWN = [
     f"partition=0/{ZEROS}-0-{'A' * 32}.parquet",
     f"partition=0/{ZEROS}-0-{UNIQUE}.parquet.crc",
     f"partition=0/{ZEROS}-0-{UNIQUE}.parquet\n",
+    f"partition=0/{ZEROS}-1\u0660-{UNIQUE}.parquet",
+    f"partition=0/{ZEROS}-{ARABIC_ZERO * 20}-0-{UNIQUE}.parquet",
     f"partition=0/{ZEROS}-{1:020d}-0-{UNIQUE}.parquet\n",
     # Ranges that hold nothing, or that no offset reaches.
     f"partition=0/{5:020d}-{5:020d}-0-{UNIQUE}.parquet",
