@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` as answers give it; None: whichever topic has the name."""
+    """A partition to fetch from ``offset`` on. ``topic_id`` as in answers; None: the topic that has the name now."""
 
     topic: str
     partition: int
