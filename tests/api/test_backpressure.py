@@ -201,3 +201,23 @@ async def test_many_large_answers_at_once_stay_within_the_bound(tmp_path, monkey
         assert statuses.count(200) >= 10, "others wait for their turn"
         assert 900_000 / 10 < most <= limit
         assert answers.reserved == 0
+
+
+@pytest.mark.parametrize(
+    "accept", ["application/json", "application/vnd.kafka.json.v2+json", "application/vnd.kafka.binary.v2+json"]
+)
+async def test_an_answer_of_small_records_takes_the_room_that_it_needs(tmp_path, accept):
+    """Names of fields and of the topic make its answer many times larger than the records."""
+    topic = "t" * 200
+    async with running_api(tmp_path, queued_max_request_bytes=1_000_000, max_request_size=1_000_000) as api:
+        await api.create_topic(topic)
+        await api.produce(topic, [1] * 2_000)
+        answers = api.app.state.api.answers
+        whole = await api.fetch(topic, accept=accept)
+        assert (whole.status_code, len(whole.json())) == (200, 2_000)
+        assert len(whole.content) > 5 * 2_000 * 33
+        with answers.reserve(1_000_000 - len(whole.content)):
+            assert_error(await api.fetch(topic, accept=accept), 429, 42901)
+        with answers.reserve(1_000_000 - len(whole.content) - 2_000 * 50):
+            assert (await api.fetch(topic, accept=accept)).content == whole.content
+        assert answers.reserved == 0
