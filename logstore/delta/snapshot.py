@@ -170,16 +170,10 @@ class TopicSnapshot:
         values = (columns.partition[rows], columns.base[rows], columns.end[rows])
         return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
 
-    def foreign_files(self) -> tuple[str, ...]:
-        """Active files that logstore did not write, or of a partition that the topic does not have. A file that a
-        later release named is none.
-        """
-        columns = self._columns
-        rows = np.flatnonzero((columns.foreign | (columns.partition >= self.num_partitions)) & ~columns.unknown)
-        return tuple(sorted(columns.paths.take(pa.array(rows)).to_pylist()))
-
     def foreign_removals(self) -> tuple[Removal, ...]:
-        """``foreign_files``, and files with names of ours that reach beyond ``sealed``: no roll has committed them."""
+        """Active files that logstore did not write, of a partition that the topic does not have, or with names of ours
+        that reach beyond ``sealed``: no roll has committed them. A file that a later release named is none of these.
+        """
         columns = self._columns
         not_there = columns.partition >= self.num_partitions
         sealed = np.array([state.sealed for _, state in sorted(self.partitions.items())], dtype=np.int64)

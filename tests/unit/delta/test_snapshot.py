@@ -44,7 +44,7 @@ def test_what_a_new_topic_shows(tmp_path: Path) -> None:
     assert {(s.sealed, s.leader_epoch, s.log_start, s.rewrite, s.cleaned) for s in snapshot.partitions.values()} == {
         (0, 0, 0, 0, 0)
     }
-    assert snapshot.foreign_files() == ()
+    assert snapshot.foreign_removals() == ()
 
 
 def test_segments_are_given_by_partition_and_offset(tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_foreign_append_over_our_offsets_is_never_served(tmp_path: Path, offse
     with pytest.raises(CorruptionError, match="overlap"):
         snapshot.segments(0)
     assert len(snapshot.segments(1)) == 1
-    assert [name.split("/")[0] for name in snapshot.foreign_files()] == ["partition=0"]
+    assert [removal.path.split("/")[0] for removal in snapshot.foreign_removals()] == ["partition=0"]
 
 
 def test_a_foreign_append_beyond_sealed_is_never_served(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_foreign_file_of_a_partition_that_is_not_there_is_named(tmp_path: Path
     foreign_append(path_of(table), [0], partition=9)
     snapshot: TopicSnapshot = table.snapshot()
     assert snapshot.segments(0) == ()
-    assert len(snapshot.foreign_files()) == 1
+    assert len(snapshot.foreign_removals()) == 1
 
 
 def test_a_lost_file_is_told_from_a_rewritten_one(tmp_path: Path) -> None:
@@ -231,11 +231,9 @@ def test_a_later_releases_file_is_refused_by_name_and_no_foreign_one(tmp_path: P
     assert paths[0] in str(refused.value)
     assert len(snapshot.segments(1)) == 1
     # Nobody may offer to drop it, though it reaches beyond sealed, or its partition is not there.
-    assert snapshot.foreign_files() == ()
     assert snapshot.foreign_removals() == ()
     foreign_append(path_of(table), [3])
-    assert [removal.path for removal in table.snapshot().foreign_removals()] == list(table.snapshot().foreign_files())
-    assert len(table.snapshot().foreign_files()) == 1
+    assert len(table.snapshot().foreign_removals()) == 1
     assert paths[0] in table.snapshot().paths
 
 
@@ -285,7 +283,7 @@ def test_many_files_are_ordered_by_their_ranges(tmp_path: Path) -> None:
         (30, 41),
     ]
     assert snapshot.uncovered(0, 0) == [(10, 12), (41, 50)]
-    assert snapshot.foreign_files() == ("partition=0/part-0.parquet",)
+    assert [removal.path for removal in snapshot.foreign_removals()] == ["partition=0/part-0.parquet"]
 
 
 @pytest.mark.parametrize("name", ["partition=0/x.parquet", f"partition=0/{0:020d}-0-{'a' * 32}.parquet"])
@@ -294,7 +292,7 @@ def test_a_file_with_the_largest_offset_reaches_beyond_sealed(tmp_path: Path, na
     table = create_topic(tmp_path)
     largest = 2**63 - 1
     action = AddAction(name, 1, {"partition": "0"}, 1, True, stats(largest - 1, largest))
-    foreign_commit(table.path, [action], [("logstore/0/sealed", 10)])
+    foreign_commit(path_of(table), [action], [("logstore/0/sealed", 10)])
     with pytest.raises(CorruptionError, match="sealed up to 10"):
         table.snapshot().segments(0)
     assert [removal.path for removal in table.snapshot().foreign_removals()] == [name]
