@@ -96,3 +96,19 @@ def test_a_partition_that_is_led_elsewhere_refuses_appends_and_the_others_do_not
             assert await produce(broker, topic, [b"x"]) == 0
 
     run(scenario())
+
+
+def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_without_a_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, "t")
+
+            async def compact(*_: Any) -> None:
+                await broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+
+            broker._producing.before_claim.append(compact)
+            with pytest.raises(InvalidRecordError, match="has no key"):
+                await produce(broker, topic, [b"a"])
+            assert topic.partition(0).next_offset == 0
+
+    run(scenario())
