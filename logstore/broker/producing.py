@@ -256,8 +256,8 @@ class Producing:
         topic, parts = one.topic, one.parts
         claims = claim(topic, parts, one.identity)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
-        # Only new records have to meet the topic's configuration of now. The decoder has checked sizes of records without
-        # an identity; keys may have become necessary while the records were encoded.
+        # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
+        # without an identity; keys may have become necessary while they were encoded.
         if one.identity is not None or topic.config.compacted:
             for part in [parts[at] for at in new]:
                 rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
