@@ -23,7 +23,7 @@ from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.errors import LogStoreError
-from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionResponse, encode_fetch_response
+from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, encode_fetch_response
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 
 router = declared_router(tags=["records"])
@@ -51,9 +51,9 @@ async def fetch_many(request: Request) -> Response:
         raise
 
 
-def _response(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> PartitionResponse:
+def _response(index: int, answer: FetchResult[list[RecordBatch]] | LogStoreError) -> PartitionData:
     if isinstance(answer, LogStoreError):
-        return PartitionResponse.of_error(index, answer)
+        return PartitionData.of_error(index, answer)
     content = encode_batches(answer.records)
     ends = answer.log_start_offset, answer.high_watermark, answer.last_stable_offset
-    return PartitionResponse(index, 0, *ends, answer.next_offset, content)
+    return PartitionData(index, 0, *ends, answer.next_offset, content)

@@ -1,7 +1,8 @@
 """Read the records of one partition from an offset on."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import pyarrow as pa
 from starlette.requests import Request
@@ -23,6 +24,7 @@ from ingest_api.parameters import MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, par
 from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from ingest_api.topic_ids import topic_id_headers, topic_to_read
+from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import FetchResult, PartitionLog, Topic
 from logstore.broker.fetching import FetchLimits, FetchPartition
@@ -33,22 +35,31 @@ from logstore.records.schema import LOG_SCHEMA
 
 router = declared_router(tags=["records"])
 
-_Encoder = Callable[[pa.Table, Topic, int], Sequence[Buffer]]
+
+class _Form(NamedTuple):
+    """``copies``: the bytes of the records and of their answer together, as a multiple of the records' bytes.
+
+    Measured for records of 1 KB, rounded up. Smaller records need more; they take it when their answer is encoded.
+    """
+
+    encode: Callable[[pa.Table, Topic, int], Iterable[Buffer]]
+    copies: float
 
 
-def _encode_json(records: pa.Table, topic: Topic, partition: int) -> Sequence[Buffer]:
-    return [encode_json(records, topic.name, partition, string_keys=topic.config.string_keys)]
+def _json(encode: Callable[..., Iterable[bytes]]) -> Callable[[pa.Table, Topic, int], Iterable[Buffer]]:
+    return lambda records, topic, partition: encode(
+        records, topic.name, partition, string_keys=topic.config.string_keys
+    )
 
 
-def _encode_readable(records: pa.Table, topic: Topic, partition: int) -> Sequence[Buffer]:
-    return [encode_readable(records, topic.name, partition, string_keys=topic.config.string_keys)]
-
-
-_ENCODERS: dict[str, _Encoder] = {
-    KAFKA_JSON_V2: _encode_json,
-    JSON: _encode_json,
-    KAFKA_BINARY_V2: lambda records, topic, partition: [encode_binary(records, topic.name, partition)],
-    ARROW_STREAM: lambda records, _topic, _partition: encode_arrow_stream(records),
+_JSON_FORM = _Form(_json(encode_json), 2.5)
+# Text that has to be escaped, and bytes that are given as base64, take more than JSON as it is.
+_READABLE = _Form(_json(encode_readable), 2.5)
+_FORMS: dict[str, _Form] = {
+    KAFKA_JSON_V2: _JSON_FORM,
+    JSON: _JSON_FORM,
+    KAFKA_BINARY_V2: _Form(lambda records, topic, partition: encode_binary(records, topic.name, partition), 2.5),
+    ARROW_STREAM: _Form(lambda records, _topic, _partition: encode_arrow_stream(records), 2.25),
 }
 _JSON_TYPES = (KAFKA_JSON_V2, JSON)
 
@@ -61,10 +72,10 @@ async def fetch(request: Request) -> Response:
     query = read_query(request, (OFFSET, MAX_BYTES, MIN_BYTES, MAX_WAIT_MS))
     topic = topic_to_read(context_of(request), request, state.broker, Operation.READ)
     partition_log = topic.partition(partition_in_path(request))
-    media_type = answer_media_type(request.headers, tuple(_ENCODERS))
+    media_type = answer_media_type(request.headers, tuple(_FORMS))
     # Clients that accept anything, as curl and browsers do, are to see every record.
     is_readable = media_type in _JSON_TYPES and not asks_for(request.headers, _JSON_TYPES)
-    encode = _encode_readable if is_readable else _ENCODERS[media_type]
+    form = _READABLE if is_readable else _FORMS[media_type]
     offset = query[OFFSET.name]
     if offset is None:
         offset = partition_log.log_start_offset
@@ -74,14 +85,16 @@ async def fetch(request: Request) -> Response:
         max_bytes, max_bytes, required(query[MIN_BYTES.name]), required(query[MAX_WAIT_MS.name]), fill=False
     )
     fetched = await state.broker.fetch_records(
-        context_of(request), wanted, limits, functools.partial(answer_wanted, request)
+        context_of(request), wanted, limits, functools.partial(answer_wanted, request), copies=form.copies
     )
     result = fetched.answers.get(0) or _nothing(partition_log, offset)
     try:
         if isinstance(result, LogStoreError):
             raise result
         records = result.records
-        body = await state.work(records.nbytes, functools.partial(encode, records, topic, partition_log.partition))
+        pieces = form.encode(records, topic, partition_log.partition)
+        gather = functools.partial(_gather, pieces, fetched.reservation, records.nbytes)
+        body = await state.work(records.nbytes, gather)
         fetched.reservation.resize(sum(map(len, body)))
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
@@ -94,6 +107,17 @@ async def fetch(request: Request) -> Response:
     except BaseException:
         fetched.reservation.release()
         raise
+
+
+def _gather(pieces: Iterable[Buffer], reservation: Reservation, records_bytes: int) -> list[Buffer]:
+    """All pieces. ThrottledError if they outgrow what is reserved, and there is no room for more."""
+    body: list[Buffer] = []
+    held = records_bytes
+    for piece in pieces:
+        body.append(piece)
+        held += len(piece)
+        reservation.grow(held - reservation.size)
+    return body
 
 
 def _nothing(log: PartitionLog, offset: int) -> FetchResult[pa.Table]:

@@ -131,7 +131,7 @@ class Broker:
         filesystem = filesystem or local_filesystem()
         journal_directory = settings.data / "brokers" / str(coordinator.broker_id) / "journal" / "0"
         filesystem.make_directory(journal_directory)
-        # Its own: the journal is no other process's, even if the coordinator's lock was removed.
+        # The broker's own lock: no other process has the journal, even if the coordinator's lock was removed.
         journal_lock = LockFile.acquire(journal_directory)
         locks = [*coordinator.locks, journal_lock]
         try:
@@ -160,7 +160,7 @@ class Broker:
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
 
     async def stop(self) -> None:
-        """Refuse new appends, seal what can be sealed in ``ROLL_AT_STOP_S``, and let go of the data directory."""
+        """Refuse new appends, seal what can be sealed in ``ROLL_AT_STOP_S``, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
         await self._schedule.stop()
         await self._topics.stop()

@@ -1,4 +1,4 @@
-"""Which topics are due to roll, without a walk over those in which nothing happens.
+"""Topics that are due to roll, found without a walk over idle ones.
 
 Invariant: every topic with un-sealed records is either among the ``touched``, which the next ``take`` looks at, or has
 a time to be looked at again, at the latest when its oldest record reaches ``segment.ms`` or a minute has passed.

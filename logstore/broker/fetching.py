@@ -4,6 +4,7 @@ The wait is in ``purgatory``. Invariants: records are read once, when the fetch 
 before, among the bytes in flight of all answers.
 """
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ T = TypeVar("T")
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from ``offset`` on. ``topic_id`` as answers give it; None: whichever topic has the name."""
+    """A partition to fetch from ``offset`` on. ``topic_id`` as in answers; None: the topic that has the name now."""
 
     topic: str
     partition: int
@@ -68,11 +69,10 @@ class _Read(Protocol[T]):
 
 @dataclass(frozen=True, slots=True)
 class _Form(Generic[T]):
-    """A form of records: how they are read, how many bytes they hold, and in how many copies while they are encoded."""
+    """A form of records: how they are read, and how many bytes they hold."""
 
     read: _Read[T]
     held_bytes: Callable[[FetchResult[T]], int]
-    copies: int
 
 
 class Fetching:
@@ -89,8 +89,8 @@ class Fetching:
         self._threads = ThreadPoolExecutor(4, thread_name_prefix="read")
         self._reader = LogReader(journal, self._threads, refresh)
         self._find_topic = find_topic
-        self._stored = _Form(self._reader.read_stored, _stored_bytes, 1)
-        self._decoded = _Form(self._reader.read, lambda result: result.num_bytes, 2)
+        self._stored = _Form(self._reader.read_stored, _stored_bytes)
+        self._decoded = _Form(self._reader.read, lambda result: result.num_bytes)
         self._admission = admission
         self._answers = admission.answers
         self._authorizer = authorizer
@@ -110,7 +110,7 @@ class Fetching:
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
         if there is no room among the answers within the wait, or it is over a quota, and what ``gone`` raises.
         """
-        return await self._fetch(context, partitions, limits, gone, self._stored)
+        return await self._fetch(context, partitions, limits, gone, self._stored, 1)
 
     async def fetch_records(
         self,
@@ -118,9 +118,13 @@ class Fetching:
         partitions: Sequence[FetchPartition],
         limits: FetchLimits,
         gone: Gone | None = None,
+        *,
+        copies: float = 2,
     ) -> Fetched[pa.Table]:
-        """As ``fetch_stored``, with tables of LOG_SCHEMA; room is reserved for their encoded bytes, too."""
-        return await self._fetch(context, partitions, limits, gone, self._decoded)
+        """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
+        and for what the caller makes of them.
+        """
+        return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
 
     async def fetch(
         self,
@@ -169,6 +173,7 @@ class Fetching:
         limits: FetchLimits,
         gone: Gone | None,
         form: _Form[T],
+        copies: float,
     ) -> Fetched[T]:
         self._admission.require_quota(context, QuotaKind.FETCHED_BYTES)
         permissions = Permissions(self._authorizer, context)
@@ -180,7 +185,7 @@ class Fetching:
                 await wait_for_records(wanted, limits, patience, permissions)
             todo = [(at, one) for at, one in enumerate(found) if isinstance(one, LogStoreError) or one.has_news]
             size = _held_bytes_max(todo, limits)
-            reservation = await self._reserve(size * form.copies, patience)
+            reservation = await self._reserve(math.ceil(size * copies), patience)
         finally:
             permissions.end()
             await patience.end()
@@ -189,7 +194,7 @@ class Fetching:
             refuse(wanted, permissions)
             answers = await _read(todo, limits, size, form)
             held = sum(form.held_bytes(answer) for answer in answers.values() if isinstance(answer, FetchResult))
-            reservation.resize(held * form.copies)
+            reservation.resize(math.ceil(held * copies))
         except BaseException:
             reservation.release()
             raise

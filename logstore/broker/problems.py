@@ -12,7 +12,7 @@ from logstore.log.topic import Topic
 class ProblemState(enum.StrEnum):
     #: The topic or partition is refused to readers and writers; its records in the journal stay.
     QUARANTINED = "quarantined"
-    #: A segment cannot be read: it is damaged, or of another writer and not as ours are. Others are served.
+    #: A segment cannot be read: it is damaged, or another writer's and not in our form. Others are served.
     UNREADABLE = "unreadable"
     #: Sealed records were taken out of the table by somebody else; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"

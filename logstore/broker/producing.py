@@ -76,9 +76,9 @@ class Producing:
         #: Awaited in turn when a request is checked and encoded, and before it is claimed and gets offsets: whoever has
         #: to know of its partitions before they change. An error refuses the request.
         self.before_claim: list[BeforeClaim] = []
-        # A turn for each topic: else topics that are sent to in turns would get one partition each.
+        # Turns are counted per topic: otherwise topics sent to in turns would use one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
-        # Few: each holds a request twice, as it was sent and as it is stored.
+        # Few threads, because each holds a request twice: as sent and as stored.
         self._encoders = ThreadPoolExecutor(2, thread_name_prefix="encode")
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class Producing:
                 self._appended(one.topic)
             if acks != 0:
                 request.wait_for_repeated(acks)
-            # Also of who does not wait until it is durable.
+            # Charge clients that do not wait for durability, too.
             new_bytes = one.nbytes if len(request.new) == len(one.parts) else request.new_bytes
             request.throttle_ms = self._admission.charge(context, QuotaKind.PRODUCED_BYTES, new_bytes)
             request.new_bytes = new_bytes

@@ -122,7 +122,7 @@ class Permissions:
         return self._changed
 
     def end(self) -> None:
-        """Stop to wait for a change."""
+        """Stop waiting for a change."""
         if self._changed is not None:
             self._changed.cancel()
 
@@ -153,7 +153,7 @@ class Patience:
         return bool(done)
 
     async def end(self) -> None:
-        """Stop to listen whether an answer is wanted."""
+        """Stop listening for the client."""
         if self._going is not None:
             self._going.cancel()
             await asyncio.gather(self._going, return_exceptions=True)

@@ -150,7 +150,7 @@ def _finish(
     epochs: tuple[tuple[int, int], ...] = () if tail.snapshot is None else tail.snapshot.leader_epochs
     footers: list[SegmentFooter] = []
     if tail.snapshot is None or tail.end_offset < in_table:
-        if partition_log.quarantined is not None:  # which files are its own is not known yet
+        if partition_log.quarantined is not None:  # its own files are not known yet
             partition_log.postpone_recovery(functools.partial(_finish, topic, partition_log, tail, producer_ids_begin))
             return
         footers = _newest_footers(topic, partition_log)

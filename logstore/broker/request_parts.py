@@ -1,4 +1,4 @@
-"""A produce request by partition: which records go where, and whether the topic takes them."""
+"""A produce request by partition: the records of each partition, and the topic's refusals."""
 
 import numpy as np
 import pyarrow as pa

@@ -86,7 +86,7 @@ class RollSchedule:
         self._loops = [asyncio.create_task(loop) for loop in loops]
 
     async def stop(self) -> None:
-        """End the schedule; rolls under way come to their end, those that wait for their turn do not begin."""
+        """End the schedule. Rolls under way finish; waiting ones do not begin."""
         self._stopping = True
         for task in self._loops:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Topic ids (KIP-516): whether a topic is the one that a request means. Another one may have got its name meanwhile."""
+"""Topic ids (KIP-516): whether a topic is the one that a request means. Another topic may have the name by now."""
 
 import functools
 import uuid

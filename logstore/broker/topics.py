@@ -113,7 +113,7 @@ class Topics:
             try:
                 await self._roller.refresh(topic, at_start=True)
             except (CorruptionError, CommitRefusedError) as error:
-                # The schedule tries again. Until then nobody builds on a table that may show too little.
+                # The schedule tries again. Until then nothing is built on a table that may show too little.
                 topic.quarantine(str(error), "Mend its table; the store looks at it every few seconds")
                 log.error("topic.quarantined", topic=topic.name, why=str(error))
                 continue
@@ -174,7 +174,7 @@ class Topics:
         kept = [k.snapshot for key, k in self._unserved.partitions.items() if k.snapshot and key not in served]
         return [*(p.snapshot_frame() for p in logs if p.recovered), *kept]
 
-    # ---- what there is ----------------------------------------------------------------------------------------------
+    # ---- lookups ----------------------------------------------------------------------------------------------------
 
     def all(self, context: RequestContext, *, include_internal: bool = False) -> list[Topic]:
         """The topics that the principal may describe, by name."""

@@ -7,7 +7,7 @@ import msgspec
 import pyarrow as pa
 
 from logstore.client.transport import Transport
-from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionResponse, read_fetch_response
+from logstore.protocol.fetch_response import MEDIA_TYPE, PartitionData, read_fetch_response
 
 
 class FetchPartition(msgspec.Struct, frozen=True, gc=False):
@@ -36,7 +36,7 @@ def fetch(
     request: FetchRequest,
     request_timeout_s: float,
     is_cancelled: Callable[[], bool] = lambda: False,
-) -> list[PartitionResponse]:
+) -> list[PartitionData]:
     """Fetch once: a response for each partition that has news. An error of a partition is in its response.
 
     The store may answer ``request_timeout_s`` later than ``max_wait_ms``. Raises as ``Transport.request_once``.

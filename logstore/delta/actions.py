@@ -114,7 +114,7 @@ def _canonical(action: Action) -> Action:
     return action
 
 
-# ---- what we are about to hand over ---------------------------------------------------------------------------------
+# ---- entries of ours ------------------------------------------------------------------------------------------------
 
 
 def with_digest(version: int, info: dict[str, str], actions: Iterable[Action]) -> dict[str, str]:

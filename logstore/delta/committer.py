@@ -177,7 +177,7 @@ class Committer:
         )
 
     def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
-        """Rule R4: what must hold on the snapshot for any commit. delta-rs checks none of it."""
+        """Rule R4: the preconditions of any commit on the snapshot. delta-rs checks none of it."""
         if FORBIDDEN_PROPERTY in snapshot.properties:
             raise CommitRefusedError(
                 f"{self._files} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "

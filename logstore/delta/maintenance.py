@@ -2,7 +2,7 @@
 
 Order: a checkpoint is written, compared with the snapshot that it stands for, made durable, and vouched for by a file
 with its checksums; only then are expired log entries removed (those before the newest checkpoint that is itself older
-than ``delta.logRetentionDuration``), which from then on nothing but a checkpoint can replace.
+than ``delta.logRetentionDuration``); after that only a checkpoint can replace them.
 """
 
 from typing import TYPE_CHECKING

@@ -45,7 +45,7 @@ class RewritePart:
 
 
 def is_rolled(part: RollPart, snapshot: TopicSnapshot, files: TableFiles) -> bool:
-    """Whether the snapshot holds the part already. Raises what refuses it."""
+    """Whether the snapshot holds the part already. Raises the refusal."""
     state = partition_state(snapshot, part.partition, files)
     check_epoch(snapshot, part.partition, part.leader_epoch, files)
     snapshot.check(part.partition)
@@ -92,7 +92,7 @@ def check_part(part: RollPart) -> None:
 def rewrite_facts(
     part: RewritePart, snapshot: TopicSnapshot, files: TableFiles
 ) -> tuple[list[SegmentFile], dict[str, int]]:
-    """The files that a rewrite removes and the transactions that go with it. Raises what refuses it."""
+    """The files that a rewrite removes and the transactions that go with it. Raises the refusal."""
     state = partition_state(snapshot, part.partition, files)
     active = {file.path: file for file in snapshot.segments(part.partition)}
     gone = [removed for removed in part.removes if removed not in active]

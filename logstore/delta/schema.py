@@ -52,7 +52,7 @@ def timestamp_stat(timestamp_us: int) -> str:
 def add_action(segment: Segment, *, data_change: bool) -> "AddAction":
     from deltalake.transaction import AddAction
 
-    # With nullCount readers know that numRecords is all there is, and skip a file without a record whatever they want.
+    # With nullCount readers know that numRecords is all there is, and skip an empty file for every query.
     stats: dict[str, object] = {"numRecords": segment.num_records, "nullCount": {"offset": 0, "timestamp": 0}}
     if segment.num_records:
         stats |= {

@@ -261,9 +261,9 @@ class _Columns:
         #: The name tells the range.
         self.named = names.has_range[order]
         self.foreign = ~names.ours[order]
-        #: Neither of records that are known, nor of a range without any.
+        #: Neither known records nor an empty range.
         self.incomplete = ~(complete | empty)[order]
-        #: Of a range that its records do not lie in.
+        #: Records outside the file's range.
         self.misnamed = (names.has_range & ~empty & ((first < names.base) | (last >= names.end)))[order]
 
     def rows_of(self, partition: int) -> np.ndarray[Any, np.dtype[np.int64]]:

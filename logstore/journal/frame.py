@@ -29,7 +29,7 @@ PAYLOAD_BYTES_MAX: Final = (1 << 32) - 1
 # Magic and the CRC-32C of the other 120 bytes of the header; then those.
 _PREFIX: Final = struct.Struct("<4sI")
 _FRAME: Final = struct.Struct("<BBHIIiQQQ16sqiiqqQqQh6x")
-# The same with the prefix; version, type and flags as one number.
+# The same fields with the prefix; version, type and flags as one number.
 _STORED_FRAME: Final = struct.Struct("<4sIIIIiQQQ16sqiiqqQqQh6x")
 _FILE: Final = struct.Struct("<B7xQQq88x")
 
@@ -125,7 +125,7 @@ class FrameLocation(NamedTuple):
 
 
 class StoredHeader(NamedTuple):
-    """A frame's header as read: with what encoding added to it."""
+    """A header as read, with the fields that encoding added."""
 
     header: FrameHeader
     payload_length: int
@@ -203,7 +203,7 @@ def _kind(version: int, kind: int, flags: int) -> int:
     return version | kind << 8 | flags << 16
 
 
-# What each version has: types, and all flags together.
+# The types of each version, and all its flags together.
 _FIRST_TYPES: Final = (FrameType.DATA, FrameType.SNAPSHOT, FrameType.MARK)
 _FORMATS: Final[Mapping[int, tuple[tuple[FrameType, ...], int]]] = {
     2: (_FIRST_TYPES, FrameFlags.LOG_APPEND_TIME | FrameFlags.RELOCATED),
@@ -220,7 +220,7 @@ KNOWN: Final[Kinds] = {
 
 
 def _unhonoured(kind: int, flags: int) -> list[str]:
-    """What of a type and flags this release does not honour, in words."""
+    """The part of a type and flags that this release does not honour, in words."""
     found = []
     if kind == FrameType.KAFKA_BATCH:
         found.append(f"is of type KAFKA_BATCH ({kind})")

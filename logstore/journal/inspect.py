@@ -1,4 +1,4 @@
-"""Looking at a journal from outside, and giving up the damaged end of one: ``logstore journal dump|verify|repair``.
+"""Inspection of a journal from outside, and repair of a damaged end: ``logstore journal dump|verify|repair``.
 
 ``dump`` and ``verify`` change nothing. ``repair`` is for a stopped broker only, and keeps a copy of every byte that it
 takes out of the journal.

@@ -1,4 +1,4 @@
-"""One journal file: its name, its descriptor, and which partitions still need it.
+"""One journal file: its name, its descriptor, and the partitions that still need it.
 
 Invariants: ``size`` counts durable bytes only; the descriptor is closed when its last reader has finished;
 a file is needed while any partition has an end offset in ``needed_by``.

@@ -8,7 +8,7 @@ follows it: a process that had lost its lock wrote it. That tail is passed over.
 
 Memory is bounded by ``WINDOW_BYTES``, whatever the size of a file or frame; the payloads of data frames are checked,
 not kept. A frame of a kind that is not among ``kinds`` is refused, as is a control record that this release does not
-know: what a newer release wrote is neither cut nor passed over.
+know: frames of a newer release are neither cut nor passed over.
 """
 
 import itertools
@@ -238,7 +238,7 @@ def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
 
 
 def _check_unborn(file: JournalFile, kinds: Kinds, *, alone: bool) -> None:
-    """A last file without a good header was never begun, unless something says that it was."""
+    """A last file without a good header was never begun, unless other bytes attest it."""
     if _attested_end(file, file.start, kinds)[0] > file.start:
         raise JournalCorruptionError(file.path, file.start, "its header is damaged, and frames in it were durable")
     if alone and file.start > 0:

@@ -1,8 +1,8 @@
-"""The idempotency keys of one partition: which batches the request with a key stored here, for as long as its window.
+"""The idempotency keys of one partition: the batches stored for each key, while its window is open.
 
-``remembered_ms`` is ``idempotency.window.ms``. Invariant: a key is forgotten when that is over and not before; where
-there is no room for a new one, the new request is refused. ``idempotency.keys.max`` counts batches, which is keys
-unless a request has several batches for one partition.
+``remembered_ms`` is ``idempotency.window.ms``. Invariant: a key is forgotten when its window is over and not before;
+where there is no room for a new one, the new request is refused. ``idempotency.keys.max`` counts batches, which is
+keys unless a request has several batches for one partition.
 """
 
 from collections.abc import Sequence

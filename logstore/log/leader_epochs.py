@@ -1,4 +1,4 @@
-"""Which leader epoch wrote which offsets of a partition (KIP-101).
+"""The leader epoch of each range of offsets of a partition (KIP-101).
 
 Owns a rising list of (epoch, start offset). Invariant: both rise strictly; an epoch is listed only if it wrote a
 record.

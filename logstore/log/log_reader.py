@@ -224,7 +224,7 @@ class LogReader:
         at = offset
         while True:
             if taken and log.is_missing(at):
-                break  # the next fetch says so
+                break  # the next fetch reports the error
             piece = await self._again_if_moved(
                 topic, functools.partial(next_slice, at, max_bytes - num_bytes, may_be_empty=bool(taken))
             )

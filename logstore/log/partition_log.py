@@ -192,7 +192,7 @@ class PartitionLog:
             raise self.quarantined
 
     def quarantine(self, reason: str, remedy: str) -> None:
-        """Refuse readers and writers: the table says what cannot be, and nobody may build on it."""
+        """Refuse readers and writers: the table contradicts itself, and nothing may be built on it."""
         self.quarantined = QuarantinedError(f"{self.topic}-{self.partition} is quarantined: {reason}", remedy)
         self._wake()
 
@@ -201,7 +201,7 @@ class PartitionLog:
         if not self.recovered and self._recover is not None:
             self.recovered = True
             self.quarantined = None
-            self._recover()  # which may find something else
+            self._recover()  # recovery may find another problem
         elif self.recovered:
             self.quarantined = None
 

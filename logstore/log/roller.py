@@ -253,7 +253,7 @@ class Roller:
             if partition in refused:
                 continue
             if topic.snapshot.partitions[partition].sealed < part.end_offset:
-                # If it were sealed here and not in the table, readers would pass over it as over a gap.
+                # A range sealed here and not in the table would look to readers like a gap.
                 refused[partition] = CommitConflictError(
                     f"Version {commit.version} of topic {topic.name!r} was overwritten by a foreign commit at once: "
                     "the roll is committed again with the next one"
@@ -281,7 +281,7 @@ class Roller:
         self._journal.release(partition_log.topic_id, partition_log.partition, offset)
 
     def _write(self, topic: Topic, spans: Sequence[_Range]) -> list[RollPart]:
-        """All of it or nothing: what fails leaves no files. StorageFullError, StorageError, JournalRangeFreedError."""
+        """All files or none: a failed write leaves no file. StorageFullError, StorageError, JournalRangeFreedError."""
         codec = topic.config.segment_codec
         parts: list[RollPart] = []
         written: list[Segment] = []
@@ -405,7 +405,7 @@ class Roller:
         topic.gaps = {p.partition: gaps[p.partition] for p in served}
 
     def _adopt(self, partition_log: PartitionLog, snapshot: TopicSnapshot) -> None:
-        """A commit of ours whose outcome was unknown turns out to have happened."""
+        """Take over a commit of ours whose unknown outcome proves to be success."""
         state = snapshot.partitions[partition_log.partition]
         ours = partition_log.is_leader and state.leader_epoch == partition_log.leader_epoch
         if ours and partition_log.sealed_offset < state.sealed <= _end(partition_log):
@@ -505,7 +505,7 @@ def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
 
 
 def _on_disk(files: TableFiles, name: str) -> Segment | None:
-    """CorruptionError if it is damaged: to give its records up, take the file away."""
+    """CorruptionError if it is damaged. Remove the file to give its records up."""
     try:
         verify_segment(files, name)
         return segment_from_file(files, name)

@@ -25,7 +25,7 @@ RESPONSE_HEADER: Final = struct.Struct("<iiqqqqq")
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionResponse:
+class PartitionData:
     """``content`` is in pieces, in order; a response that was read has one piece, a pa.Buffer. Offsets are -1 where an
     error leaves them unknown.
     """
@@ -66,7 +66,7 @@ class PartitionResponse:
         return read_records(self.content[0], first_offset)
 
 
-def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer]:
+def encode_fetch_response(responses: Sequence[PartitionData]) -> list[Buffer]:
     """The body in pieces; contents are not copied."""
     encoded: list[Buffer] = []
     for response in responses:
@@ -86,9 +86,9 @@ def encode_fetch_response(responses: Sequence[PartitionResponse]) -> list[Buffer
     return encoded
 
 
-def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionResponse]:
+def read_fetch_response(body: pa.Buffer) -> Iterator[PartitionData]:
     """The partition responses, in place. LogStoreError if ``body`` is no answer to a fetch."""
     for fields, content in read_sections(body, RESPONSE_HEADER, "partition"):
         index, error_code, log_start_offset, high_watermark, last_stable_offset, next_offset = fields
         ends = log_start_offset, high_watermark, last_stable_offset
-        yield PartitionResponse(index, error_code, *ends, next_offset, (content,))
+        yield PartitionData(index, error_code, *ends, next_offset, (content,))

@@ -1,4 +1,6 @@
-"""Records of the log (LOG_SCHEMA) to HTTP bodies.
+"""Records of the log (LOG_SCHEMA) to HTTP bodies, in pieces.
+
+Invariant: besides the pieces made so far, an encoder holds what one run of records needs: of 512 KiB, or of one record.
 
 Stored JSON texts are embedded as they are, byte for byte. Stored bytes need not be JSON (Arrow, NDJSON and base64
 producers store any bytes). So each text is checked to be one JSON value before it is embedded; otherwise a value like
@@ -7,7 +9,7 @@ producers store any bytes). So each text is checked to be one JSON value before 
 
 import struct
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, repeat
 from typing import Any
 
@@ -17,11 +19,15 @@ import pyarrow as pa
 
 from logstore.errors import UnreadableRecordError
 from logstore.filesystem import Buffer
+from logstore.limits import RECORD_OVERHEAD_BYTES
+from logstore.records.batch import record_sizes
 from logstore.records.json_decoder import is_utf8
 from logstore.records.schema import LOG_SCHEMA
 
 _NULL = b"null"
 _JSON, _STRING, _BINARY = "json", "string", "binary"
+# The objects of a run's records take several times its bytes.
+_RUN_BYTES = 512 * 1024
 _JSON_TEXTS = msgspec.json.Decoder(list[msgspec.Raw])
 _JSON_TEXT = msgspec.json.Decoder(msgspec.Raw)
 # Around the record batch messages of a stream: the schema, and a continuation of no bytes.
@@ -29,7 +35,7 @@ _STREAM_BEGIN = LOG_SCHEMA.serialize().to_pybytes()
 _STREAM_END = struct.pack("<II", 0xFFFFFFFF, 0)
 
 
-def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> bytes:
+def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
     """A json.v2 array: topic, key, value, partition, offset, timestamp (ms) and, where it has any, headers.
 
     UnreadableRecordError with the offset of the first record whose value or key is not JSON (a string key: not UTF-8).
@@ -43,10 +49,10 @@ def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: b
             columns.append(texts)
         return _encode_rows(batch, topic, partition, *columns)
 
-    return _encode_array(map(rows, records.to_batches()))
+    return _encode_array(map(rows, _runs(records)))
 
 
-def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> bytes:
+def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
     """As ``encode_json``, but bytes that are no JSON are given as text, and bytes that are no UTF-8 as base64.
 
     Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
@@ -61,22 +67,41 @@ def encode_readable(records: pa.Table, topic: str, partition: int, *, string_key
         ]
         return _encode_rows(batch, topic, partition, keys, values, fields)
 
-    return _encode_array(map(rows, records.to_batches()))
+    return _encode_array(map(rows, _runs(records)))
 
 
-def encode_binary(records: pa.Table, topic: str, partition: int) -> bytes:
+def encode_binary(records: pa.Table, topic: str, partition: int) -> Iterator[bytes]:
     """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
-    return _encode_array(_binary_rows(batch, topic, partition) for batch in records.to_batches())
+    return _encode_array(_binary_rows(run, topic, partition) for run in _runs(records))
 
 
-def encode_arrow_stream(records: pa.Table) -> list[Buffer]:
-    """An Arrow IPC stream of LOG_SCHEMA, in pieces; no records are a stream of the schema alone."""
-    batches = [memoryview(batch.serialize()) for batch in records.to_batches() if batch.num_rows]
-    return [_STREAM_BEGIN, *batches, _STREAM_END]
+def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
+    """An Arrow IPC stream of LOG_SCHEMA; no records are a stream of the schema alone."""
+    yield _STREAM_BEGIN
+    for batch in records.to_batches():
+        if batch.num_rows:
+            yield memoryview(batch.serialize())
+    yield _STREAM_END
 
 
-def _encode_array(rows: Iterable[Iterable[bytes]]) -> bytes:
-    return b"[" + b",".join(chain.from_iterable(rows)) + b"]"
+def _runs(records: pa.Table) -> Iterator[pa.RecordBatch]:
+    """The records in batches of at most ``_RUN_BYTES``, or of one record."""
+    for batch in records.to_batches():
+        ends = np.cumsum(record_sizes(batch) + RECORD_OVERHEAD_BYTES)
+        start = 0
+        while start < batch.num_rows:
+            begun = int(ends[start - 1]) if start else 0
+            end = max(start + 1, int(np.searchsorted(ends, begun + _RUN_BYTES, side="right")))
+            yield batch.slice(start, end - start)
+            start = end
+
+
+def _encode_array(runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    yield b"["
+    for number, rows in enumerate(runs):
+        # The empty first item puts a comma between two runs.
+        yield b",".join(chain((b"",), rows) if number else rows)
+    yield b"]"
 
 
 def _binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
@@ -106,13 +131,14 @@ def _headers_fields(column: pa.Array) -> Iterable[bytes]:
     """``,"headers":[...]`` of each record; nothing for a record without headers."""
     if column.null_count == len(column):
         return [b""] * len(column)
-    elements = column.values
+    offsets = column.offsets.to_numpy()
+    elements = column.values.slice(offsets[0], offsets[-1] - offsets[0])
+    offsets = offsets - offsets[0]
     encode: Callable[[Any], bytes] = msgspec.json.encode
     texts = [
         b'{"key":%b,"value":%b}' % (encode(key), _base64_text(value))
         for key, value in zip(elements.field("key").to_pylist(), elements.field("value").to_pylist(), strict=True)
     ]
-    offsets = column.offsets.to_numpy()
     filled = (np.diff(offsets) > 0) & column.is_valid().to_numpy(zero_copy_only=False)
     return [
         b',"headers":[%b]' % b",".join(texts[start:end]) if has_any else b""

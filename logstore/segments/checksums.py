@@ -3,8 +3,8 @@
 ``logstore.crc32c`` in the footer's key-value metadata is a chain: the CRC-32C of the file from its first byte up to the
 end of each column chunk, in the order of the file, then up to the footer, then up to the end of the file; eight
 hexadecimal digits each, the last one computed with its own digits as zeros. A stretch between two of these places is
-unchanged if the CRC at its begin, continued over it, gives the CRC at its end: a reader of two columns reads and checks
-only these two.
+unchanged if the CRC at its beginning, continued over it, gives the CRC at its end: a reader of two columns reads and
+checks only these two.
 
 Parquet's own page checksums leave out page headers, the page index and the footer, and Arrow ends the process over some
 footers with one flipped bit: a footer that has a chain is parsed only after it was checked.
@@ -30,7 +30,7 @@ _ENTRY = re.compile(rb"logstore\.crc32c\x18[\x80-\xff]*[\x00-\x7f]((?:[0-9a-f]{8
 
 
 def places(metadata: pq.FileMetaData, footer_at: int) -> list[int]:
-    """Up to where the CRCs of ``check_footer`` go. Each column chunk begins where the one before it ends."""
+    """The places up to which the CRCs of ``check_footer`` go. Each column chunk begins where the one before it ends."""
     ends = [len(MAGIC)]
     for row_group in map(metadata.row_group, range(metadata.num_row_groups)):
         ends += [bounds(chunk)[1] for chunk in map(row_group.column, range(metadata.num_columns))]

@@ -1,7 +1,7 @@
 """Names of segment files, relative to the table.
 
 ``partition=<p>/<base offset, 20 digits>-<end offset, 20 digits>-<leader epoch>-<unique>.parquet``: the file stands for
-the offsets [base, end) of the partition, whichever of them it has records of. Releases before this form wrote names
+the offsets [base, end) of the partition, whether or not each has a record. Releases before this form wrote names
 without the end offset; they are still read. Files of a partition sort by offset, the directory is Delta's (Hive's) for
 the partition column, and no two attempts ever share a name.
 
@@ -135,7 +135,7 @@ def _offsets(paths: pa.StringArray) -> tuple[Any, Any]:
     first = np.frombuffer(starts, np.int32)[paths.offset : paths.offset + len(paths)]
     at = first + pc.find_substring(paths, "/").to_numpy() + 1
     digits = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(2 * _OFFSET_DIGITS + 1)].astype(np.int64) - ord("0")
-    # The first of 20 digits is 0 in every offset there can be.
+    # The first of 20 digits is 0 in every possible offset.
     too_large = (digits[:, 0] != 0) | (digits[:, _OFFSET_DIGITS + 1] != 0)
     base, end = (digits[:, at : at + _OFFSET_DIGITS - 1] @ _POWERS for at in (1, _OFFSET_DIGITS + 2))
     return np.where(too_large, -1, base), end

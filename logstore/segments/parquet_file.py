@@ -1,4 +1,4 @@
-"""From the bytes of a segment to Parquet: nothing is parsed that was not compared with its checksum.
+"""From the bytes of a segment to Parquet: bytes are compared with their checksum before they are parsed.
 
 Invariants: of a file with checksums all but the column chunks is checked when it is opened, and a column chunk before
 it is decoded; a file under a segment's name is that segment. Files of another writer have no

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
-    from logstore.protocol.fetch_response import PartitionResponse
+    from logstore.protocol.fetch_response import PartitionData
 
 FETCH_BYTES = 8 * 1024 * 1024
 FETCH_WAIT_MS = 1_000
@@ -110,7 +110,7 @@ class _Store:
                     f"to {end}: records that were there when this DataFrame was made are gone"
                 )
 
-    def _fetch(self, partition: int, offset: int) -> "PartitionResponse | None":
+    def _fetch(self, partition: int, offset: int) -> "PartitionData | None":
         """One response, None without news. Raises the error of the partition, too."""
         from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 

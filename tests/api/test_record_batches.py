@@ -6,7 +6,7 @@ import pytest
 from deltalake import DeltaTable
 
 from logstore.broker.context import INTERNAL
-from logstore.protocol.fetch_response import PartitionResponse, read_fetch_response
+from logstore.protocol.fetch_response import PartitionData, read_fetch_response
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch, read_batches
 from logstore.records.payload import decode_payload
 from logstore.records.schema import WIRE_SCHEMA
@@ -31,7 +31,7 @@ def values(*texts: str) -> pa.RecordBatch:
     return wire_batch([Row(None, None, text.encode(), None) for text in texts])
 
 
-async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes: int = 64 << 20) -> PartitionResponse:
+async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes: int = 64 << 20) -> PartitionData:
     """The batches of one partition; none if the answer has no news."""
     asked = {"topic": topic, "partition": partition, "offset": offset}
     body = {"partitions": [asked], "max_bytes": max_bytes, "max_partition_bytes": max_bytes, "max_wait_ms": 0}
@@ -39,15 +39,15 @@ async def fetched(api, topic: str, partition: int = 0, *, offset: int, max_bytes
     assert answer.status_code == 200, answer.text
     assert int(answer.headers["Content-Length"]) == len(answer.content)
     responses = list(read_fetch_response(pa.py_buffer(answer.content)))
-    return responses[0] if responses else PartitionResponse(0, 0, -1, offset, offset, offset, (pa.py_buffer(b""),))
+    return responses[0] if responses else PartitionData(0, 0, -1, offset, offset, offset, (pa.py_buffer(b""),))
 
 
-def batches(response: PartitionResponse) -> list[RecordBatch]:
+def batches(response: PartitionData) -> list[RecordBatch]:
     assert response.error is None
     return list(read_batches(response.content[0]))
 
 
-def offsets(response: PartitionResponse, first_offset: int = 0) -> list[int]:
+def offsets(response: PartitionData, first_offset: int = 0) -> list[int]:
     return [offset for batch in response.records(first_offset) for offset in batch.column("offset").to_pylist()]
 
 
@@ -138,7 +138,7 @@ async def test_history_comes_as_whole_row_groups_wherever_reading_begins(api):
         assert (await api.post("/topics/t/roll")).status_code == 200
     await api.produce("t", [6])
 
-    def seen(response: PartitionResponse) -> list[tuple[int, int, int]]:
+    def seen(response: PartitionData) -> list[tuple[int, int, int]]:
         return [(batch.base_offset, batch.record_count, batch.flags) for batch in batches(response)]
 
     whole = await fetched(api, "t", offset=0, max_bytes=10_000)

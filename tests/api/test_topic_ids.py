@@ -7,7 +7,7 @@ from http import HTTPStatus
 import pyarrow as pa
 import pytest
 
-from logstore.protocol.fetch_response import PartitionResponse, read_fetch_response
+from logstore.protocol.fetch_response import PartitionData, read_fetch_response
 from tests.api.api_client import ARROW, JSON_V2, NDJSON, ApiClient, assert_error, running_api
 from tests.api.listening import connected, listening
 from tests.api.test_fetch import FETCH
@@ -24,7 +24,7 @@ async def topic_id(api: ApiClient, topic: str = "t") -> str:
     return (await api.get(f"/topics/{topic}")).json()["topic_id"]
 
 
-def responses(content: bytes) -> list[PartitionResponse]:
+def responses(content: bytes) -> list[PartitionData]:
     return list(read_fetch_response(pa.py_buffer(content)))
 
 

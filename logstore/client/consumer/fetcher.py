@@ -29,7 +29,7 @@ from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.client.transport import Transport, backoffs
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
-from logstore.protocol.fetch_response import PartitionResponse
+from logstore.protocol.fetch_response import PartitionData
 from logstore.records.log_batches import int64_values
 
 # A request for more would be larger than the store takes; with more partitions than that they are asked for in turns.
@@ -199,7 +199,7 @@ class Fetcher:
         )
         responses = fetch(self._transport, request, options.request_timeout_ms / 1000, lambda: self._outdated)
 
-        def read(response: PartitionResponse) -> tuple[int, list[CompletedFetch]]:
+        def read(response: PartitionData) -> tuple[int, list[CompletedFetch]]:
             partition, reading = turn[response.index]
             return response.index, self._read_response(response, partition, reading.next_offset)
 
@@ -207,9 +207,7 @@ class Fetcher:
         in_threads = sum(response.has_parquet for response in responses) > 1
         return list(self._decoders.map(read, responses) if in_threads else map(read, responses))
 
-    def _read_response(
-        self, response: PartitionResponse, partition: TopicPartition, offset: int
-    ) -> list[CompletedFetch]:
+    def _read_response(self, response: PartitionData, partition: TopicPartition, offset: int) -> list[CompletedFetch]:
         if (error := response.error) is not None:
             return [self._failed(error, partition, offset)]
         batches = list(response.records(offset))

@@ -6,7 +6,7 @@ import pytest
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, QuarantinedError
 from logstore.protocol.fetch_response import (
     RESPONSE_HEADER,
-    PartitionResponse,
+    PartitionData,
     encode_fetch_response,
     read_fetch_response,
 )
@@ -19,15 +19,15 @@ def record(value: bytes) -> RecordBatch:
     return RecordBatch(11, 0, 1, 0, pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA).serialize())
 
 
-def passed_on(*responses: PartitionResponse) -> list[PartitionResponse]:
+def passed_on(*responses: PartitionData) -> list[PartitionData]:
     return list(read_fetch_response(pa.py_buffer(b"".join(map(bytes, encode_fetch_response(responses))))))
 
 
 def test_records_errors_and_gaps_reach_the_other_end():
     records, gap, failed = passed_on(
-        PartitionResponse(3, 0, 1, 12, 10, 12, encode_batches([record(b"v")])),
-        PartitionResponse(1, 0, 0, 30, 30, 30, []),
-        PartitionResponse.of_error(0, QuarantinedError("außerhalb")),
+        PartitionData(3, 0, 1, 12, 10, 12, encode_batches([record(b"v")])),
+        PartitionData(1, 0, 0, 30, 30, 30, []),
+        PartitionData.of_error(0, QuarantinedError("außerhalb")),
     )
     assert records.last_stable_offset == 10
     assert (records.index, records.log_start_offset, records.high_watermark, records.next_offset) == (3, 1, 12, 12)
@@ -40,7 +40,7 @@ def test_records_errors_and_gaps_reach_the_other_end():
 
 def test_an_offset_out_of_range_comes_with_the_range():
     (response,) = passed_on(
-        PartitionResponse.of_error(2, OffsetOutOfRangeError("outside", log_start_offset=5, high_watermark=9))
+        PartitionData.of_error(2, OffsetOutOfRangeError("outside", log_start_offset=5, high_watermark=9))
     )
     error = response.error
     assert isinstance(error, OffsetOutOfRangeError)
@@ -48,12 +48,12 @@ def test_an_offset_out_of_range_comes_with_the_range():
 
 
 def test_a_message_that_utf_8_cannot_carry_is_told_all_the_same():
-    (response,) = passed_on(PartitionResponse.of_error(0, LogStoreError("half \ud800")))
+    (response,) = passed_on(PartitionData.of_error(0, LogStoreError("half \ud800")))
     assert str(response.error) == "half \\ud800"
 
 
 def test_the_layout_is_a_header_of_48_bytes_and_the_content_padded_to_8():
-    (header, content, padding) = encode_fetch_response([PartitionResponse(1, 2, 3, 5, 4, 6, [b"what"])])
+    (header, content, padding) = encode_fetch_response([PartitionData(1, 2, 3, 5, 4, 6, [b"what"])])
     assert bytes(header) == struct.pack("<iiqqqqq", 1, 2, 3, 5, 4, 6, 4)
     assert (RESPONSE_HEADER.size, bytes(content), bytes(padding)) == (48, b"what", bytes(4))
 

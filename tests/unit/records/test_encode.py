@@ -1,5 +1,6 @@
 import base64
 import json
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -7,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from logstore.errors import UnreadableRecordError
-from logstore.records.encode import encode_arrow_stream, encode_binary, encode_json, encode_readable
+from logstore.records import encode
+from logstore.records.encode import encode_arrow_stream
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.schema import LOG_SCHEMA
 from tests.support.records import Row, headers_lists, rows, timestamps, wire_batch, wire_rows
@@ -20,6 +22,18 @@ _JSON_ROWS = st.builds(
     value=st.none() | _JSON_TEXT.map(str.encode),
     headers=st.none() | headers_lists,
 )
+
+
+def encode_json(*given: object, **options: bool) -> bytes:
+    return b"".join(encode.encode_json(*given, **options))
+
+
+def encode_readable(*given: object, **options: bool) -> bytes:
+    return b"".join(encode.encode_readable(*given, **options))
+
+
+def encode_binary(*given: object) -> bytes:
+    return b"".join(encode.encode_binary(*given))
 
 
 def _log(records: list[Row], base_offset: int = 10) -> pa.Table:
@@ -173,3 +187,30 @@ def test_no_records():
     empty = _log([])
     assert encode_json(empty, "t", 0) == encode_readable(empty, "t", 0) == encode_binary(empty, "t", 0) == b"[]"
     assert pa.ipc.open_stream(b"".join(encode_arrow_stream(empty))).read_all().num_rows == 0
+
+
+@given(st.lists(_JSON_ROWS, max_size=12), st.integers(1, 300), st.integers(0, 4))
+@settings(deadline=None)
+def test_records_encoded_in_runs_are_those_encoded_at_once(records, run_bytes, skip):
+    log = _log(records).slice(skip)
+    forms = (encode_json, encode_readable, encode_binary)
+    at_once = [form(log, "a%d", 3) for form in forms]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(encode, "_RUN_BYTES", run_bytes)
+        assert [form(log, "a%d", 3) for form in forms] == at_once
+
+
+@pytest.mark.parametrize("value_bytes", [20, 1_000, 100_000])
+@pytest.mark.parametrize("form", ["encode_json", "encode_readable", "encode_binary"])
+def test_an_encoder_holds_little_besides_its_answer(form, value_bytes):
+    text = b'"%s"' % (b"x" * value_bytes)
+    batch = wire_batch([Row(1, b"1", text, None)] * (8_000_000 // (value_bytes + 32)))
+    log = pa.Table.from_batches([to_log_batch([WireBatch(batch, 0, 1_000, log_append_time=False)])])
+    pieces = getattr(encode, form)(log, "t", 3)
+    tracemalloc.start()
+    try:
+        body = list(pieces)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < sum(map(len, body)) + 8 * encode._RUN_BYTES + 4_000_000

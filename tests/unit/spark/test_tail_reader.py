@@ -11,24 +11,24 @@ from logstore import errors
 from logstore.client.fetch import FetchRequest
 from logstore.client.transport import Transport
 from logstore.errors import LogStoreError
-from logstore.protocol.fetch_response import PartitionResponse, encode_fetch_response, read_fetch_response
+from logstore.protocol.fetch_response import PartitionData, encode_fetch_response, read_fetch_response
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 from logstore.records.schema import WIRE_SCHEMA
 from logstore.spark import tail_reader
 from logstore.spark.tail_reader import TailReadError
 
 URL = "http://127.0.0.1:9"
-Answer = PartitionResponse | LogStoreError | None
+Answer = PartitionData | LogStoreError | None
 
 
-def records(base_offset: int, count: int) -> PartitionResponse:
+def records(base_offset: int, count: int) -> PartitionData:
     values = [b"%d" % offset for offset in range(base_offset, base_offset + count)]
     columns = [pa.nulls(count, field.type) for field in WIRE_SCHEMA]
     columns[2] = pa.array(values, pa.binary())
     payload = pa.RecordBatch.from_arrays(columns, schema=WIRE_SCHEMA).serialize()
     end = base_offset + count
     content = encode_batches([RecordBatch(base_offset, 7, count, 0, payload)])
-    encoded = encode_fetch_response([PartitionResponse(0, 0, 0, 1_000, 1_000, end, content)])
+    encoded = encode_fetch_response([PartitionData(0, 0, 0, 1_000, 1_000, end, content)])
     (response,) = read_fetch_response(pa.py_buffer(b"".join(map(bytes, encoded))))
     return response
 
@@ -40,7 +40,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def answer_with(*answers: Answer) -> list[int]:
         offsets: list[int] = []
 
-        def fetch(_: Transport, request: FetchRequest, __: float) -> list[PartitionResponse]:
+        def fetch(_: Transport, request: FetchRequest, __: float) -> list[PartitionData]:
             (wanted,) = request.partitions
             assert (wanted.topic, wanted.partition, wanted.topic_id) == ("t", 3, "the-id")
             answer = answers[min(len(offsets), len(answers) - 1)]
@@ -82,12 +82,12 @@ def test_a_range_comes_whole_and_no_further(asked):
         (errors.OffsetOutOfRangeError("gone", log_start_offset=9, high_watermark=10), "gone Retention or delete-rec"),
         (errors.QuarantinedError("broken"), "topic t: broken"),
         (None, "partition 3 ends at 6, before the end of the range 6 to 10"),
-        (PartitionResponse.of_error(0, errors.MissingRecordsError("taken out")), "topic t: taken out"),
+        (PartitionData.of_error(0, errors.MissingRecordsError("taken out")), "topic t: taken out"),
     ],
     ids=["away", "made again", "overtaken", "quarantined", "at the end", "of the partition"],
 )
 def test_a_task_fails_with_the_reason(asked, answer: Answer, says: str):
-    if isinstance(answer, PartitionResponse):
+    if isinstance(answer, PartitionData):
         encoded = encode_fetch_response([answer])
         (answer,) = read_fetch_response(pa.py_buffer(b"".join(map(bytes, encoded))))
     asked(answer)
