@@ -22,7 +22,9 @@ from logstore.lock_file import LockFile
 from logstore.records.batch_identity import first_producer_id
 
 #: Layout of the data directory; raised when an older release could not read it.
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+#: Version 1 had segments whose names tell no end offset. Its releases would take those of version 2 for foreign files.
+_OLDER_VERSIONS = (1,)
 
 
 _CHECKSUM = "crc32c"
@@ -174,10 +176,9 @@ class EmbeddedCoordinator:
         if not cluster:
             cluster = {"cluster_id": uuid.uuid4().hex, "format_version": FORMAT_VERSION}
             self._filesystem.write_atomically(cluster_file, _encode(cluster))
-        if cluster.get("format_version", FORMAT_VERSION) != FORMAT_VERSION:
-            raise DataDirectoryError(
-                f"{self._data} has format version {cluster['format_version']}; this release reads {FORMAT_VERSION}."
-            )
+        version = cluster.get("format_version", FORMAT_VERSION)
+        if version != FORMAT_VERSION and version not in _OLDER_VERSIONS:
+            raise DataDirectoryError(f"{self._data} has format version {version}; this release reads {FORMAT_VERSION}.")
         if cluster.keys() != {"cluster_id", "format_version"}:
             raise _damaged(cluster_file, _GIVE_UP_CLUSTER)
         others = sorted(p.name for p in (self._data / "brokers").glob("*/") if p.name != str(self._broker_id))
@@ -185,6 +186,8 @@ class EmbeddedCoordinator:
             raise DataDirectoryError(
                 f"{self._data} belongs to broker {others[0]}, not to {self._broker_id}: set broker.id to {others[0]}."
             )
+        if version != FORMAT_VERSION:
+            self._filesystem.write_atomically(cluster_file, _encode({**cluster, "format_version": FORMAT_VERSION}))
         return str(cluster["cluster_id"])
 
     async def stop(self) -> None:

@@ -256,10 +256,12 @@ class Producing:
         topic, parts = one.topic, one.parts
         claims = claim(topic, parts, one.identity)
         new = [at for at, claimed in enumerate(claims) if claimed.is_new]
-        if one.identity is not None:
-            # Only new records have to meet the topic's configuration of today.
+        # Only new records have to meet the topic's configuration of now. The decoder has checked the sizes of records
+        # without an identity; keys may have become necessary while they were encoded.
+        if one.identity is not None or topic.config.compacted:
             for part in [parts[at] for at in new]:
                 rows = np.arange(part.batch.num_rows) if part.rows is None else part.rows
-                check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
+                if one.identity is not None:
+                    check_record_sizes(part.batch, topic.config.max_message_bytes, rows)
                 check_batch_keys(topic, part.batch, rows)
         return AppendedRequest(one, claims, new)

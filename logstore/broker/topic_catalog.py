@@ -185,8 +185,14 @@ class TopicCatalog:
             ) from error
 
     def purge(self) -> None:
-        """Delete the files of deleted topics. Their ids stay: the journal may still have their records."""
-        self._root.purge()
+        """Delete the files of deleted topics, as far as that goes; the next deletion or start deletes the rest.
+
+        Their ids stay: the journal may still have their records.
+        """
+        try:
+            self._root.purge()
+        except OSError as error:
+            log.warning("topic.files_not_deleted", error=str(error))
 
     def deleted(self) -> set[uuid.UUID]:
         """Topics that were deleted on purpose: their records in the journal are not missing from a table."""

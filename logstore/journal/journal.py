@@ -2,10 +2,9 @@
 sealed.
 
 Owns the order of appends and the list of files; the disk work is ``JournalWriter``'s on one thread. Invariants:
-- One group is in flight; appends that come meanwhile form the next group. Futures resolve after the fdatasync, in the
-  order of the appends, and fail all together: no append is stored after one that failed.
-- After a failure, appends are refused until the callbacks of every failed future have run, so that no append can build
-  on the offset of a failed one.
+- One group is in flight; appends that come meanwhile form the next group. They are told after the fdatasync, in their
+  order, and fail all together in one step of the loop: no append is stored after one that failed, and none can build on
+  the offset of a failed one.
 - The files are always a gapless end of the journal: the oldest goes first, and only when no partition needs it and a
   later file holds everybody's snapshot durably. A gap found at recovery is therefore a lost file.
 - All state is changed on the event loop; ``read`` may be called from any thread.
@@ -121,7 +120,6 @@ class Journal:
         self._committer: asyncio.Task[None] | None = None
         self._closing = False
         self._failed: LogStoreError | None = None
-        self._refusing: LogStoreError | None = None
         self._full = False
 
     # ---- state --------------------------------------------------------------------------------------------------
@@ -134,7 +132,7 @@ class Journal:
     @property
     def refusal(self) -> LogStoreError | None:
         """The error that an append gets at once; None if it is taken."""
-        refused = self._failed or self._refusing
+        refused = self._failed
         if refused is None and (self._committer is None or self._closing):
             return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
         return None if refused is None else type(refused)(str(refused))
@@ -331,7 +329,6 @@ class Journal:
         if not full or not self._full:
             _log.error("journal_append_failed", message=str(error), final=not full)
         self._full = full
-        self._refusing = error
         pending = [*group, *self._queue]
         self._queue.clear()
         for append in pending:
@@ -339,12 +336,6 @@ class Journal:
             failure = type(error)(str(error))
             failure.__cause__ = error.__cause__
             append.told((), failure)
-        # The loop runs callbacks in the order in which they were scheduled, so this one runs after those of the
-        # futures.
-        asyncio.get_running_loop().call_soon(self._take_appends_again)
-
-    def _take_appends_again(self) -> None:
-        self._refusing = None
 
     # ---- reads --------------------------------------------------------------------------------------------------
 

@@ -197,6 +197,8 @@ class JournalScan:
                     break
                 end = tail
                 file.add(header, {})
+                if header.has_records or header.type is FrameType.TRUNCATE:
+                    _check_offsets(header, position)
                 payload = file.read(position + HEADER_BYTES, length) if header.type in _KEPT else None
                 if header.type is FrameType.CONTROL and payload is not None:
                     _check_control(header, payload, f"the journal frame at position {position}")
@@ -209,6 +211,16 @@ class JournalScan:
                 tail_bytes = _check_tail(file, tail, self._kinds)
         kept = tuple(file for file in files if file is not unborn)
         self._verdict = Verdict(kept, end, attested_end, unborn.path if unborn else None, tail_bytes)
+
+
+def _check_offsets(header: FrameHeader, position: int) -> None:
+    """Offsets that cannot be are refused before a log is built on them. CorruptionError."""
+    count = header.record_count
+    if not 0 <= count <= OFFSET_MAX - header.base_offset <= OFFSET_MAX or (count and header.type is FrameType.TRUNCATE):
+        raise CorruptionError(
+            f"the journal frame at position {position} ({header.type.name}) takes {count} offsets from "
+            f"{header.base_offset} on: no release wrote that. Restore the journal from a backup"
+        )
 
 
 def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:

@@ -2,7 +2,6 @@
 
 import asyncio
 from bisect import insort
-from collections import deque
 
 from logstore.errors import LogStoreError
 
@@ -34,12 +33,15 @@ class Acknowledgement:
 
 
 class AcknowledgementQueue:
-    """Acknowledgements by the end offset that each waits for, rising."""
+    """Acknowledgements by the end offset that each waits for, rising.
+
+    Every partition has one, and few of them wait for long: a list, because an empty deque takes ten times its memory.
+    """
 
     __slots__ = ("_waiting",)
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[int, Acknowledgement]] = deque()
+        self._waiting: list[tuple[int, Acknowledgement]] = []
 
     def add(self, end_offset: int, acknowledgement: Acknowledgement) -> None:
         """``acknowledgement`` waits for ``end_offset``; mostly that is the highest one."""
@@ -51,8 +53,13 @@ class AcknowledgementQueue:
     def reach(self, offset: int) -> None:
         """Everything below ``offset`` counts."""
         waiting = self._waiting
-        while waiting and waiting[0][0] <= offset:
-            waiting.popleft()[1].reached()
+        count = 0
+        for end_offset, acknowledgement in waiting:
+            if end_offset > offset:
+                break
+            acknowledgement.reached()
+            count += 1
+        del waiting[:count]
 
     def fail_above(self, offset: int, error: LogStoreError) -> None:
         """Nothing from ``offset`` on is stored."""

@@ -20,7 +20,9 @@ class OpenTransactions:
     @property
     def first_offset(self) -> int | None:
         """The first offset of all of them; None without one."""
-        return min((one.first_offset for one in self._by_producer.values()), default=None)
+        if not self._by_producer:  # mostly: asked of every partition, and often
+            return None
+        return min(one.first_offset for one in self._by_producer.values())
 
     @property
     def entries(self) -> tuple[OpenTransaction, ...]:

@@ -466,7 +466,8 @@ class Roller:
         """Files of rolls whose commits were overwritten before the last stop.
 
         A file that is neither active nor removed was never committed or was overwritten, if it is so young that the log
-        would still tell of its removal; an older one may have been deleted with SQL, and stays away.
+        would still tell of its removal; an older one may have been deleted with SQL, and stays away. Offsets that a
+        commit removed stay away, too, whatever files hold them.
         """
         oldest_ms = self._clock.now_ms() - TOMBSTONES_KEPT_MS
         kept = TOMBSTONE_RETENTION_PROPERTY not in snapshot.properties
@@ -474,9 +475,14 @@ class Roller:
         def was_lost(name: str) -> bool:
             return kept and name not in snapshot.tombstones and files.head(name).modified_ms > oldest_ms
 
+        gaps = history_gaps(snapshot, partition)
+        if not gaps:
+            return []
+        # Another file of the range may be on disk, of a roll that was killed before its commit: the removal counts.
+        removed = removed_ranges(removals_since(files, -1), None, files).get(partition, [])
         segments: list[Segment] = []
         cleaned = snapshot.partitions[partition].cleaned
-        for start, end in history_gaps(snapshot, partition):
+        for start, end in new_gaps(gaps, sorted((r.start, r.end) for r in removed)):
             if snapshot.touches_unnamed(partition, start, end):
                 # Below the clean point compaction of an earlier release left gaps.
                 start = max(start, cleaned)  # noqa: PLW2901

@@ -49,7 +49,7 @@ def test_after_a_failed_write_or_sync_nothing_is_appended_again(tmp_path, call):
     assert offsets(recovered_frames(tmp_path)) in ([0], [0, 1])
 
 
-def test_everything_pending_fails_in_one_step_in_order_before_anyone_can_append(tmp_path):
+def test_everything_pending_is_told_of_a_failure_in_one_step_and_in_order(tmp_path):
     """Otherwise an append could take an offset behind one that failed."""
     filesystem = FaultyFileSystem()
 
@@ -59,28 +59,27 @@ def test_everything_pending_fails_in_one_step_in_order_before_anyone_can_append(
         async with running(tmp_path, filesystem) as (journal, _):
             await journal.append([data_frame(0)])
 
-            async def busy(name):
-                # Always ready to run: if appends were taken between the failure and its callbacks, this one's would be.
-                while "settled" not in events:
-                    future = journal.append([data_frame(9)])
-                    if future.done() and future.exception():
-                        events.append(f"{name} refused")
+            async def busy():
+                """Another task gets a turn at every step of the loop."""
+                while 3 not in events:
+                    events.append("another task")
                     await asyncio.sleep(0)
 
             filesystem.fill(0)
             filesystem.fail("allocate", errno.ENOSPC, times=1000)
-            futures = [journal.append([data_frame(i, bytes(1 << 20))]) for i in range(1, 4)]
-            for i, future in enumerate(futures):
-                future.add_done_callback(lambda _, i=i: events.append(i))
-            futures[-1].add_done_callback(lambda _: filesystem.heal())
-            futures[-1].add_done_callback(lambda _: events.append("settled"))
-            task = asyncio.create_task(busy("early"))
-            assert await _outcomes(*futures) == ["StorageFullError"] * 3
-            await task
-            order = [event for event in events if isinstance(event, int)]
-            assert order == [0, 1, 2]
+            for i in range(1, 4):
+
+                def told(locations, error, i=i):
+                    assert not locations
+                    assert isinstance(error, StorageFullError)
+                    events.append(i)
+
+                journal.store([data_frame(i, bytes(1 << 20))], told)
+            await busy()
+            assert events[-3:] == [1, 2, 3]
+            assert "another task" in events
+            filesystem.heal()
             assert len(await journal.append([data_frame(1)])) == 1
-            assert "early refused" in events
 
     asyncio.run(scenario())
 

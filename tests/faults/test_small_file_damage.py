@@ -103,8 +103,8 @@ def test_a_damaged_secret_refuses_the_start(data: Path) -> None:
 
 
 def test_a_newer_format_is_not_taken_for_damage(data: Path) -> None:
-    (data / "cluster.json").write_bytes(_encode({"cluster_id": "c", "format_version": 2, "more": {}}))
-    with pytest.raises(DataDirectoryError, match="has format version 2; this release reads 1"):
+    (data / "cluster.json").write_bytes(_encode({"cluster_id": "c", "format_version": 3, "more": {}}))
+    with pytest.raises(DataDirectoryError, match="has format version 3; this release reads 2"):
         elect(data)
 
 

@@ -22,7 +22,10 @@ def test_a_round_in_which_no_fault_struck_has_not_passed(capsys: pytest.CaptureF
 
 
 @pytest.mark.system
-@pytest.mark.parametrize(("duration", "code"), [("0.001", 0), ("-1", 1)], ids=["one", "none"])
+@pytest.mark.parametrize(
+    ("duration", "code"),
+    [pytest.param("0.001", 0, id="one", marks=pytest.mark.long), pytest.param("-1", 1, id="none")],
+)
 def test_fail_points_say_how_many_faults_struck_and_fail_without_one(duration: str, code: int) -> None:
     command = [sys.executable, "-m", "tests.faults.fail_points", "--seed", "1", "--duration", duration]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

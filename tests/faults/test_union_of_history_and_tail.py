@@ -49,7 +49,7 @@ def offsets_read(view: topic_view.TopicView) -> list[int]:
     plan = view.plan(ranges)
     found: list[int] = []
     for r in [r for scan in plan.history for r in scan.ranges]:
-        rows = DeltaTable(view.path).to_pyarrow_table(columns=["offset"])["offset"]
+        rows = DeltaTable(view.files.uri).to_pyarrow_table(columns=["offset"])["offset"]
         found += rows.filter(pc.and_(pc.greater_equal(rows, r.start), pc.less(rows, r.end))).to_pylist()
     for r in plan.tail:
         with Consumer(*view.urls) as consumer:

@@ -183,6 +183,7 @@ def write_segments(directory: Path) -> None:
     """One of each codec with gaps between offsets, one of two row groups, one without a record, one that a job made of
     others, and one of which the footer has transactions.
     """
+    directory.mkdir()
     with mock.patch.object(segment_writer, "new_unique", return_value="0" * 32):
         for number, codec in enumerate(SEGMENT_CODECS):
             with SegmentWriter(open_table(directory), 3, number * 1_000, number * 1_000 + 180, 7, codec) as writer:

@@ -22,11 +22,15 @@ from typing import Final, Self
 from tests.support.faulty_filesystem import FaultyFileSystem, kill
 
 #: Calls that a full disk fails. A sync can fail so too, but the result is the same as with EIO.
-_TAKES_SPACE: Final = frozenset({"create", "allocate", "write_at", "make_directory", "rename"})
+_TAKES_SPACE: Final = frozenset({"create", "allocate", "write_at", "make_directory", "rename", "link"})
 _CALLS: Final = _TAKES_SPACE | {
     "open_read",
     "open_write",
     "read_at",
+    "read_into",
+    "stat",
+    "names",
+    "remove_tree",
     "truncate",
     "fdatasync",
     "fsync",

@@ -1,13 +1,14 @@
 """The embedded coordinator: one cluster id for ever, a leader epoch that only rises."""
 
 import contextlib
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 
-from logstore.broker.coordinator import EmbeddedCoordinator, PartitionState
+from logstore.broker.coordinator import EmbeddedCoordinator, PartitionState, _encode
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 
@@ -102,6 +103,18 @@ async def test_a_producer_id_is_issued_once_and_above_those_of_earlier_starts(tm
             assert all(coordinator.is_issued(one) for one in issued)
             assert not coordinator.is_issued(issued[-1] + 1)
     assert issued == sorted(set(issued))
+
+
+async def test_a_directory_of_version_1_is_taken_over_and_earlier_releases_refuse_it_then(
+    tmp_path: Path,
+) -> None:
+    cluster_file = tmp_path / "cluster.json"
+    cluster_file.write_bytes(_encode({"cluster_id": "kept", "format_version": 1}))
+    for _ in range(2):
+        async with started(tmp_path) as coordinator:
+            assert coordinator.cluster_id == "kept"
+        # Releases of version 1 compare this number first, and refuse any other.
+        assert json.loads(cluster_file.read_text())["format_version"] == 2
 
 
 @pytest.mark.parametrize("content", ['{"cluster_id": "x", "format_version": 99}', "{", "[]"])

@@ -1,6 +1,9 @@
 """The producing room: several topics in one append, a step before the claim, appends that only a leader takes."""
 
 import asyncio
+import contextlib
+import errno
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,10 +12,13 @@ import pytest
 
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.produce_appends import ProduceRequest
-from logstore.errors import InvalidRecordError, NotLeaderOrFollowerError
+from logstore.broker.produce_appends import AppendGroup, ProduceRequest
+from logstore.errors import InvalidRecordError, LogStoreError, NotLeaderOrFollowerError
 from logstore.journal.frame import Frame
 from logstore.journal.journal import Told
+from logstore.log.acknowledgements import Acknowledgement
+from tests.support.eventually import eventually_async
+from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 
 
@@ -96,3 +102,65 @@ def test_a_partition_that_is_led_elsewhere_refuses_appends_and_the_others_do_not
             assert await produce(broker, topic, [b"x"]) == 0
 
     run(scenario())
+
+
+def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_without_a_key(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await new_topic(broker, "t")
+
+            async def compact(*_: Any) -> None:
+                await broker.alter_configs(INTERNAL, "t", {"cleanup.policy": "compact"})
+
+            broker._producing.before_claim.append(compact)
+            with pytest.raises(InvalidRecordError, match="has no key"):
+                await produce(broker, topic, [b"a"])
+            assert topic.partition(0).next_offset == 0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("acks", [0, 1, -1])
+def test_nothing_is_held_for_requests_that_ended_in_whatever_way(tmp_path: Path, acks: int) -> None:
+    async def scenario() -> None:
+        before = _appends()
+        keys: list[bytes | None] = [str(number).encode() for number in range(20)]
+        filesystem = FaultyFileSystem()
+        async with running_broker(tmp_path, filesystem=filesystem, journal_topic_max_bytes=20_000) as broker:
+            topic = await new_topic(broker, "t")
+            ended: list[str] = []
+
+            async def send(timeout_ms: int, cancelled: bool) -> None:
+                sent = broker.produce(
+                    INTERNAL, topic, records([bytes(100)] * 20, keys=keys), acks=acks, timeout_ms=timeout_ms
+                )
+                try:
+                    async with asyncio.timeout(0) if cancelled else contextlib.nullcontext():
+                        await sent
+                    ended.append("stored")
+                except (LogStoreError, TimeoutError) as error:
+                    ended.append(type(error).__name__)
+
+            for at in range(12):
+                if at % 4 == 3:
+                    filesystem.fail("journal.write_at", errno.ENOSPC)
+                await asyncio.gather(*(send(0 if n == 1 else 30_000, n == 2) for n in range(8)))
+                await eventually_async(lambda: not broker.journal.queued_bytes)
+                assert topic.journal_bytes == sum(log.unsealed_bytes for log in topic.partitions)
+                filesystem.heal()
+                if at % 4 != 1:
+                    await broker.roll(INTERNAL, topic)
+                    assert topic.journal_bytes == broker.journal.needed_bytes == 0
+            wanted = {"stored", "ThrottledError"}
+            if acks:
+                wanted |= {"RequestTimedOutError", "TimeoutError", "StorageFullError"}
+            assert set(ended) == wanted
+            assert not _appends() - before
+
+    run(scenario())
+
+
+def _appends() -> set[int]:
+    """What lives of requests and of their frames, by identity."""
+    gc.collect()
+    return {id(one) for one in gc.get_objects() if isinstance(one, Acknowledgement | AppendGroup | Frame)}

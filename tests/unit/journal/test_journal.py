@@ -419,6 +419,27 @@ def test_a_marker_that_no_snapshot_could_hold_is_refused_before_one_is_written(t
         recovered_frames(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "frame",
+    [
+        data_frame(-1),
+        data_frame(2**63 - 3, count=3),
+        data_frame(1, count=-1),
+        truncate_frame(-1),
+        truncate_frame(1)._replace(header=truncate_frame(1).header._replace(record_count=1)),
+    ],
+    ids=["below 0", "beyond the largest", "negative count", "truncation below 0", "truncation with records"],
+)
+def test_offsets_that_cannot_be_are_refused(tmp_path, frame):
+    async def scenario():
+        async with running(tmp_path) as (journal, _):
+            await journal.append([data_frame(0), frame])
+
+    asyncio.run(scenario())
+    with pytest.raises(CorruptionError, match=r"journal frame at position \d+ .* no release wrote that"):
+        recovered_frames(tmp_path)
+
+
 def test_a_control_frame_keeps_its_file_until_it_is_sealed_and_moves_with_its_payload(tmp_path):
     control = control_frame(1)
 
