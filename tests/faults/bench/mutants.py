@@ -18,13 +18,15 @@ from logstore.table_files import open_table
 from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
+_WITHHELD_S = 15.0
 
 #: Until there is something acknowledged, read and committed to lose.
 _UNDER_LOAD: Final = {"after": ("journal.synced", 30)}
 STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, **_UNDER_LOAD})
 #: Where every acknowledgement takes its time: when readers have come to the end again, on a slow machine too.
+_SYNCED_SOON: Final = 12
 SOON_POWER_CUT: Final = Fault(
-    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", 12), "and_then": 3.0}
+    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", _SYNCED_SOON), "and_then": 3.0}
 )
 #: Journal files were freed: their records are in Delta alone.
 STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
@@ -80,7 +82,8 @@ def hw_is_leo() -> None:
     """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable."""
     from logstore.broker.producing import Producing
 
-    syncs = _defer_syncs(2.0)
+    # In the seconds before the power cut nothing becomes durable any more, and readers are shown all of it.
+    syncs = _defer_syncs(2.0, last=_SYNCED_SOON)
     produce = Producing.produce
 
     async def produce_and_wait(self: Producing, *args: Any, **kwargs: Any) -> Any:
@@ -360,17 +363,22 @@ def _is_journal(path: Path | None) -> bool:
     return path is not None and "journal" in path.parts
 
 
-def _defer_syncs(late_s: float = _LATE_S) -> SimpleNamespace:
+def _defer_syncs(late_s: float = _LATE_S, last: int | None = None) -> SimpleNamespace:
     """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done.
 
     Each time it is twice as late, up to a bound: a store makes its way at first, then there is time to be too early.
+    After the ``last`` group of appends it waits longer, once.
     """
     filesystem = _filesystem()
     sync = filesystem.fdatasync
-    syncs = SimpleNamespace(begun=0, done=0, late_s=late_s)
+    syncs = SimpleNamespace(begun=0, done=0, late_s=late_s, withheld=False)
     waiting: set[int] = set()
 
     def all_together() -> None:
+        if last is not None and not syncs.withheld and filesystem.hits["journal.synced"] >= last:
+            syncs.withheld = True
+            threading.Timer(_WITHHELD_S, all_together).start()
+            return
         done = syncs.begun
         for fd in list(waiting):
             waiting.discard(fd)
