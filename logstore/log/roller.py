@@ -444,13 +444,17 @@ class Roller:
         parts = []
         failed: dict[int, str] = {}
         for partition_log in behind:
-            partition, end = partition_log.partition, partition_log.sealed_offset
-            start = snapshot.partitions[partition].sealed
+            partition, start = partition_log.partition, snapshot.partitions[partition_log.partition].sealed
             try:
-                segments = sealed_segments_on_disk(files, partition, start, end)
+                # After a start the sealed offset may be that of the oldest frame in the journal, in the middle of the
+                # roll that was lost: the files of that roll reach further.
+                segments = sealed_segments_on_disk(
+                    files, partition, start, partition_log.sealed_offset, limit=_end(partition_log)
+                )
             except CorruptionError as error:
                 failed[partition] = str(error)
                 continue
+            end = segments[-1].end_offset
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
         if parts:
             refused = topic.table.commit_roll(parts).refused
