@@ -47,7 +47,9 @@ def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
 def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None:
     faults: list[Fault] = []
     for mutant in MUTANTS:
-        faults += [fault for fault in EXPOSED_BY[mutant].faults[:1] if fault not in faults]
+        first = EXPOSED_BY[mutant].faults[0]
+        # Nothing but the mutant itself leads to a point of the mutant's own.
+        faults += [] if first in faults or first is mutants.POWER_CUT_WHEN_SHOWN else [first]
     report = Bench(tmp_path, 1, load_of(Exposure(tuple(faults), "", observed=True))).run(faults)
     print(report)
     assert not report.anomalies

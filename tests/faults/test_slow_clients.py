@@ -57,7 +57,7 @@ SLOW = {
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
     limits = {
-        "connections_max_idle_ms": 2_000,
+        "connections_max_idle_ms": 5_000,
         "request_head_timeout_ms": 1_000,
         "request_body_timeout_ms": 1_000,
         "response_timeout_ms": 1_000,

@@ -64,6 +64,8 @@ class Load:
     #: Job and topic: the load goes on until each has committed.
     commits: Sequence[tuple[str, str]] = ()
     observed: bool = True
+    #: Whether most producers send a request again while its outcome is open.
+    sent_again: bool = True
     #: How long a healed store may take until every log takes and gives records.
     patience_s: float = READY_S
 
@@ -151,6 +153,7 @@ class Bench:
             pause_s=load.pause_s,
             large=load.large,
             deletes=load.deletes,
+            sent_again=load.sent_again,
         )
         try:
             for neighbour in neighbours:

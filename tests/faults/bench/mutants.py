@@ -60,7 +60,7 @@ class Exposure:
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
     whether a Delta reader has to look at every version; ``stuck``: a log may give nothing any more, which exposes
-    it.
+    it; ``sent_again``: whether producers may bring back what was lost.
     """
 
     faults: tuple[Fault, ...]
@@ -69,6 +69,7 @@ class Exposure:
     rolled: bool = True
     observed: bool = False
     stuck: bool = False
+    sent_again: bool = True
 
 
 # ---- durability -----------------------------------------------------------------------------------------------------
@@ -329,6 +330,8 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
         "(D1 read record is lost|A4 two readers, two records|B4 high watermark fell)",
         readers=3,
         rolled=False,
+        stuck=True,
+        sent_again=False,
     ),
     no_directory_sync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
     fsync_again: Exposure((FSYNC_ERROR,), "a failed fsync of the journal did not make the store refuse"),

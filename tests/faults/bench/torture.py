@@ -109,6 +109,7 @@ def load_of(exposure: Exposure) -> Load:
         large=0.5,
         jobs=(),
         observed=exposure.observed,
+        sent_again=exposure.sent_again,
         patience_s=10 if exposure.stuck else READY_S,
     )
 

@@ -355,6 +355,7 @@ class Workload(BackgroundLoad):
         pause_s: float,
         large: float,
         deletes: Sequence[str] = (),
+        sent_again: bool = True,
     ) -> None:
         self.acknowledged: Counter[tuple[str, int]] = Counter()
         self.fetches: Counter[tuple[str, int]] = Counter()
@@ -366,6 +367,7 @@ class Workload(BackgroundLoad):
         self._pause_s = pause_s
         self._large = large
         self._deletes = deletes
+        self._sent_again = sent_again
         self._counting = threading.Lock()
         targets: list[Callable[[], None]] = []
         targets += [_bound(self._produce, number) for number in range(producers)]
@@ -409,7 +411,7 @@ class Workload(BackgroundLoad):
                 if not named and not topic.compacted and chance.random() < 0.3:
                     records = [Record(r.record_id, None, r.value, r.timestamp) for r in records]
                 acks = chance.choice(["all", "all", "1", "0"])
-                again = chance.choice(["no", "key", "sequences"])
+                again = chance.choice(["no", "key", "sequences"]) if self._sent_again else "no"
                 # Records with acks=0 may be lost, and count all the same.
                 sequenced = again == "sequences" and named and acks != "0"
                 answer, told = client.produce(
