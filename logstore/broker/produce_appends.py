@@ -105,8 +105,7 @@ class AppendGroup:
         for at in request.new:
             part, payload = one.parts[at], one.payloads[at]
             log = partitions[part.partition]
-            leadership = log.require_leader()
-            frame = leadership.next_frame(
+            frame = log.next_frame(
                 part.batch,
                 payload,
                 inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
@@ -118,7 +117,7 @@ class AppendGroup:
             self.frames.append(frame)
             request.base_offsets[at] = frame.header.base_offset
             if self._acknowledgement is not None:
-                leadership.acknowledge(frame.header.end_offset, acks, self._acknowledgement)
+                log.require_leader().acknowledge(frame.header.end_offset, acks, self._acknowledgement)
 
     def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         """The journal has stored all frames, or none."""

@@ -161,7 +161,9 @@ def _finish(
     if tail.end_offset < in_table:
         keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
         producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
-        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers)
+        partition_log.state.recover_from_footers(
+            producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers
+        )
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

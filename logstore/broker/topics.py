@@ -165,7 +165,7 @@ class Topics:
         if state.leader != self._coordinator.broker_id:
             partition_log.resign(state.leader_epoch)
         elif not partition_log.is_leader or partition_log.leader_epoch < state.leader_epoch:
-            partition_log.forget_producers(self._coordinator.producer_ids_begin)
+            partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
             partition_log.become_leader(state.leader_epoch)
 
     def _snapshot_frames(self) -> list[Frame]:
@@ -401,7 +401,7 @@ class Topics:
 def _epochs(topic: Topic) -> list[int]:
     """By partition, the last leader epoch that the table or the journal has seen."""
     in_table = topic.snapshot.partitions
-    return [max(in_table[p.partition].leader_epoch, p.leader_epochs.last) for p in topic.partitions]
+    return [max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions]
 
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:

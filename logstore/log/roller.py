@@ -532,8 +532,8 @@ def _end(partition_log: PartitionLog) -> int:
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
-    partition_log.producers.expire(now_ms)
-    partition_log.idempotency_keys.expire(now_ms)
+    partition_log.state.producers.expire(now_ms)
+    partition_log.state.idempotency_keys.expire(now_ms)
     base, end = partition_log.sealed_offset, _end(partition_log)
     pieces = []
     start = base
@@ -546,10 +546,10 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         base,
         end,
         partition_log.leader_epoch,
-        partition_log.leader_epochs.up_to(end),
-        partition_log.producers.pack(),
-        partition_log.idempotency_keys.pack(),
-        partition_log.producers.markers,
+        partition_log.state.leader_epochs.up_to(end),
+        partition_log.state.producers.pack(),
+        partition_log.state.idempotency_keys.pack(),
+        partition_log.state.producers.markers,
         pieces,
     )
 

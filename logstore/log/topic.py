@@ -117,8 +117,8 @@ class Topic:
             self.partitions.append(new)
         for partition_log in self.partitions:
             self._follow_segments(partition_log, snapshot, (lost or {}).get(partition_log.partition))
-            partition_log.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
-            partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
+            partition_log.state.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
+            partition_log.state.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
         if len(self.partitions) > before:

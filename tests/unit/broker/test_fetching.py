@@ -69,7 +69,7 @@ def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 async def until_waiting(broker: Broker, partition: int = 0) -> None:
     async with asyncio.timeout(30):
-        while broker.topic(INTERNAL, "t").partition(partition)._advanced is None:  # noqa: ASYNC110
+        while broker.topic(INTERNAL, "t").partition(partition)._high_watermark._readers is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 

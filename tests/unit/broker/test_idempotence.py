@@ -348,7 +348,7 @@ def test_past_the_bound_the_producer_goes_that_has_not_appended_for_longest(
             await send(broker, c, 0, [b"0"])
             assert PRODUCERS_FORGOTTEN._value.get() == before + 1
             log = topic.partition(0)
-            assert [producer.producer_id in log.producers for producer in (a, b, c)] == [True, False, True]
+            assert [producer.producer_id in log.state.producers for producer in (a, b, c)] == [True, False, True]
 
     run(scenario())
 
