@@ -1,7 +1,7 @@
 """Idempotence: the batches of a request that are stored already, by sequence numbers (KIP-98) or by an idempotency key.
 
 Invariant: nothing here changes state; it decides before an append. A request is claimed and appended in one step of the
-event loop, so that of two tries of it the second one finds the batches of the first, durable or on their way.
+event loop, so that the second of two tries finds the batches of the first, durable or on their way.
 """
 
 from collections.abc import Sequence

@@ -121,7 +121,7 @@ class Topics:
                 self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
-        """The table has fewer partitions than the journal: somebody overwrote the commit that added them (rule R7)."""
+        """Add the partitions again whose commit another writer overwrote: the journal has more than the table (R7)."""
         await asyncio.to_thread(topic.table.add_partitions, count)
         before = len(topic.partitions)
         topic.follow(await asyncio.to_thread(topic.table.snapshot))

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from logstore.clock import Clock
-from logstore.filesystem import Buffer
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
 from logstore.records.batch_identity import BatchIdentity
 
@@ -75,7 +74,7 @@ class PartitionFrames:
         """The frame of an encoded ``PartitionSnapshot``."""
         return self._without_offsets(FrameType.SNAPSHOT, sealed_offset, leader_epoch, payload)
 
-    def _without_offsets(self, frame_type: FrameType, base_offset: int, leader_epoch: int, payload: Buffer) -> Frame:
+    def _without_offsets(self, frame_type: FrameType, base_offset: int, leader_epoch: int, payload: bytes) -> Frame:
         """A frame that takes no offset. It has the append time of the last record."""
         header = FrameHeader(
             type=frame_type,

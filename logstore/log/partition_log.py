@@ -18,15 +18,12 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 
 import asyncio
 import itertools
-from bisect import bisect_right
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from uuid import UUID
 
 import pyarrow as pa
 
 from logstore.clock import Clock
-from logstore.delta.snapshot import SegmentFile
 from logstore.errors import (
     FencedLeaderEpochError,
     LogStoreError,
@@ -35,23 +32,18 @@ from logstore.errors import (
     QuarantinedError,
     RequestTimedOutError,
 )
-from logstore.journal.frame import HEADER_BYTES, Frame, FrameLocation, FrameType
-from logstore.log.frame_index import FrameIndex, IndexedFrame
+from logstore.journal.frame import Frame, FrameLocation, FrameType
+from logstore.log.active_segment import ActiveSegment, JournalBytes
+from logstore.log.frame_index import FrameIndex
 from logstore.log.high_watermark import HighWatermark
 from logstore.log.history import MissingRange
 from logstore.log.isolation import Isolation
 from logstore.log.journal_tail import JournalTail
 from logstore.log.leadership import Leadership
+from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
-
-
-@dataclass(slots=True)
-class JournalBytes:
-    """Bytes of the frames that are not in Delta, those being fsynced included; the partitions of a topic share it."""
-
-    num_bytes: int = 0
 
 
 class PartitionLog:
@@ -68,7 +60,6 @@ class PartitionLog:
         self.topic = topic
         self.topic_id = topic_id
         self.partition = partition
-        self._clock = clock
         self._frames = PartitionFrames(topic_id, partition, clock)
         self.state = PartitionState(f"{topic}-{partition}", producer_id_expiration_ms=producer_id_expiration_ms)
         #: The epoch of the newest leader that is known; -1: none is.
@@ -80,21 +71,15 @@ class PartitionLog:
         self._high_watermark = HighWatermark()
         self.log_end_offset = 0
         self.next_offset = 0
-        self.index = FrameIndex()
-        self._journal_bytes = journal_bytes or JournalBytes()
-        self.segments: tuple[SegmentFile, ...] = ()
+        self.active_segment = ActiveSegment(clock, journal_bytes or JournalBytes())
+        self.segments = LogSegments()
         #: Why readers and writers are refused; the partition's frames stay in the journal meanwhile.
         self.quarantined: QuarantinedError | None = None
         #: Whether recovery has finished; until then the journal keeps the partition's frames as they are.
         self.recovered = True
         self._recover: Callable[[], None] | None = None
-        #: The reasons why segments cannot be read, by path, as readers have found them.
-        self.unreadable: dict[str, str] = {}
         self.missing: tuple[MissingRange, ...] = ()
-        self._unsealed_since: float | None = None
         self._closed: LogStoreError | None = None
-        #: The log end offset that a truncation on its way to the disk orders; None without one.
-        self._truncating_to: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -119,32 +104,28 @@ class PartitionLog:
         return self.last_stable_offset if isolation is Isolation.READ_COMMITTED else self._high_watermark.offset
 
     @property
-    def segment_count(self) -> int:
-        return len(self.segments)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the segment files in Delta."""
-        return sum(segment.size for segment in self.segments)
-
-    @property
     def record_count(self) -> int:
         """The number of records that readers see. If the log start lies inside a compacted segment, all its records
         count.
         """
-        kept = sum(segment.num_records for segment in self.segments if segment.end_offset > self.log_start_offset)
+        kept = self.segments.records_above(self.log_start_offset)
         offsets = self.high_watermark - self.log_start_offset
         return min(offsets, kept + self.high_watermark - max(self.sealed_offset, self.log_start_offset))
 
     @property
     def newest_timestamp_ms(self) -> int | None:
         """The largest timestamp of the last frame of the tail, or of the last segment with a record."""
-        if (newest := self.index.newest_timestamp_ms) is not None:
-            return newest
-        return next((segment.max_timestamp_ms for segment in reversed(self.segments) if segment.num_records), None)
+        newest = self.index.newest_timestamp_ms
+        return self.segments.newest_timestamp_ms if newest is None else newest
+
+    @property
+    def index(self) -> FrameIndex:
+        """The frames of the active segment."""
+        return self.active_segment.index
 
     @property
     def unsealed_bytes(self) -> int:
+        """Journal bytes of the active segment."""
         return self.index.num_bytes
 
     @property
@@ -158,10 +139,8 @@ class PartitionLog:
 
     @property
     def unsealed_ms(self) -> float:
-        """How long the oldest un-sealed record has been waiting here, at least; 0 without one. The monotonic clock
-        measures it: a wall clock that is set back must not hold up rolls.
-        """
-        return 0.0 if self._unsealed_since is None else (self._clock.monotonic() - self._unsealed_since) * 1000
+        """The age of the active segment."""
+        return self.active_segment.age_ms
 
     def check(self) -> None:
         ends = (self.log_start_offset, self.sealed_offset, self.last_stable_offset, self.high_watermark)
@@ -194,12 +173,6 @@ class PartitionLog:
         elif self.recovered:
             self.quarantined = None
 
-    def follow_segments(self, segments: tuple[SegmentFile, ...]) -> None:
-        self.segments = segments
-        if self.unreadable:
-            paths = {segment.path for segment in segments}
-            self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
-
     def read_end(self, offset: int, isolation: Isolation) -> int:
         """The offset at which a read from ``offset`` stops: the ``readable_end``, or the next missing record.
 
@@ -219,14 +192,8 @@ class PartitionLog:
 
         0 only if there are none.
         """
-        total = 0
-        for segment in self.segments[bisect_right(self.segments, start, key=lambda s: s.end_offset) :]:
-            if segment.base_offset >= min(end, self.sealed_offset):
-                break
-            wanted = min(segment.max_offset + 1, end) - max(segment.min_offset, start)
-            if segment.num_records and wanted > 0:
-                total += max(1, segment.size * wanted // (segment.max_offset + 1 - segment.min_offset))
-        return total + self.index.record_bytes(max(start, self.sealed_offset), end)
+        in_delta = self.segments.stored_bytes(start, min(end, self.sealed_offset))
+        return in_delta + self.index.record_bytes(max(start, self.sealed_offset), end)
 
     def is_missing(self, offset: int) -> bool:
         return any(gap.start <= offset < gap.end for gap in self.missing)
@@ -322,12 +289,10 @@ class PartitionLog:
     def track(self, frame: Frame) -> None:
         """Follow a frame that is handed to the journal; its outcome comes by ``stored`` or ``failed``."""
         header = frame.header
-        if header.type is FrameType.TRUNCATE:
-            self._truncating_to = header.base_offset
-        else:
+        if header.type is not FrameType.TRUNCATE:
             assert header.base_offset == self.next_offset, (header, self)
-            self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
             self.state.begin(header)
+        self.active_segment.begin(frame)
         self.next_offset = header.end_offset
 
     def stored(self, frame: Frame, location: FrameLocation) -> None:
@@ -338,9 +303,7 @@ class PartitionLog:
             return
         assert header.base_offset == self.log_end_offset, (header, self)
         self.state.stored(frame)
-        if self._unsealed_since is None:
-            self._unsealed_since = self._clock.monotonic()
-        self.index.add(header, location)
+        self.active_segment.stored(header, location)
         self.log_end_offset = header.end_offset
         if self._leadership is not None:
             self._leadership.advance(header.end_offset)
@@ -348,10 +311,9 @@ class PartitionLog:
     def failed(self, frame: Frame, error: LogStoreError) -> None:
         """A frame that is tracked is not stored, nor is any behind it: the journal tells of them in the same step."""
         self.next_offset = self.log_end_offset
+        self.active_segment.failed(frame)
         if frame.header.type is FrameType.TRUNCATE:
-            self._truncating_to = None
             return
-        self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
         self.state.failed(frame.header)
         if self._leadership is not None:
             self._leadership.fail(error)
@@ -375,31 +337,12 @@ class PartitionLog:
 
     def _drop_from(self, offset: int) -> None:
         """A truncation is durable."""
-        self._truncating_to = None
         offset = max(offset, self.sealed_offset)
-        self._change_index(lambda: self.index.truncate(offset))
+        self.active_segment.truncate(offset)
         self.log_end_offset = offset
         self._high_watermark.truncate(offset)
         self.state.truncate(offset)
-        if not len(self.index):
-            self._unsealed_since = None
         self._high_watermark.wake_readers()
-
-    def _change_index(self, change: Callable[[], None]) -> None:
-        self._journal_bytes.num_bytes -= self.index.num_bytes
-        change()
-        self._journal_bytes.num_bytes += self.index.num_bytes
-
-    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
-        """The frames at the journal positions [start, end) that count: those that a truncation on its way to the disk
-        drops do not, because a copy behind it would bring them back.
-        """
-        return [frame for frame in self.index.located_in(start, end) if self.keeps(frame)]
-
-    def keeps(self, frame: IndexedFrame) -> bool:
-        """Whether the frame counts still."""
-        dropped = self._truncating_to is not None and frame.end_offset > self._truncating_to
-        return not dropped and self.index.holds(frame)
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
@@ -432,8 +375,7 @@ class PartitionLog:
         """Everything below ``offset`` is in Delta, durably."""
         assert self.sealed_offset <= offset <= self.last_stable_offset, (offset, self)
         self.sealed_offset = offset
-        self._change_index(lambda: self.index.drop_below(offset))
-        self._unsealed_since = self._clock.monotonic() if len(self.index) else None
+        self.active_segment.seal(offset)
 
     def snapshot_frame(self) -> Frame:
         """The frame that every new journal file begins with for this partition. It stands for all frames before it."""
@@ -454,7 +396,7 @@ class PartitionLog:
         """
         self.recover_append_time(tail.append_time_ms)
         self.state.recover(tail, leader_epochs)
-        self.index = tail.index
+        self.active_segment.index = tail.index
         self.sealed_offset = sealed_offset
 
     def postpone_recovery(self, recover: Callable[[], None] | None) -> None:
@@ -464,10 +406,7 @@ class PartitionLog:
 
     def finish_recovery(self) -> None:
         """Compute the ends from the recovered frames. CorruptionError if the journal has a hole or an overlap."""
-        self.index.finish_recovery(self.sealed_offset)
-        self._journal_bytes.num_bytes += self.index.num_bytes
+        self.active_segment.finish_recovery(self.sealed_offset)
         self.log_end_offset = max(self.sealed_offset, self.index.end_offset or 0)
         self.next_offset = self._high_watermark.offset = self.log_end_offset
-        if len(self.index):
-            self._unsealed_since = self._clock.monotonic()
         self.check()

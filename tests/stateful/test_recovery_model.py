@@ -24,6 +24,7 @@ from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.active_segment import ActiveSegment
 from logstore.log.partition_log import PartitionLog
 from logstore.log.relocation import relocate_oldest
 from logstore.log.truncation import truncate
@@ -246,8 +247,8 @@ class RecoveryModel(RuleBasedStateMachine):
         self.logs[partition].seal(self.sealed[partition])
         self.journal.release(TOPIC, partition, self.sealed[partition])
 
-    def keeper(self, key: tuple[Any, int]) -> PartitionLog:
-        return self.logs[key[1]]
+    def keeper(self, key: tuple[Any, int]) -> ActiveSegment:
+        return self.logs[key[1]].active_segment
 
     @rule()
     def relocate(self) -> None:

@@ -589,7 +589,7 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            first = path_of(topic.table) / topic.partitions[0].segments[0].path
+            first = path_of(topic.table) / topic.partitions[0].segments.files[0].path
             whole = bytearray(first.read_bytes())
             whole[30] ^= 1
             first.write_bytes(whole)
@@ -638,7 +638,7 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            first = topic.partitions[0].segments[0]
+            first = topic.partitions[0].segments.files[0]
             table = path_of(topic.table)
             entry = table / "_delta_log" / f"{1:020d}.json"
             (table / first.path).unlink()
