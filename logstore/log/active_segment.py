@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from logstore.clock import Clock
-from logstore.journal.frame import HEADER_BYTES, Frame, FrameHeader, FrameLocation, FrameType
+from logstore.journal.frame import HEADER_BYTES, Frame, FrameHeader, FrameLocation
 from logstore.log.frame_index import FrameIndex, IndexedFrame
 
 
@@ -42,24 +42,26 @@ class ActiveSegment:
     # ---- appending and truncating -----------------------------------------------------------------------------------
 
     def begin(self, frame: Frame) -> None:
-        """A frame was handed to the journal."""
-        if frame.header.type is FrameType.TRUNCATE:
-            self._truncating_to = frame.header.base_offset
-        else:
-            self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
+        """A frame of the log was handed to the journal."""
+        self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
 
     def stored(self, header: FrameHeader, location: FrameLocation) -> None:
-        """The oldest frame that began is durable; it is no truncation."""
+        """The oldest frame that began is durable."""
         if self._since is None:
             self._since = self._clock.monotonic()
         self.index.add(header, location)
 
     def failed(self, frame: Frame) -> None:
         """A frame that began is not stored."""
-        if frame.header.type is FrameType.TRUNCATE:
-            self._truncating_to = None
-        else:
-            self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
+        self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
+
+    def begin_truncation(self, offset: int) -> None:
+        """A truncation to ``offset`` was handed to the journal."""
+        self._truncating_to = offset
+
+    def truncation_failed(self) -> None:
+        """The truncation that began is not stored."""
+        self._truncating_to = None
 
     def truncate(self, offset: int) -> None:
         """A truncation is durable: drop the frames that reach beyond ``offset``."""

@@ -3,6 +3,7 @@
 Owns the append time. Invariant: the append times of a partition's frames never fall, whatever the wall clock does.
 """
 
+from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -12,8 +13,9 @@ from logstore.clock import Clock
 from logstore.journal.frame import Frame, FrameFlags, FrameHeader, FrameType
 from logstore.records.batch_identity import BatchIdentity
 
-# Making it anew for each frame takes as long as the rest of a header.
-_NO_FLAGS = FrameFlags(0)
+# Made and looked up once: both take as long as the rest of a header.
+_NO_FLAGS: Final = FrameFlags(0)
+_DATA: Final = FrameType.DATA
 
 
 class PartitionFrames:
@@ -52,7 +54,7 @@ class PartitionFrames:
         """The frame of a batch of WIRE_SCHEMA, which ``payload`` encodes."""
         append_time = self.next_append_time_ms()
         header = FrameHeader(
-            type=FrameType.DATA,
+            type=_DATA,
             flags=FrameFlags.LOG_APPEND_TIME if log_append_time else _NO_FLAGS,
             topic_id=self.topic_id,
             partition=self.partition,

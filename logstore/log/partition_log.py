@@ -19,6 +19,7 @@ The ``state`` (producers, keys, transactions, epochs) follows the same frames.
 import asyncio
 import itertools
 from collections.abc import Callable, Iterable
+from typing import Final
 from uuid import UUID
 
 import pyarrow as pa
@@ -44,6 +45,9 @@ from logstore.log.log_segments import LogSegments
 from logstore.log.partition_frames import PartitionFrames
 from logstore.log.partition_state import PartitionState
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
+
+# Looked up once: an enumeration's members are slow to find.
+_TRUNCATE: Final = FrameType.TRUNCATE
 
 
 class PartitionLog:
@@ -289,16 +293,18 @@ class PartitionLog:
     def track(self, frame: Frame) -> None:
         """Follow a frame that is handed to the journal; its outcome comes by ``stored`` or ``failed``."""
         header = frame.header
-        if header.type is not FrameType.TRUNCATE:
+        if header.type is _TRUNCATE:
+            self.active_segment.begin_truncation(header.base_offset)
+        else:
             assert header.base_offset == self.next_offset, (header, self)
             self.state.begin(header)
-        self.active_segment.begin(frame)
+            self.active_segment.begin(frame)
         self.next_offset = header.end_offset
 
     def stored(self, frame: Frame, location: FrameLocation) -> None:
         """The oldest frame that is tracked is durable."""
         header = frame.header
-        if header.type is FrameType.TRUNCATE:
+        if header.type is _TRUNCATE:
             self._drop_from(header.base_offset)
             return
         assert header.base_offset == self.log_end_offset, (header, self)
@@ -311,9 +317,10 @@ class PartitionLog:
     def failed(self, frame: Frame, error: LogStoreError) -> None:
         """A frame that is tracked is not stored, nor is any behind it: the journal tells of them in the same step."""
         self.next_offset = self.log_end_offset
-        self.active_segment.failed(frame)
-        if frame.header.type is FrameType.TRUNCATE:
+        if frame.header.type is _TRUNCATE:
+            self.active_segment.truncation_failed()
             return
+        self.active_segment.failed(frame)
         self.state.failed(frame.header)
         if self._leadership is not None:
             self._leadership.fail(error)

@@ -6,6 +6,7 @@ when it is durable.
 """
 
 from collections.abc import Iterable
+from typing import Final
 
 from logstore.journal.frame import Frame, FrameHeader, FrameType
 from logstore.journal.partition_snapshot import PartitionSnapshot
@@ -15,8 +16,11 @@ from logstore.log.leader_epochs import LeaderEpochs
 from logstore.log.open_transactions import OpenTransactions
 from logstore.log.producer_state import ProducerStates
 from logstore.log.recent_batches import RecentBatches
-from logstore.records.batch_identity import RememberedBatch
+from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch
 from logstore.records.transactions import Marker
+
+# Looked up once: an enumeration's members are slow to find.
+_CONTROL: Final = FrameType.CONTROL
 
 
 class PartitionState:
@@ -49,7 +53,7 @@ class PartitionState:
             recent.complete(header.identity.owner, stored=True)
             if is_transactional(header):
                 self.open_transactions.append(header)
-        elif header.type is FrameType.CONTROL:
+        elif header.type is _CONTROL:
             self.producers.remember_marker(marker_of(header, frame.payload))
             self.open_transactions.end(header.identity.owner)
         self.leader_epochs.assign(header.leader_epoch, header.base_offset)
@@ -61,11 +65,10 @@ class PartitionState:
 
     def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
         """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
-        if header.type is FrameType.CONTROL:
+        identity = header.identity
+        if identity.epoch == NO_IDENTITY.epoch or header.type is _CONTROL:
             return None
-        if header.identity.is_producers:
-            return self.producers
-        return self.idempotency_keys if header.identity.is_keys else None
+        return self.producers if identity.is_producers else self.idempotency_keys
 
     def truncate(self, offset: int) -> None:
         """The records from ``offset`` on are dropped."""
