@@ -219,7 +219,7 @@ class ProducerModel(RuleBasedStateMachine):
         self.evicted_up_to = (1 << 32) - 1
 
     @invariant()
-    def what_is_remembered_is_bounded(self) -> None:
+    def remembered_batches_are_bounded(self) -> None:
         assert self.log.state.producers.num_batches <= 5 * len(self.model) + len(self.pending)
         if not self.pending:
             counted = sum(len([b for b in all_ if b.epoch == all_[-1].epoch][-5:]) for all_ in self.model.values())

@@ -354,7 +354,7 @@ class RecoveryModel(RuleBasedStateMachine):
                 assert stored[-1] == remembered[-1], "only older ones may be unknown"
 
     @invariant()
-    def the_journal_keeps_only_what_somebody_needs(self) -> None:
+    def the_journal_keeps_only_needed_files(self) -> None:
         needed = {p for p, log in enumerate(self.logs) if log.sealed_offset < log.log_end_offset}
         if self.logs and not needed:
             assert all(not file.needed_by for file in self.journal._files)

@@ -1,4 +1,4 @@
-"""The role of a leader: who may append, what an append waits for, and what becomes of waiters when another leads."""
+"""The role of a leader: permission to append, the waits of appends, and their end when another broker leads."""
 
 import asyncio
 from collections.abc import Callable
@@ -115,7 +115,7 @@ def test_a_failed_append_fails_its_waiters_and_its_offsets_are_given_again() -> 
     in_loop(scenario)
 
 
-def test_who_waits_when_another_broker_leads_learns_that_the_outcome_is_unknown() -> None:
+def test_when_another_broker_leads_waits_end_with_an_unknown_outcome() -> None:
     def scenario() -> None:
         log = new_log()
         frame = append(log)

@@ -81,7 +81,7 @@ def test_a_slice_holds_as_many_records_as_fit_and_at_least_one(
     run(scenario())
 
 
-def test_history_is_decoded_once_for_each_of_two_who_read_it_in_step(
+def test_history_is_decoded_once_for_each_of_two_readers_in_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
@@ -117,8 +117,8 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
     run(scenario())
 
 
-def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes back after others begins again, and misses nothing."""
+def test_readings_kept_between_slices_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose reading was dropped begins again, and misses nothing."""
     monkeypatch.setattr(slice_reader, "READINGS_BYTES_MAX", 3 * slice_reader._DECODER_BYTES)
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
     records = values(500, 100)

@@ -1,4 +1,4 @@
-"""Open transactions of a partition: what opens and closes one, and where readers and rolls stop meanwhile."""
+"""Open transactions of a partition: their begin and end, and the place where readers and rolls stop meanwhile."""
 
 from pathlib import Path
 from uuid import UUID
@@ -103,7 +103,7 @@ def test_a_start_finds_the_same_open_transactions_and_markers(begin: int) -> Non
     assert after.last_stable_offset == 4
 
 
-def test_a_truncation_drops_what_it_opened_and_the_markers_behind_it() -> None:
+def test_a_truncation_drops_later_transactions_and_markers() -> None:
     log = new_log()
     stored(log, FRAMES)
     frame = log.truncation(5, 2)
