@@ -220,7 +220,7 @@ class GroupCoordinator:
                     log_start_offset=partition_log.log_start_offset,
                     high_watermark=partition_log.high_watermark,
                 )
-            epoch = partition_log.leader_epochs.epoch_of(asked.offset - 1)
+            epoch = partition_log.state.leader_epochs.epoch_of(asked.offset - 1)
             commits[TopicPartition(asked.topic, asked.partition)] = OffsetCommit(
                 asked.offset,
                 NO_LEADER_EPOCH if epoch is None else epoch,

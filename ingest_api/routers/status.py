@@ -57,7 +57,7 @@ def _topic(context: RequestContext, broker: Broker, topic: Topic) -> TopicStatus
         partitions=len(logs),
         replication_factor=len(broker.partition_state(context, topic, 0).replicas),
         records=sum(log.record_count for log in logs),
-        size_bytes=sum(log.size_bytes for log in logs),
+        size_bytes=sum(log.segments.size_bytes for log in logs),
         unsealed_records=sum(log.high_watermark - log.sealed_offset for log in logs),
         unsealed_bytes=sum(log.unsealed_bytes for log in logs),
         newest_timestamp=max(newest, default=None),

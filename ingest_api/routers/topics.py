@@ -120,7 +120,7 @@ def _partition(context: RequestContext, broker: Broker, topic: OpenTopic, log: P
         last_stable_offset=log.last_stable_offset,
         sealed_offset=log.sealed_offset,
         leader_epoch=log.leader_epoch,
-        segments=log.segment_count,
-        size_bytes=log.size_bytes,
+        segments=len(log.segments),
+        size_bytes=log.segments.size_bytes,
         unsealed_bytes=log.unsealed_bytes,
     )

@@ -160,7 +160,7 @@ class Admission:
 
 
 class InFlightBytes:
-    """``what`` names the bytes in the message of a refusal; ``setting`` the bound that a user may raise."""
+    """``what`` names the bytes in a refusal's message; ``setting`` is the bound that a user may raise."""
 
     def __init__(self, limit: int, *, what: str, setting: str) -> None:
         self.limit = limit
@@ -235,7 +235,7 @@ class Reservation:
         self.size = 0
 
     def grow(self, size: int) -> None:
-        """Take ``size`` bytes more; ThrottledError if they do not fit (what was held stays held)."""
+        """Take ``size`` bytes more; ThrottledError if they do not fit. The bytes held before stay held."""
         if size > 0:
             self._in_flight._take(size, self.size)  # noqa: SLF001 - two halves of one thing
             self.size += size
@@ -245,7 +245,7 @@ class Reservation:
         self._in_flight._take(size, self.size, only_ask=True)  # noqa: SLF001
 
     def resize(self, size: int) -> None:
-        """Take more, as ``grow``, or give back what is over ``size``."""
+        """Take more, as ``grow``, or give back the bytes over ``size``."""
         self.grow(size - self.size)
         if size < self.size:
             self._in_flight._give_back(self.size - size)  # noqa: SLF001

@@ -279,7 +279,7 @@ def _tell_all(batch: Sequence[_Waiting], result: ProduceResult) -> None:
 
 
 def _take(waiting: dict[_Waiting, None]) -> list[_Waiting]:
-    """The first ones, as many as make one append."""
+    """The first requests, as many as make one append."""
     taken: list[_Waiting] = []
     count = num_bytes = 0
     for one in waiting:

@@ -122,10 +122,10 @@ class Broker:
         clock: Clock | None = None,
         filesystem: FileSystem | None = None,
     ) -> Self:
-        """Lock the journal, recover what is in the data directory, and begin to serve.
+        """Lock the journal, recover the data directory, and begin to serve.
 
         ``coordinator`` has started, and stops after the broker. Raises DataDirectoryError if another process has the
-        journal, CorruptionError if stored bytes are not what was written.
+        journal, CorruptionError if stored bytes have changed since they were written.
         """
         clock = clock or SystemClock()
         filesystem = filesystem or local_filesystem()
@@ -160,7 +160,7 @@ class Broker:
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
 
     async def stop(self) -> None:
-        """Refuse new appends, seal what can be sealed in ``ROLL_AT_STOP_S``, and release the data directory."""
+        """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
         await self._schedule.stop()
         await self._topics.stop()

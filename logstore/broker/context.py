@@ -40,7 +40,7 @@ class TlsFacts:
 class RequestContext(msgspec.Struct, frozen=True):
     """One request. ``peer`` is the address that it came from, without a port; "" where a listener has none.
 
-    ``client_id`` is what the client calls itself, "" for nothing: a name for logs, no identity.
+    ``client_id`` is the name that the client gives itself for logs, "" for none; it is no identity.
     """
 
     request_id: str

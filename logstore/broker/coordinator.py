@@ -34,9 +34,7 @@ _GIVE_UP_BROKER = "remove it: the next leader epoch is then above those in the t
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """Kafka's partition state: broker ids of the leader, of all replicas, and of those that hold all that is
-    acknowledged.
-    """
+    """Kafka's partition state: broker ids of the leader, all replicas, and those with all acknowledged records."""
 
     leader: int
     leader_epoch: int
@@ -120,7 +118,7 @@ class EmbeddedCoordinator:
     """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
 
     It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),
-    ``<data>/brokers/<id>/broker.json`` (leader epoch), each with a checksum of what it says. ``start`` raises
+    ``<data>/brokers/<id>/broker.json`` (leader epoch), each with a checksum of its content. ``start`` raises
     DataDirectoryError for a directory of another format, of another broker (whose journal may hold records that this
     one would not read), or with a file that is not what was written.
     """
@@ -259,7 +257,7 @@ def _checksum(content: dict[str, object]) -> str:
 
 
 def _read(path: Path, give_up: str) -> dict[str, object]:
-    """The content, {} without a file. DataDirectoryError if it is not what was written."""
+    """The content, {} without a file. DataDirectoryError if the file has changed since it was written."""
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -28,7 +28,7 @@ class DueTopics:
         self._tie = itertools.count()
 
     def touch(self, topic: Topic) -> None:
-        """Something was appended to the topic, or its configuration may have changed."""
+        """Records were appended to the topic, or its configuration may have changed."""
         self._touched.add(topic)
 
     def is_pressed(self, topic: Topic) -> bool:
@@ -64,7 +64,9 @@ class DueTopics:
 
 
 def _seconds_until_due(topic: Topic) -> float:
-    """Until the un-sealed range of a partition is big or old enough to roll; at most 0 if one is, inf without any."""
+    """Seconds until the un-sealed range of a partition is big or old enough to roll. At most 0 if one is already; inf
+    without un-sealed records.
+    """
     config, wait_ms = topic.config, math.inf
     for partition_log in topic.partitions:
         if partition_log.has_unsealed:

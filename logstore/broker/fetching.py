@@ -108,7 +108,7 @@ class Fetching:
         """Records as they are stored: at least one if there is any, else up to the limits.
 
         Waits for ``min_bytes`` over all partitions, or for one that cannot, or may not, be read. Raises ThrottledError
-        if there is no room among the answers within the wait, or it is over a quota, and what ``gone`` raises.
+        if there is no room among the answers within the wait, or it is over a quota, and the errors of ``gone``.
         """
         return await self._fetch(context, partitions, limits, gone, self._stored, 1)
 
@@ -122,7 +122,7 @@ class Fetching:
         copies: float = 2,
     ) -> Fetched[pa.Table]:
         """As ``fetch_stored``, with tables of LOG_SCHEMA. ``copies`` times their bytes are reserved: for the records,
-        and for what the caller makes of them.
+        and for the copies that the caller makes.
         """
         return await self._fetch(context, partitions, limits, gone, self._decoded, copies)
 
@@ -251,7 +251,7 @@ def _held_bytes_max(todo: Sequence[tuple[int, WantedPartition | LogStoreError]],
 async def _read(
     todo: Sequence[tuple[int, WantedPartition | LogStoreError]], limits: FetchLimits, reserved: int, form: _Form[T]
 ) -> dict[int, FetchResult[T] | LogStoreError]:
-    """Read what is reserved, and no more, even if more has come since."""
+    """Read the reserved bytes and no more, even if more records have come since."""
     answers: dict[int, FetchResult[T] | LogStoreError] = {}
     taken = 0
     for at, one in todo:

@@ -1,7 +1,7 @@
 """Idempotence: the batches of a request that are stored already, by sequence numbers (KIP-98) or by an idempotency key.
 
 Invariant: nothing here changes state; it decides before an append. A request is claimed and appended in one step of the
-event loop, so that of two tries of it the second one finds the batches of the first, durable or on their way.
+event loop, so that the second of two tries finds the batches of the first, durable or on their way.
 """
 
 from collections.abc import Sequence
@@ -106,7 +106,7 @@ def _claim_sequences(topic: Topic, parts: Sequence[PartitionBatch], identity: Pr
         if part.partition not in begun:  # a later batch follows the earlier ones of this request
             try:
                 partition_log = topic.partition(part.partition)
-                stored = partition_log.producers.check(
+                stored = partition_log.state.producers.check(
                     identity.producer_id, identity.producer_epoch, sequence, count, partition_log.now_ms()
                 )
             except UnknownPartitionError:
@@ -133,17 +133,19 @@ def _claim_key(topic: Topic, parts: Sequence[PartitionBatch], key: IdempotencyKe
     stored: dict[int, list[RememberedBatch]] = {}
     for partition_log in topic.partitions:
         partition = partition_log.partition
-        if partition in batches or key.hash in partition_log.idempotency_keys:
-            known = partition_log.idempotency_keys.check(key.hash, batches.get(partition, ()), partition_log.now_ms())
+        if partition in batches or key.hash in partition_log.state.idempotency_keys:
+            known = partition_log.state.idempotency_keys.check(
+                key.hash, batches.get(partition, ()), partition_log.now_ms()
+            )
             stored[partition] = known
     new = {partition: len(wanted) - len(stored[partition]) for partition, wanted in batches.items()}
     if any(new.values()):
         for partition_log in topic.partitions:
-            partition_log.idempotency_keys.require_one_secret(key.epoch, partition_log.now_ms())
+            partition_log.state.idempotency_keys.require_one_secret(key.epoch, partition_log.now_ms())
     for partition, count in new.items():
         if count:
             partition_log = topic.partition(partition)
-            partition_log.idempotency_keys.require_room(count, partition_log.now_ms())
+            partition_log.state.idempotency_keys.require_room(count, partition_log.now_ms())
     claims = []
     taken = dict.fromkeys(batches, 0)
     for part in parts:

@@ -14,7 +14,7 @@ class ProblemState(enum.StrEnum):
     QUARANTINED = "quarantined"
     #: A segment cannot be read: it is damaged, or another writer's and not in our form. Others are served.
     UNREADABLE = "unreadable"
-    #: Sealed records were taken out of the table by somebody else; reads of their offsets are refused.
+    #: Sealed records were taken out of the table by another writer; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"
     #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
     JOURNAL_FULL = "journal_full"
@@ -22,7 +22,7 @@ class ProblemState(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TopicProblem:
-    """``partition`` None: the whole topic. ``remedy`` is a command, or what to do, in one sentence."""
+    """``partition`` None: the whole topic. ``remedy`` is a command, or one sentence of advice."""
 
     topic: str
     partition: int | None
@@ -39,7 +39,7 @@ def find_problems(
 ) -> list[TopicProblem]:
     """Problems of the ``topics`` that are served, of those ``unopened``, and of others whose records the journal holds.
 
-    ``refused``: topics whose producers have to wait for room in the journal, and what their last rolls failed with.
+    ``refused``: topics whose producers have to wait for room in the journal, and the errors of their last rolls.
     """
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
@@ -56,7 +56,7 @@ def find_problems(
         for p in topic.partitions:
             if (error := p.quarantined) is not None:
                 found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
-            for path, why in p.unreadable.items():
+            for path, why in p.segments.unreadable.items():
                 remedy = f"Restore {path} from a backup, or the table to the version before another writer's"
                 found.append(TopicProblem(topic.name, p.partition, ProblemState.UNREADABLE, why, remedy))
             for gap in p.missing:

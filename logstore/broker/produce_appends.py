@@ -1,7 +1,7 @@
-"""What is appended to the journal together: the frames of one or several produce requests, and who waits for them.
+"""An append to the journal: the frames of one or several produce requests, and the requests that wait for them.
 
 Invariant: a frame that is tracked by its partition log is handed to the journal in the same step of the loop, and the
-log is told what became of it before anybody who waits.
+log learns its outcome before any request that waits.
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ class PreparedRequest(NamedTuple):
 
 
 class AppendedRequest:
-    """What becomes of a request: its parts by partition and count, without their records."""
+    """A request whose records were appended: its parts by partition and count, without the records."""
 
     def __init__(self, one: PreparedRequest, claims: list[Claim], new: list[int]) -> None:
         self.topic = one.topic
@@ -59,7 +59,7 @@ class AppendedRequest:
         self._has_identity = one.identity is not None
 
     def wait_for_repeated(self, acks: int) -> None:
-        """Before the offsets of the first try are answered, they count as those of a new one do."""
+        """Wait for the parts that were stored before, too: ``acks`` counts for them as for new parts."""
         for at, claimed in enumerate(self.claims):
             if claimed.stored is not None:
                 log = self.topic.partitions[self._parts[at][0]]
@@ -69,7 +69,7 @@ class AppendedRequest:
                     log.require_leader().acknowledge(end, acks, wait)
 
     def result(self) -> ProduceResult:
-        """After the wait."""
+        """The answer; call it after the wait."""
         responses = [
             PartitionResponse(partition, base_offset, count, rows, claimed.error)
             for (partition, count, rows), base_offset, claimed in zip(
@@ -90,7 +90,7 @@ class AppendedRequest:
 
 
 class AppendGroup:
-    """The frames of an append, told what becomes of them."""
+    """The frames of one append. ``told`` passes their outcome on to the partition logs."""
 
     __slots__ = ("_acknowledgement", "_logs", "frames")
 
@@ -105,8 +105,7 @@ class AppendGroup:
         for at in request.new:
             part, payload = one.parts[at], one.payloads[at]
             log = partitions[part.partition]
-            leadership = log.require_leader()
-            frame = leadership.next_frame(
+            frame = log.next_frame(
                 part.batch,
                 payload,
                 inflated_bytes=payload.size if part.verbatim is None else part.batch.nbytes,
@@ -118,7 +117,7 @@ class AppendGroup:
             self.frames.append(frame)
             request.base_offsets[at] = frame.header.base_offset
             if self._acknowledgement is not None:
-                leadership.acknowledge(frame.header.end_offset, acks, self._acknowledgement)
+                log.require_leader().acknowledge(frame.header.end_offset, acks, self._acknowledgement)
 
     def told(self, locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
         """The journal has stored all frames, or none."""
@@ -136,12 +135,12 @@ class Appended(NamedTuple):
     """Requests that are appended together."""
 
     requests: list[AppendedRequest]
-    #: Of all new parts; None if there is nothing to wait for.
+    #: The wait for all new parts; None if there is nothing to wait for.
     acknowledgement: Acknowledgement | None
 
 
 def time_out(waits: Sequence[Acknowledgement], timeout_ms: int) -> None:
-    """Let those that still wait fail."""
+    """Fail the acknowledgements that still wait."""
     for wait in waits:
         wait.fail(not_acknowledged(timeout_ms))
 

@@ -73,8 +73,8 @@ class Producing:
         self._coordinator = coordinator
         self._filesystem = filesystem
         self._appended = appended
-        #: Awaited in turn when a request is checked and encoded, and before it is claimed and gets offsets: whoever has
-        #: to know of its partitions before they change. An error refuses the request.
+        #: Steps that must know of a request's partitions before they change. They are awaited in turn, between the
+        #: check and encoding of the request and its claim of offsets. An error refuses the request.
         self.before_claim: list[BeforeClaim] = []
         # Turns are counted per topic: otherwise topics sent to in turns would use one partition each.
         self._sticky: WeakKeyDictionary[Topic, Iterator[int]] = WeakKeyDictionary()
@@ -236,7 +236,7 @@ class Producing:
         if count:
             if (refusal := self._journal.refusal) is not None:
                 raise refusal
-            # From here on nothing raises: what is tracked is stored, or has failed, when the journal tells.
+            # From here on nothing raises: the journal tells of every tracked frame whether it is stored or has failed.
             append = AppendGroup(acknowledgement)
             for one, request in zip(prepared, requests, strict=True):
                 append.add(one, request, acks)

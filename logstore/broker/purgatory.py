@@ -57,7 +57,7 @@ class WantedPartition:
         self._counted_to = offset
 
     def count(self) -> None:
-        """Count what is new; ``error`` is set if the partition cannot be read."""
+        """Count the new records; ``error`` is set if the partition cannot be read."""
         log = self.log
         if not (self.has_news or log.is_closed):
             return
@@ -80,7 +80,7 @@ class WantedPartition:
         return self.offset != log.readable_end(self.isolation) or self.error is not None or log.quarantined is not None
 
     def held_bytes_max(self, max_bytes: int) -> int:
-        """Bytes that a read of up to ``max_bytes`` of what is there now may hold."""
+        """Bytes that a read of up to ``max_bytes`` may hold now."""
         self.count()
         log = self.log
         if self.error is not None or self._counted_to == self.offset:
@@ -137,7 +137,7 @@ class Patience:
         self._going: asyncio.Task[None] | None = None
 
     async def until_any(self, futures: Sequence["asyncio.Future[None]"]) -> bool:
-        """Whether one of ``futures`` was done before. Raises what ``gone`` raises."""
+        """Whether one of ``futures`` was done before. Raises the errors of ``gone``."""
         left = self._end - self._loop.time()
         if left <= 0 or (self._going is not None and self._going.done()):
             return False
@@ -172,7 +172,7 @@ async def wait_for_records(
 
 
 def refuse(wanted: Sequence[WantedPartition], permissions: Permissions) -> bool:
-    """Whether some of ``wanted`` may not be read; then ``error`` of these is set."""
+    """Whether some of ``wanted`` may not be read; then their ``error`` is set."""
     refusals = permissions.refusals(one.topic.name for one in wanted)
     for one in wanted if refusals else ():
         one.error = refusals.get(one.topic.name) or one.error

@@ -1,6 +1,6 @@
 """Quotas of clients: how much of a kind each principal may use in a time. Today nobody has a quota.
 
-The guard charges requests, admission charges bytes (``admission.require_quota`` refuses who is over a quota).
+The guard charges requests, admission charges bytes (``admission.require_quota`` refuses a principal over its quota).
 """
 
 from enum import StrEnum

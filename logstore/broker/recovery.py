@@ -1,7 +1,8 @@
 """Recovery at the broker's start: journal frames and Delta tables become partition logs again.
 
-The Delta table gives the history, the journal the tail. Where Delta shows less than was sealed before (a foreign commit
-has overwritten ours, rule R7), the partition keeps what was sealed, and the roller commits the same files again.
+The Delta table gives the history, the journal the tail. Delta may show less than was sealed before, because a foreign
+commit has overwritten ours (rule R7). Then the partition keeps its sealed offset, and the roller commits the same files
+again.
 
 One topic never keeps the others from being served: damage of its table or of its part of the journal quarantines it, or
 its partition, and the journal keeps its records.
@@ -32,10 +33,10 @@ log = structlog.stdlib.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class KeptFrames:
-    """What the journal keeps of a partition that is not served: all of it, as it is."""
+    """The journal frames of a partition that is not served: all of them are kept, as they are."""
 
     index: FrameIndex
-    #: To begin journal files with.
+    #: The partition's frame at the beginning of a new journal file.
     snapshot: Frame | None
     sealed_offset: int
 
@@ -56,7 +57,7 @@ class Unserved:
     unsealed_records: dict[UUID, int]
     #: Partitions of those topics, and those of others that are not recovered.
     partitions: dict[PartitionKey, KeptFrames]
-    #: By topic id, of topics that are served: how many partitions the journal has frames of, if the table has fewer.
+    #: By topic id, of served topics: the number of partitions in the journal, if the table has fewer.
     lost_partitions: dict[UUID, int]
     #: Topics that were deleted, of which the journal has frames.
     deleted: set[UUID]
@@ -117,7 +118,7 @@ def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFo
     window.
     """
     footers: list[SegmentFooter] = []
-    for segment in reversed(partition_log.segments):
+    for segment in reversed(partition_log.segments.files):
         footer = _footer_of(topic.table.files, segment.path)
         if footer is None:
             break
@@ -132,7 +133,7 @@ def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
         return read_footer(files, name)
     except (CorruptionError, FileNotFoundError) as error:
         # The file is a foreign writer's, damaged or gone: other topics are served all the same. A disk that cannot be
-        # read says nothing of the file: whoever took it for gone would forget producers.
+        # read says nothing of the file: a file taken for gone would mean forgotten producers.
         log.error("recovery.no_footer", file=files.where(name), error=str(error))
         return None
     except OSError as error:
@@ -161,7 +162,9 @@ def _finish(
     if tail.end_offset < in_table:
         keys = [batch for footer in reversed(footers) for batch in footer.idempotency_keys]
         producers, markers = (footers[0].producers, footers[0].markers) if footers else ((), ())
-        partition_log.recover_from_footers(producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers)
+        partition_log.state.recover_from_footers(
+            producers, keys, producer_ids_begin=producer_ids_begin(), markers=markers
+        )
     try:
         partition_log.finish_recovery()
     except CorruptionError as error:

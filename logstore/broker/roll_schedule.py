@@ -54,7 +54,7 @@ class RollSchedule:
         self._clock = clock
         self._journal_max_bytes = settings.journal_max_bytes
         self._topics = topics
-        #: What the journal keeps of partitions that are not served.
+        #: The journal frames of partitions that are not served.
         self.unserved: Mapping[PartitionKey, KeepsFrames] = {}
         self._due = DueTopics(settings.topic_journal_bytes_max)
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
@@ -62,7 +62,7 @@ class RollSchedule:
         self._seen: dict[Topic, int] = {}
         self._not_before: dict[Topic, float] = {}
         self._delay_s: dict[Topic, float] = {}
-        #: By topic whose last roll failed: why.
+        #: The reason why the last roll of a topic failed.
         self.failures: dict[Topic, str] = {}
         self._pressed = asyncio.Event()
         self._pinned = asyncio.Event()
@@ -242,7 +242,7 @@ class RollSchedule:
             topic_id, partition = key
             topic = by_id.get(topic_id)
             if topic is not None and partition < len(topic.partitions) and topic.partitions[partition].recovered:
-                return topic.partitions[partition]
+                return topic.partitions[partition].active_segment
             return self.unserved.get(key)
 
         return keeper_of

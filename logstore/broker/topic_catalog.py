@@ -98,7 +98,7 @@ class TopicCatalog:
         root.prepare()
 
     def load(self) -> tuple[dict[str, TopicTable], dict[str, QuarantinedError]]:
-        """The tables that can be served, by name, and why others cannot.
+        """The tables that can be served, by name, and the reasons why others cannot.
 
         Remains of a creation or deletion that a crash cut short are removed. OSError; StorageError for a disk that
         fails.

@@ -26,7 +26,7 @@ class TopicTables:
         return await self._roller.roll(topic)
 
     async def refresh(self, context: RequestContext, topic: Topic) -> int:
-        """Read what others committed to the topic's table; the version that every read from here on sees.
+        """Read the commits of others to the topic's table; the version that every read from here on sees.
 
         Raises as ``Roller.refresh``.
         """
@@ -38,7 +38,7 @@ class TopicTables:
     async def delete_records(self, context: RequestContext, topic: Topic, partition: int, before_offset: int) -> int:
         """Move the log start offset up to ``before_offset`` (-1: the last stable offset); the new log start offset.
 
-        Readers of this project stop seeing what is below at once; the files follow with the retention job. Raises
+        Readers of this project stop seeing the records below at once; the files follow with the retention job. Raises
         OffsetOutOfRangeError beyond the last stable offset or below -1, TopicAuthorizationError, UnknownPartitionError,
         InvalidTopicError, NotLeaderOrFollowerError.
         """

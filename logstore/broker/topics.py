@@ -121,7 +121,7 @@ class Topics:
                 self._journal.release(topic.topic_id, partition_log.partition, partition_log.sealed_offset)
 
     async def _add_lost_partitions(self, topic: Topic, count: int) -> None:
-        """The table has fewer partitions than the journal: somebody overwrote the commit that added them (rule R7)."""
+        """Add the partitions again whose commit another writer overwrote: the journal has more than the table (R7)."""
         await asyncio.to_thread(topic.table.add_partitions, count)
         before = len(topic.partitions)
         topic.follow(await asyncio.to_thread(topic.table.snapshot))
@@ -165,7 +165,7 @@ class Topics:
         if state.leader != self._coordinator.broker_id:
             partition_log.resign(state.leader_epoch)
         elif not partition_log.is_leader or partition_log.leader_epoch < state.leader_epoch:
-            partition_log.forget_producers(self._coordinator.producer_ids_begin)
+            partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
             partition_log.become_leader(state.leader_epoch)
 
     def _snapshot_frames(self) -> list[Frame]:
@@ -401,7 +401,7 @@ class Topics:
 def _epochs(topic: Topic) -> list[int]:
     """By partition, the last leader epoch that the table or the journal has seen."""
     in_table = topic.snapshot.partitions
-    return [max(in_table[p.partition].leader_epoch, p.leader_epochs.last) for p in topic.partitions]
+    return [max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions]
 
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:

@@ -138,7 +138,7 @@ class Committer:
         return self.open()[1]
 
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
-        """Commit what ``plan`` decides on a fresh snapshot, and return the version that holds it, durably.
+        """Commit the actions that ``plan`` chooses on a fresh snapshot, and return the version that holds it, durably.
 
         ``plan`` is called once an attempt; it raises CommitRefusedError, or returns None for nothing to do. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,

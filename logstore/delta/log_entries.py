@@ -344,7 +344,7 @@ class LogReplay:
     def __init__(self, files: TableFiles) -> None:
         self._files = files
         self._parsed: dict[str, tuple[Entry, LogEntry]] = {}
-        #: The checkpoint of the last state. The log before it matters only to who asks for an older version.
+        #: The checkpoint of the last state. The log before it matters only for older versions.
         self._base = 0
 
     @property

@@ -4,8 +4,8 @@ They are checked where they are relied on: every partition below ``logstore.part
 active files of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach,
 for example by a foreign append, is a CorruptionError with the names of the files: no record is served twice.
 
-The range [base, end) of a file is what its name says, with records or without. Names of earlier releases and of other
-writers do not say it; the range of such a file is that of its records, as its statistics have them.
+The name of a file says its range [base, end), with records or without. Names of earlier releases and of other writers
+do not say it; the range of such a file is that of its records, as its statistics have them.
 """
 
 import uuid

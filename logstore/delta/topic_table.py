@@ -1,4 +1,4 @@
-"""A topic as a Delta table: what can be read from it and committed to it.
+"""A topic as a Delta table: reads of it and commits to it.
 
 Invariants: all metadata of the topic is in the Delta log, each fact committed together with the files it is about;
 every change goes through ``Committer`` (rules R4-R7). Blocking; safe from any thread, one commit at a time per
@@ -118,7 +118,7 @@ class TopicTable:
 
     @classmethod
     def open(cls, files: TableFiles) -> Self:
-        """Open an existing topic, and make durable what its log shows. CorruptionError, StorageError."""
+        """Open an existing topic, and make its log durable. CorruptionError, StorageError."""
         table = cls(files)
         table._committer.sync(table.snapshot().version)
         return table

@@ -19,7 +19,7 @@ from logstore.errors import DataDirectoryError
 from logstore.filesystem import Buffer
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity
 
-#: What is written; versions before it are still read.
+#: The version that is written; versions before it are still read.
 FORMAT_VERSION: Final = 3
 HEADER_BYTES: Final = 128
 FRAME_MAGIC: Final = b"LSJF"
@@ -229,7 +229,7 @@ def _unhonoured(kind: int, flags: int) -> list[str]:
     return found
 
 
-#: Those of them that it honours: a log with any other is not what this release would make of it.
+#: The kinds of frame that this release honours: a log with any other kind cannot be served.
 HONOURED: Final[Kinds] = {key: known for key, known in KNOWN.items() if not _unhonoured(*known)}
 _topic_id = functools.lru_cache(maxsize=4096)(lambda raw: UUID(bytes=raw))
 

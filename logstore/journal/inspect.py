@@ -163,7 +163,7 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
 
 
 def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
-    """Read every byte and report what a start would find. On a running broker's journal the last group may show as a
+    """Read every byte and report the findings of a start. On a running broker's journal the last group may show as a
     tail.
     """
     _check_directory(directory)

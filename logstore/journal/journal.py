@@ -131,7 +131,7 @@ class Journal:
 
     @property
     def refusal(self) -> LogStoreError | None:
-        """The error that an append gets at once; None if it is taken."""
+        """The error that an append gets at once; None if the append is taken."""
         refused = self._failed
         if refused is None and (self._committer is None or self._closing):
             return BrokerNotReadyError("the journal takes no appends: the broker is starting or stopping; try again")
@@ -207,7 +207,7 @@ class Journal:
     # ---- appends ------------------------------------------------------------------------------------------------
 
     def append(self, frames: Sequence[Frame]) -> AppendFuture:
-        """``store``, for one who waits: the locations when the frames are durable, or the error."""
+        """As ``store``, with a future: the locations when the frames are durable, or the error."""
         future = AppendFuture()
 
         def told(locations: Sequence[FrameLocation], error: LogStoreError | None) -> None:
@@ -413,14 +413,14 @@ class Journal:
 
     @property
     def oldest_needed(self) -> NeededFile | None:
-        """The oldest file, and who needs it; None if it is the one being written to."""
+        """The oldest file, and the partitions that need it; None if it is the one being written to."""
         if not self._files or self._files[0] is self._current:
             return None
         oldest = self._files[0]
         return NeededFile(oldest.start, oldest.end, tuple(oldest.needed_by))
 
     async def relocate(self, frames: Sequence[Frame]) -> list[FrameLocation]:
-        """Append copies of frames of an older file, marked as such; where they are. Raises as ``append`` does."""
+        """Append copies of frames of an older file, marked as such; their locations. Raises as ``append`` does."""
         copies = [
             Frame(header._replace(flags=header.flags | FrameFlags.RELOCATED), payload) for header, payload in frames
         ]
@@ -429,7 +429,7 @@ class Journal:
         return locations
 
     def relocated(self, file: NeededFile) -> None:
-        """Nothing in the oldest file is needed there any more: it is freed, unless it is the current one."""
+        """Free the oldest file, from which all needed frames were copied, unless it is the current one."""
         if self._files and self._files[0].start == file.start and self._files[0] is not self._current:
             self._files[0].needed_by.clear()
             self._free_files()

@@ -1,7 +1,7 @@
 """The state of a partition in a snapshot frame: a msgpack map, see ``docs/journal-format.md``.
 
-Invariant: what a release must not pass over comes with a new format version of the journal. Fields that it may pass
-over come without one.
+Invariant: a field that a release must not pass over comes with a new format version of the journal. Other fields come
+without one.
 """
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
 """Reading a journal from its first byte to its end, and the verdict on where that end is (rule R1). Changes nothing.
 
-Rule R1: a bad frame is corruption only if something written later says that its place was durable: a later frame whose
+Rule R1: a bad frame is corruption only if later bytes say that its place was durable: a later frame whose
 ``durable_end`` is beyond its position, or a later file (one is only begun after the old one is synced to its end).
 Otherwise the bad frame and all bytes behind it are the tail that a crash left (the kernel may have written a later page
 and not an earlier one), and the journal ends before it. A file may have such a tail behind the start of the file that
@@ -224,8 +224,9 @@ def _check_offsets(header: FrameHeader, position: int) -> None:
 
 
 def _check_control(header: FrameHeader, payload: bytes, where: str) -> None:
-    """Nothing is made of a marker that could not be written into the next file's snapshot, nor of one that takes other
-    than one offset. CorruptionError, DataDirectoryError.
+    """Refuse a marker that takes other than one offset, or that does not fit into the next file's snapshot.
+
+    Raises CorruptionError, DataDirectoryError.
     """
     EndTransactionMarker.decode(payload, where)
     owner, epoch, _ = header.identity

@@ -248,7 +248,7 @@ class JournalWriter:
     def finish(self, file: JournalFile) -> None:
         """At a clean shutdown: nothing but a synced mark behind the durable end.
 
-        Not if the lock is lost: where the end is then is another process's to say.
+        Not if the lock is lost: another process may have moved the end.
         """
         try:
             self._require_lock()

@@ -1,4 +1,4 @@
-"""Kafka's purgatory of produce requests: who waits until an end of a partition log has reached an offset."""
+"""Kafka's purgatory of produce requests: appends that wait for an end of a partition log (log end, high watermark)."""
 
 import asyncio
 from bisect import insort
@@ -25,10 +25,10 @@ class Acknowledgement:
             self.future.set_result(None)
 
     def fail(self, error: LogStoreError) -> None:
-        """One of them does not."""
+        """One of the appends has failed."""
         if not self.future.done():
             self.future.set_exception(error)
-            # Whoever does not wait (acks=0), or no longer, needs no warning about a lost exception.
+            # A client that does not wait (acks=0), or no longer, needs no warning about a lost exception.
             self.future.exception()
 
 

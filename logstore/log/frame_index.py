@@ -101,7 +101,7 @@ class FrameIndex:
         return kept
 
     def finish_recovery(self, from_offset: int) -> None:
-        """Drop what is below ``from_offset``. Raises CorruptionError on frames that overlap or leave a hole, also
+        """Drop the frames below ``from_offset``. Raises CorruptionError on frames that overlap or leave a hole, also
         between ``from_offset`` and the first.
         """
         if min(self._end, default=from_offset + 1) <= from_offset:
@@ -143,7 +143,7 @@ class FrameIndex:
         return [self._frame(at) for at in np.flatnonzero((position >= start) & (position < end)).tolist()]
 
     def holds(self, frame: IndexedFrame) -> bool:
-        """Whether the frame is still the one that counts for its offsets."""
+        """Whether the frame still stands for its offsets."""
         at = bisect_right(self._base, frame.base_offset) - 1
         return at >= 0 and self._base[at] == frame.base_offset and self._position[at] == frame.location.position
 
@@ -170,12 +170,12 @@ class FrameIndex:
             yield self._frame(at)
 
     def inflated_bytes(self, start: int, end: int) -> int:
-        """The frames that hold any offset of [start, end)."""
+        """Bytes in memory of the frames that hold any offset of [start, end)."""
         return sum(self._inflated[bisect_right(self._end, start) : bisect_left(self._base, end)]) if start < end else 0
 
     def record_bytes(self, start: int, end: int) -> int:
-        """About what readers count of the frames that hold any offset of [start, end): keys, values and headers, and
-        RECORD_OVERHEAD_BYTES a record.
+        """About the size that readers count for the frames that hold any offset of [start, end): keys, values and
+        headers, and RECORD_OVERHEAD_BYTES a record.
         """
         first, last = bisect_right(self._end, start), bisect_left(self._base, end)
         if first >= last:

@@ -33,7 +33,7 @@ def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """Sealed offsets [start, end) that somebody took out of the table, by ``cause``, as ``RESTORE in version 12``."""
+    """Sealed offsets [start, end) that another writer took out of the table; ``cause`` as ``RESTORE in version 12``."""
 
     start: int
     end: int
@@ -62,7 +62,7 @@ def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) 
 
 @dataclass(frozen=True, slots=True)
 class RemovedRange:
-    """Offsets [start, end) of a file, and who took it out of the table."""
+    """Offsets [start, end) of a file, and the commit that took it out of the table."""
 
     start: int
     end: int

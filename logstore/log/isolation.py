@@ -7,4 +7,4 @@ class Isolation(IntEnum):
     READ_UNCOMMITTED = 0
     """Up to the high watermark: records of open transactions, too."""
     READ_COMMITTED = 1
-    """Up to the last stable offset: of no transaction below it is the outcome open."""
+    """Up to the last stable offset: every transaction below it has ended."""

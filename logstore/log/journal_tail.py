@@ -1,10 +1,10 @@
-"""What a scan of the journal found of one partition, and the state that it tells of.
+"""The frames of one partition that a scan of the journal found, and the state that they tell.
 
 Recovery has three steps, in this order. *Collect*: frames are added in any order, as rows of columns. *Truncate*
-(``settle``): a TRUNCATE frame drops what lies before it in the journal and reaches beyond the offset that it names; of
-a frame that was copied forward the last copy stays. *Replay*: the newest snapshot, without what was truncated after it,
-then the frames behind it in the order of their offsets. So the state is a function of the set of frames, and no record
-that was truncated counts for anything but the append time, which never falls.
+(``settle``): a TRUNCATE frame drops the frames before it in the journal that reach beyond the offset in its header; the
+last copy of a frame that was copied forward stays. *Replay*: the newest snapshot, without the records that were
+truncated after it, then the frames behind it in the order of their offsets. So the state is a function of the set of
+frames, and no record that was truncated counts for anything but the append time, which never falls.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class _Snapshot(NamedTuple):
 
 
 class JournalTail:
-    """Add all frames, ``settle``, then ask. The columns of identities have rows for batches that have one, only."""
+    """Add all frames, ``settle``, then ask. Only batches with an identity have a row in the columns of identities."""
 
     def __init__(self) -> None:
         #: The frames that count, after ``settle``; those below the sealed offset included.
@@ -90,14 +90,14 @@ class JournalTail:
     # ---- truncate ---------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """All frames are added: ``index`` gets what counts, in the order of offsets."""
+        """All frames are added: ``index`` keeps the frames that count, in the order of offsets."""
         self._kept = self.index.settle(self.truncations)
 
-    # ---- what they tell ---------------------------------------------------------------------------------------------
+    # ---- replay -----------------------------------------------------------------------------------------------------
 
     @property
     def snapshot(self) -> PartitionSnapshot | None:
-        """The newest one. What was truncated after it is still in it: see ``snapshot_end``."""
+        """The newest snapshot; None without one. Records truncated after it are still in it: see ``snapshot_end``."""
         return None if self._snapshot is None else self._snapshot.state
 
     @property
@@ -145,7 +145,9 @@ class JournalTail:
                 )
 
     def open_transactions(self) -> tuple[OpenTransaction, ...]:
-        """Of the frames that count. All frames of an open transaction are un-sealed, so the journal has them."""
+        """The transactions that the frames leave open. All frames of an open transaction are un-sealed, so the journal
+        has them.
+        """
         open_ = OpenTransactions()
         assert self._kept is not None, "not settled"
         if self._transactional:
@@ -157,7 +159,7 @@ class JournalTail:
         return open_.entries
 
     def replay_snapshot(self, producers: ProducerStates, idempotency_keys: IdempotencyKeys) -> None:
-        """Set both to what the newest snapshot tells, without what was truncated after it."""
+        """Set both to the state in the newest snapshot, without the batches that were truncated after it."""
         if (snapshot := self.snapshot) is None:
             return
         producers.replace(unpack_batches(snapshot.producers), snapshot.markers)
@@ -168,7 +170,7 @@ class JournalTail:
             idempotency_keys.forget_from(self.snapshot_end)
 
     def epochs_before(self, entries: Iterable[tuple[int, int]]) -> LeaderEpochs:
-        """``entries`` of the snapshot, or of what there is without one, less what was truncated since."""
+        """``entries``, those of the snapshot if there is one, without the epochs that were truncated since."""
         epochs = LeaderEpochs(entries)
         for end in self._truncated_to():
             epochs.truncate(end)
@@ -190,7 +192,7 @@ class JournalTail:
         return epochs
 
     def snapshot_frame(self) -> Frame | None:
-        """The newest snapshot without what was truncated after it, to begin another file with; None without one."""
+        """The newest snapshot without the records truncated after it, to begin another file with; None without one."""
         if self._snapshot is None:
             return None
         _, header, state = self._snapshot
@@ -216,7 +218,7 @@ def is_transactional(header: FrameHeader) -> bool:
 
 
 def marker_of(header: FrameHeader, payload: Buffer) -> Marker:
-    """The marker in a CONTROL frame. CorruptionError, DataDirectoryError if it is none that is known."""
+    """The marker in a CONTROL frame. CorruptionError, DataDirectoryError for a marker of an unknown kind."""
     end = EndTransactionMarker.decode(payload, f"the control frame at offset {header.base_offset}")
     producer_id, epoch, _ = header.identity
     return Marker(producer_id, epoch, end.coordinator_epoch, header.base_offset, header.append_time_ms)

@@ -1,4 +1,4 @@
-"""The open transactions of one partition: which producers have records here that no marker has decided about.
+"""The open transactions of one partition: the producers with records here that no marker has decided about.
 
 A transactional batch opens its producer's transaction, a marker closes it. Invariant: an open transaction's records are
 all at or above its ``first_offset``, and the partition's last stable offset is not above that.
@@ -20,7 +20,7 @@ class OpenTransactions:
     @property
     def first_offset(self) -> int | None:
         """The first offset of all of them; None without one."""
-        if not self._by_producer:  # mostly: asked of every partition, and often
+        if not self._by_producer:  # the usual case, and asked often
             return None
         return min(one.first_offset for one in self._by_producer.values())
 

@@ -173,8 +173,8 @@ class ProducerStates(RecentBatches):
         self.evicted_up_to = max(self.evicted_up_to, owner)
 
     def forget_from(self, offset: int) -> list[int]:
-        """As for all batches. A producer of which all batches or the newest marker are dropped counts as evicted: what
-        it stored before those is no longer known.
+        """As for all batches. A producer counts as evicted if all its batches or its newest marker are dropped: its
+        older batches are no longer known.
         """
         with_batches = {producer_id for producer_id, packed in self._durable.items() if packed}
         dropped = super().forget_from(offset)

@@ -20,8 +20,8 @@ class RecentBatches:
         """Remembered ones, those being fsynced included."""
 
     def known(self, owner: int) -> list[RememberedBatch]:
-        """In the order of their offsets. The last ones may be on their way to the disk: their offsets are answered when
-        the log's end, or its high watermark, has reached them.
+        """The batches of ``owner`` in the order of their offsets. The last ones may be on their way to the disk: their
+        offsets are answered when the log's end, or its high watermark, has reached them.
         """
         return [*unpack_batches(self._durable.get(owner, b"")), *self._pending.get(owner, ())]
 
@@ -88,7 +88,7 @@ class RecentBatches:
             self.remember(batch)
 
     def forget_from(self, offset: int) -> list[int]:
-        """Forget the batches from ``offset`` on: their records were truncated. The owners of which nothing is left."""
+        """Forget the batches from ``offset`` on: their records were truncated. Returns the owners left without one."""
         lost = []
         for owner, packed in list(self._durable.items()):
             kept = b"".join(batch.pack() for batch in unpack_batches(packed) if batch.base_offset < offset)

@@ -17,7 +17,7 @@ from logstore.log.frame_index import FrameIndex, IndexedFrame
 
 
 class KeepsFrames(Protocol):
-    """Somebody who needs frames of the journal: a partition log, or what is kept of one that is not served."""
+    """A keeper of journal frames: an ``ActiveSegment``, or the frames of a partition that is not served."""
 
     @property
     def index(self) -> FrameIndex: ...
@@ -30,10 +30,10 @@ class KeepsFrames(Protocol):
 async def relocate_oldest(
     journal: Journal, keeper_of: Callable[[PartitionKey], KeepsFrames | None], max_bytes: int
 ) -> list[FrameLocation]:
-    """Copy the needed frames of the oldest file forward and free it; where the copies are.
+    """Copy the needed frames of the oldest file forward and free it. Returns the places of the copies.
 
-    Does nothing, and returns an empty list, if there is no older file, if it holds more than ``max_bytes`` that are
-    needed, or if nobody can tell what is. Raises as ``Journal.append`` and ``Journal.read`` do.
+    Does nothing, and returns an empty list, if there is no older file, if its needed frames are larger than
+    ``max_bytes``, or if it has frames of an unknown partition. Raises as ``Journal.append`` and ``Journal.read`` do.
     """
     oldest = journal.oldest_needed
     if oldest is None:

@@ -106,14 +106,14 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """``any``: whether something was committed again; ``failed``: by partition, why that could not be done."""
+    """``any``: whether files were committed again; ``failed``: by partition, the reason why that failed."""
 
     any: bool
     failed: dict[int, str]
 
 
 def roll_threads() -> ThreadPoolExecutor:
-    """The executor of a ``Roller``. Nobody waits for a roll, so its threads leave the processor to requests."""
+    """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
     return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=_step_back)
 
 
@@ -231,7 +231,7 @@ class Roller:
         return await self._in_thread(lambda: [part for part in parts if _is_whole(topic.table.files, part)])
 
     async def _commit(self, topic: Topic, parts: list[RollPart]) -> dict[int, LogStoreError]:
-        """Seal ``parts``; by partition, why some were left out: also because another leads it by now."""
+        """Seal ``parts``; by partition, the reason why some were left out; another broker may lead one by now."""
         logs = topic.partitions
         led = [p for p in parts if logs[p.partition].is_leader and logs[p.partition].leader_epoch == p.leader_epoch]
         refused: dict[int, LogStoreError] = {
@@ -515,7 +515,7 @@ def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:
 
 
 def _on_disk(files: TableFiles, name: str) -> Segment | None:
-    """CorruptionError if it is damaged. Remove the file to give its records up."""
+    """The segment of a file; CorruptionError if it is damaged. Remove the file to give its records up."""
     try:
         verify_segment(files, name)
         return segment_from_file(files, name)
@@ -525,7 +525,7 @@ def _on_disk(files: TableFiles, name: str) -> Segment | None:
 
 
 def _is_whole(files: TableFiles, part: RollPart) -> bool:
-    """If not, the journal has all of it still."""
+    """Whether the files are on disk and undamaged. If they are not, the journal still has their records."""
     try:
         for segment in part.segments:
             verify_segment(files, segment.path)
@@ -536,14 +536,14 @@ def _is_whole(files: TableFiles, part: RollPart) -> bool:
 
 
 def _end(partition_log: PartitionLog) -> int:
-    """Where a roll stops: what it seals, is decided."""
+    """The offset at which a roll stops: every transaction below it has ended."""
     return partition_log.readable_end(Isolation.READ_COMMITTED)
 
 
 def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
     now_ms = partition_log.now_ms()
-    partition_log.producers.expire(now_ms)
-    partition_log.idempotency_keys.expire(now_ms)
+    partition_log.state.producers.expire(now_ms)
+    partition_log.state.idempotency_keys.expire(now_ms)
     base, end = partition_log.sealed_offset, _end(partition_log)
     pieces = []
     start = base
@@ -556,10 +556,10 @@ def _plan(partition_log: PartitionLog, segment_bytes: int) -> _Range:
         base,
         end,
         partition_log.leader_epoch,
-        partition_log.leader_epochs.up_to(end),
-        partition_log.producers.pack(),
-        partition_log.idempotency_keys.pack(),
-        partition_log.producers.markers,
+        partition_log.state.leader_epochs.up_to(end),
+        partition_log.state.producers.pack(),
+        partition_log.state.idempotency_keys.pack(),
+        partition_log.state.producers.markers,
         pieces,
     )
 

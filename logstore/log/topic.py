@@ -21,7 +21,8 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
-from logstore.log.partition_log import JournalBytes, PartitionLog
+from logstore.log.active_segment import JournalBytes
+from logstore.log.partition_log import PartitionLog
 from logstore.topic_config import TopicConfig
 
 log = structlog.stdlib.get_logger(__name__)
@@ -100,7 +101,7 @@ class Topic:
     def follow(self, snapshot: TopicSnapshot, lost: Mapping[int, str] | None = None) -> None:
         """Take over a snapshot's configuration, partitions, log starts and segments.
 
-        ``lost``: by partition, why sealed records are neither in the table nor on disk.
+        ``lost``: by partition, the reason why sealed records are neither in the table nor on disk.
         """
         self.snapshot = snapshot
         self._follow_config(snapshot)
@@ -117,8 +118,8 @@ class Topic:
             self.partitions.append(new)
         for partition_log in self.partitions:
             self._follow_segments(partition_log, snapshot, (lost or {}).get(partition_log.partition))
-            partition_log.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
-            partition_log.idempotency_keys.keys_max = self.config.idempotency_keys_max
+            partition_log.state.idempotency_keys.remembered_ms = self.config.idempotency_window_ms
+            partition_log.state.idempotency_keys.keys_max = self.config.idempotency_keys_max
             state = snapshot.partitions[partition_log.partition]
             partition_log.log_start_offset = max(partition_log.log_start_offset, state.log_start)
         if len(self.partitions) > before:
@@ -127,7 +128,7 @@ class Topic:
     def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
         why, remedy = lost, "It is served again when the store finds them"
         try:
-            partition_log.follow_segments(snapshot.segments(partition_log.partition))
+            partition_log.segments.follow(snapshot.segments(partition_log.partition))
         except CorruptionError as error:
             why, remedy = str(error), f"Run: logstore topic drop-foreign-files {self.name}"
             if isinstance(error, NewerFormatError):

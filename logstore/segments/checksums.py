@@ -81,7 +81,7 @@ def check_footer(footer: bytes) -> tuple[int, ...] | None:
 def is_without_chain(footer: bytes) -> bool:
     """Whether ``footer`` (up to the end of the file) is a whole one with no chain among its key-value metadata.
 
-    Elsewhere the name of the key means nothing: statistics hold what users write. If not even the structure is whole,
+    Elsewhere the name of the key means nothing: statistics hold the data of users. If not even the structure is whole,
     as where its length is damaged, there is no telling.
     """
     try:

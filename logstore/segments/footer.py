@@ -12,7 +12,8 @@ from logstore.errors import CorruptionError, NewerFormatError
 from logstore.records.batch_identity import RememberedBatch, batches_from_rows
 from logstore.records.transactions import Marker, OpenTransaction, markers_from_rows, open_transactions_from_rows
 
-#: What a footer without transactions has, so that earlier releases read it, and one with open transactions or markers.
+#: The format of a footer without transactions, which earlier releases read, and of one with open transactions or
+#: markers.
 FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS = 2, 3
 _FORMATS = (FORMAT_VERSION, FORMAT_WITH_TRANSACTIONS)
 _PREFIX = "logstore."

@@ -95,7 +95,8 @@ def unknown_name(path: str) -> NewerFormatError:
 
 @dataclass(frozen=True, slots=True)
 class NameColumns:
-    """What a column of names says, row by row: ``ours`` are names of segments, of a form that is known or ``unknown``.
+    """The parts of a column of names, row by row: ``ours`` are names of segments, of a form that is known or
+    ``unknown``.
 
     ``base`` and ``end`` are set where ``has_range`` is, and -1 elsewhere: for names of an earlier release, too.
     """

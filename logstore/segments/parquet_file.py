@@ -30,8 +30,8 @@ BAD_BYTES = (pa.ArrowException, OSError, EOFError, ValueError, KeyError)
 @dataclass(frozen=True, slots=True)
 class ParquetFile:
     """``size`` in bytes. ``chain``: (place, CRC-32C of the file up to there) at the ends of the magic number, of each
-    column chunk, and of the page index; empty without checksums. ``footer_bytes`` are what ``metadata`` was parsed
-    from, in Thrift; empty without checksums.
+    column chunk, and of the page index; empty without checksums. ``footer_bytes`` are the Thrift bytes of ``metadata``;
+    empty without checksums.
     """
 
     files: TableFiles

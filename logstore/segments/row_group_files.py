@@ -71,7 +71,7 @@ def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
 
 
 def read_row_group_file(files: TableFiles, name: str, file: RowGroupFile) -> memoryview:
-    """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if it is not what was written."""
+    """The Parquet file. Raises FileNotFoundError, OSError; CorruptionError if its bytes have changed."""
     size = file.end - file.begin
     view = memoryview(pa.allocate_buffer(len(MAGIC) + size + len(file.footer))).cast("B")
     view[: len(MAGIC)] = MAGIC

@@ -64,7 +64,7 @@ class _Sink(io.RawIOBase):
         #: The CRC of the file up to the end of every write. A page is one or two writes, so a column chunk ends with a
         #: write.
         self._crc_at: dict[int, int] = {}
-        #: What comes behind the last row group, until it is complete.
+        #: The bytes behind the last row group, until they are complete.
         self._tail: bytearray | None = None
         self.discarding = False
 
@@ -285,7 +285,7 @@ class SegmentWriter:
 
 
 def _leaves(columns: pa.Schema | pa.DataType) -> int:
-    """How many columns Parquet makes of them."""
+    """The number of columns that Parquet makes of the fields."""
     types = (
         columns.types if isinstance(columns, pa.Schema) else [columns.field(i).type for i in range(columns.num_fields)]
     )

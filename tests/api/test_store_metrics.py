@@ -12,6 +12,7 @@ from ingest_api.store_metrics import ALL, OTHER, SERIES_MAX, observe, render
 from logstore import __version__, observability
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.problems import ProblemState, TopicProblem
+from logstore.log.log_segments import LogSegments
 from tests.api.api_client import ApiClient
 
 pytestmark = pytest.mark.anyio
@@ -129,14 +130,15 @@ class FewSeries:
 
 
 def partition_log(partition: int) -> SimpleNamespace:
+    segments = LogSegments()
+    segments.files = (SimpleNamespace(size=400), SimpleNamespace(size=600))
     return SimpleNamespace(
         partition=partition,
+        segments=segments,
         log_start_offset=10,
         sealed_offset=20,
         high_watermark=30,
         log_end_offset=30,
-        size_bytes=1_000,
-        segment_count=2,
         unsealed_bytes=100,
         unsealed_ms=1_000 * partition,
     )

@@ -325,7 +325,7 @@ def test_rows_deleted_with_sql_stay_deleted_though_a_killed_roll_left_a_file_of_
             await rolled(broker, topic, [b"a"])
             await rolled(broker, topic, [b"b"])
             # A kill between the file and its commit leaves such a file; the next start rolls the range again.
-            segment = path_of(topic.table) / topic.partition(0).segments[1].path
+            segment = path_of(topic.table) / topic.partition(0).segments.files[1].path
             shutil.copy(segment, segment.with_name(segment.name[: -len("0" * 32 + ".parquet")] + "a" * 32 + ".parquet"))
             await rolled(broker, topic, [b"c"])
 
@@ -347,7 +347,7 @@ def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) 
             assert topic
             await rolled(broker, topic, [b"a", b"b"])
             await rolled(broker, topic, [b"c"])
-            first = topic.partition(0).segments[0].path
+            first = topic.partition(0).segments.files[0].path
             DeltaTable(path_of(topic.table)).delete("offset < 2")
             (path_of(topic.table) / first).unlink()
             await broker._roller.refresh(topic)

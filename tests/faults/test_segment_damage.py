@@ -216,8 +216,8 @@ async def two_segments_and_a_tail(broker: Broker) -> Topic:
 
 
 def as_after_a_restart(broker: Broker) -> None:
-    broker._fetching._reader._begun.clear()
-    broker._fetching._reader._row_groups.clear()
+    broker._fetching._reader._slices._begun.clear()
+    broker._fetching._reader._slices._row_groups.clear()
 
 
 async def is_refused(read: Callable[[], Awaitable[object]], path: Path) -> str:
@@ -232,7 +232,7 @@ def test_a_damaged_row_group_is_not_served_and_all_else_is(tmp_path: Path) -> No
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = path_of(topic.table) / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments.files[0].path
             good = path.read_bytes()
             size = len(good)
 
@@ -264,7 +264,7 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = path_of(topic.table) / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments.files[0].path
             path.unlink()
             await is_refused(lambda: broker.fetch(INTERNAL, topic, 0, 0, max_bytes=1, min_bytes=1, max_wait_ms=0), path)
             await is_refused(lambda: broker.offset_for_timestamp(INTERNAL, topic, 0, 1), path)
@@ -279,7 +279,7 @@ def test_a_rival_of_the_same_range_is_not_what_the_delta_log_names(tmp_path: Pat
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_segments_and_a_tail(broker)
-            path = path_of(topic.table) / topic.partition(0).segments[0].path
+            path = path_of(topic.table) / topic.partition(0).segments.files[0].path
             footer = read_footer(path)
             with SegmentWriter(open_table(topic.table.files.uri), 0, 0, 2, footer.leader_epoch) as writer:
                 writer.write(log_batch([0]))
@@ -359,7 +359,7 @@ def test_a_damaged_segment_that_could_not_be_committed_is_written_again(tmp_path
             assert forbidden in entry.read_text()
             entry.unlink()
             await broker.roll(INTERNAL, topic)
-            assert left_over.name not in topic.partition(0).segments[0].path
+            assert left_over.name not in topic.partition(0).segments.files[0].path
             as_after_a_restart(broker)
             assert await read_all(broker, topic) == [(0, b"a"), (1, b"b")]
 

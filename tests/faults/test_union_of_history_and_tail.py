@@ -155,7 +155,7 @@ def test_records_that_could_not_be_sealed_stay_in_the_journal(tmp_path: Path) ->
                     await produce(broker, rolled, [value])
                 await broker.roll(INTERNAL, rolled)
             assert broker.journal.files[0] == first
-            broker._fetching._reader._begun.clear()
+            broker._fetching._reader._slices._begun.clear()
             assert await read_all(broker, refused) == list(enumerate(values))
 
     run(scenario())

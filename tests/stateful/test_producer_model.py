@@ -90,9 +90,9 @@ class ProducerModel(RuleBasedStateMachine):
         expected = self.expected(producer_id, epoch, sequence, count)
         if isinstance(expected, type):
             with pytest.raises(expected):
-                self.log.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
+                self.log.state.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
             return
-        known = self.log.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
+        known = self.log.state.producers.check(producer_id, epoch, sequence, count, self.log.now_ms())
         if isinstance(expected, Appended):
             assert known is not None
             assert known.base_offset == expected.base_offset
@@ -206,12 +206,12 @@ class ProducerModel(RuleBasedStateMachine):
     @rule()
     def lose_journal(self) -> None:
         """All is sealed, and the newest segment tells of it; later batches are forgotten."""
-        end, packed = self.log.log_end_offset, self.log.producers.pack()
+        end, packed = self.log.log_end_offset, self.log.state.producers.pack()
         self.log = self.new_log()
         tail = JournalTail()
         tail.settle()
         self.log.recover(tail, sealed_offset=end, leader_epochs=[])
-        self.log.recover_from_footers(unpack_batches(packed), (), producer_ids_begin=1 << 32)
+        self.log.state.recover_from_footers(unpack_batches(packed), (), producer_ids_begin=1 << 32)
         self.log.finish_recovery()
         self.lead()
         self.journal = []
@@ -219,11 +219,11 @@ class ProducerModel(RuleBasedStateMachine):
         self.evicted_up_to = (1 << 32) - 1
 
     @invariant()
-    def what_is_remembered_is_bounded(self) -> None:
-        assert self.log.producers.num_batches <= 5 * len(self.model) + len(self.pending)
+    def remembered_batches_are_bounded(self) -> None:
+        assert self.log.state.producers.num_batches <= 5 * len(self.model) + len(self.pending)
         if not self.pending:
             counted = sum(len([b for b in all_ if b.epoch == all_[-1].epoch][-5:]) for all_ in self.model.values())
-            assert self.log.producers.num_batches == counted
+            assert self.log.state.producers.num_batches == counted
 
 
 TestProducerModel = ProducerModel.TestCase

@@ -192,7 +192,7 @@ class Ranges:
 
     def nothing_is_refused_or_lost(self) -> None:
         (partition,) = self.topic.partitions
-        assert (partition.quarantined, partition.missing, partition.unreadable) == (None, (), {})
+        assert (partition.quarantined, partition.missing, partition.segments.unreadable) == (None, (), {})
         assert partition.log_start_offset == self.start
         assert (partition.sealed_offset, partition.high_watermark) == (self.sealed, self.end)
         assert self.broker.problems(INTERNAL) == []

@@ -24,6 +24,7 @@ from logstore.journal.frame import Frame, FrameLocation
 from logstore.journal.journal import Journal, NeededFile
 from logstore.journal.scan import RecoveredFrame
 from logstore.log.acknowledgements import Acknowledgement
+from logstore.log.active_segment import ActiveSegment
 from logstore.log.partition_log import PartitionLog
 from logstore.log.relocation import relocate_oldest
 from logstore.log.truncation import truncate
@@ -51,7 +52,7 @@ class Stored(NamedTuple):
 def new_logs(clock: ManualClock) -> list[PartitionLog]:
     logs = [PartitionLog("t", TOPIC, p, clock=clock, producer_id_expiration_ms=10**12) for p in range(PARTITIONS)]
     for log in logs:
-        log.idempotency_keys.remembered_ms = log.idempotency_keys.keys_max = 10**12
+        log.state.idempotency_keys.remembered_ms = log.state.idempotency_keys.keys_max = 10**12
     return logs
 
 
@@ -81,8 +82,8 @@ class Shuffled:
 
 def state_of(log: PartitionLog) -> Any:
     places = [(f.base_offset, f.end_offset, f.location) for f in log.index.frames(0, 2**62)]
-    remembered = log.producers.pack(), log.idempotency_keys.pack(), log.producers.evicted_up_to
-    return repr(log), places, log.leader_epochs.entries, remembered, log.now_ms()
+    remembered = log.state.producers.pack(), log.state.idempotency_keys.pack(), log.state.producers.evicted_up_to
+    return repr(log), places, log.state.leader_epochs.entries, remembered, log.now_ms()
 
 
 class RecoveryModel(RuleBasedStateMachine):
@@ -169,7 +170,7 @@ class RecoveryModel(RuleBasedStateMachine):
         self.sent += 1
         payload = b"%d." % self.sent + bytes(size)
         batch = pa.RecordBatch.from_pylist([{}] * count, schema=WIRE_SCHEMA)
-        frame = log.require_leader().next_frame(
+        frame = log.next_frame(
             batch, pa.py_buffer(payload), inflated_bytes=size, log_append_time=False, identity=identity
         )
         header = frame.header
@@ -246,8 +247,8 @@ class RecoveryModel(RuleBasedStateMachine):
         self.logs[partition].seal(self.sealed[partition])
         self.journal.release(TOPIC, partition, self.sealed[partition])
 
-    def keeper(self, key: tuple[Any, int]) -> PartitionLog:
-        return self.logs[key[1]]
+    def keeper(self, key: tuple[Any, int]) -> ActiveSegment:
+        return self.logs[key[1]].active_segment
 
     @rule()
     def relocate(self) -> None:
@@ -335,25 +336,25 @@ class RecoveryModel(RuleBasedStateMachine):
             read = self.journal.read_many([FrameLocation(*location) for _, _, location in places])
             assert [bytes(found.payload) for found in read] == [frame.payload for frame in tail]
             assert [found.header.leader_epoch for found in read] == [frame.epoch for frame in tail]
-            assert log.leader_epochs.entries == epochs_of(frames)
+            assert log.state.leader_epochs.entries == epochs_of(frames)
             self.check_producers(log, frames)
 
     def check_producers(self, log: PartitionLog, frames: list[Stored]) -> None:
         """The last batches of each producer; fewer are known only of producers that count as evicted."""
         known: dict[int, list[RememberedBatch]] = {}
-        for batch in unpack_batches(log.producers.pack()):
+        for batch in unpack_batches(log.state.producers.pack()):
             known.setdefault(batch.owner, []).append(batch)
         for producer in range(1, PRODUCERS + 1):
             stored = [f.batch for f in frames if f.batch is not None and f.batch.owner == producer]
             newest = [batch for batch in stored if batch.epoch == stored[-1].epoch][-5:]
             remembered = known.get(producer, [])
             assert remembered == newest[len(newest) - len(remembered) :]
-            assert remembered or not newest or producer <= log.producers.evicted_up_to
-            if len(remembered) < len(newest) and producer > log.producers.evicted_up_to:
+            assert remembered or not newest or producer <= log.state.producers.evicted_up_to
+            if len(remembered) < len(newest) and producer > log.state.producers.evicted_up_to:
                 assert stored[-1] == remembered[-1], "only older ones may be unknown"
 
     @invariant()
-    def the_journal_keeps_only_what_somebody_needs(self) -> None:
+    def the_journal_keeps_only_needed_files(self) -> None:
         needed = {p for p, log in enumerate(self.logs) if log.sealed_offset < log.log_end_offset}
         if self.logs and not needed:
             assert all(not file.needed_by for file in self.journal._files)

@@ -208,7 +208,7 @@ def reuse_offsets_after_restart() -> None:
     def forget_the_tail(self: PartitionLog) -> None:
         self.index.finish_recovery(self.sealed_offset)
         self.index.drop_below(max(self.sealed_offset, self.index.end_offset or 0))
-        self.next_offset = self.high_watermark = self.log_end_offset = self.sealed_offset
+        self.next_offset = self._high_watermark.offset = self.log_end_offset = self.sealed_offset
 
     PartitionLog.finish_recovery = forget_the_tail  # type: ignore[method-assign]
 
@@ -222,9 +222,9 @@ def forget_sequences() -> None:
 
 def append_time_goes_back() -> None:
     """LogAppendTime is the wall clock's time, also after a step back."""
-    from logstore.log.partition_log import PartitionLog
+    from logstore.log.partition_frames import PartitionFrames
 
-    PartitionLog.next_append_time_ms = lambda self: self._clock.now_ms()  # type: ignore[method-assign]
+    PartitionFrames.next_append_time_ms = lambda self: self._clock.now_ms()  # type: ignore[method-assign]
 
 
 def forget_commits_at_start() -> None:

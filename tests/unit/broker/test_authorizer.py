@@ -67,7 +67,7 @@ def test_decisions_die_with_their_view_and_an_older_view_is_not_taken():
     assert read(authorizer, "a", "b") == ["b"]
 
 
-def test_memory_is_bounded_whatever_is_asked_for(monkeypatch):
+def test_remembered_decisions_are_bounded(monkeypatch):
     monkeypatch.setattr("logstore.broker.authorizer._DECISIONS_MAX", 50)
     view = View(1, set())
     authorizer = Authorizer(view)
@@ -86,6 +86,6 @@ def test_memory_is_bounded_whatever_is_asked_for(monkeypatch):
         (ResourceType.CLUSTER, ClusterAuthorizationError),
     ],
 )
-def test_a_refusal_names_who_what_and_which(resource_type, error):
+def test_a_refusal_names_principal_operation_and_resource(resource_type, error):
     with pytest.raises(error, match=f"User:alice may not ALTER the {resource_type.lower()} 'x'"):
         Authorizer(View(1, set())).require(ALICE, Operation.ALTER, resource_type, "x")

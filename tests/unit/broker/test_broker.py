@@ -249,7 +249,7 @@ def test_a_timeout_says_that_the_outcome_is_open_and_the_records_come(tmp_path: 
     run(scenario())
 
 
-def test_what_waits_for_the_disk_is_bounded_also_with_acks_0(tmp_path: Path) -> None:
+def test_bytes_that_wait_for_the_disk_are_bounded_also_with_acks_0(tmp_path: Path) -> None:
     async def scenario() -> None:
         disk = SlowDisk()
         limits = {"queued_max_request_bytes": 4_000_000, "max_request_size": 2_000_000}
@@ -396,7 +396,7 @@ def test_a_reader_at_the_end_waits_for_the_next_record(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_reader_waits_for_min_bytes_and_takes_what_there_is_when_time_is_up(tmp_path: Path) -> None:
+def test_a_reader_waits_for_min_bytes_and_takes_fewer_when_its_time_is_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
@@ -816,7 +816,7 @@ def _second_fails(create: Callable[[Path], int]) -> Callable[[Path], int]:
     return wrapped
 
 
-def test_a_full_disk_refuses_administration_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_administration_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker)
@@ -841,7 +841,7 @@ def test_a_full_disk_refuses_administration_with_what_to_do(tmp_path: Path, monk
 # ---- configuration as a whole ---------------------------------------------------------------------------------------
 
 
-def test_a_change_must_fit_what_is_set_already(tmp_path: Path) -> None:
+def test_a_change_must_fit_the_configuration_before_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await new_topic(broker, max_compaction_lag_ms="100", cleanup_policy="compact")

@@ -69,7 +69,7 @@ async def test_one_broker_leads_and_holds_every_partition_that_is_known(tmp_path
         assert coordinator.brokers == (0,)
 
 
-async def test_a_listener_is_told_of_what_there_is_and_of_each_new_partition_once(tmp_path: Path) -> None:
+async def test_a_listener_hears_of_all_partitions_and_of_each_new_one_once(tmp_path: Path) -> None:
     first, second = uuid4(), uuid4()
     told: list[tuple[UUID, int, PartitionState]] = []
     async with started(tmp_path) as coordinator:

@@ -63,7 +63,7 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
+def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock, due, synced = ManualClock(), DueTopics(journal_bytes_max=10**9), threading.Event()
         filesystem = HookedFileSystem()
@@ -84,7 +84,7 @@ def test_what_is_being_fsynced_is_not_forgotten(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_shorter_time_counts_from_when_it_is_known(tmp_path: Path) -> None:
+def test_a_shorter_segment_ms_counts_from_its_change(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
         async with running_broker(tmp_path, clock=clock) as broker:

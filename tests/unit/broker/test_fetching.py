@@ -69,7 +69,7 @@ def count_reads(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> Callable[[],
 
 async def until_waiting(broker: Broker, partition: int = 0) -> None:
     async with asyncio.timeout(30):
-        while broker.topic(INTERNAL, "t").partition(partition)._advanced is None:  # noqa: ASYNC110
+        while broker.topic(INTERNAL, "t").partition(partition)._high_watermark._readers is None:  # noqa: ASYNC110
             await asyncio.sleep(0)
 
 
@@ -142,7 +142,7 @@ def test_answers_at_once_stay_within_the_bound_and_the_others_are_refused(
     run(scenario())
 
 
-def test_who_waits_for_room_comes_first_when_there_is_some_and_leaves_nothing_when_cancelled(tmp_path: Path) -> None:
+def test_room_goes_to_the_first_waiter_and_a_cancelled_waiter_leaves_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path) as (broker, topic):
             await produce(broker, topic, [bytes(900_000)])
@@ -212,7 +212,7 @@ def test_partitions_that_are_full_each_end_the_wait(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_history_counts_as_it_is_stored_and_as_far_as_it_is_read(tmp_path: Path) -> None:
+def test_history_counts_its_stored_bytes_up_to_the_end_that_is_read(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with store(tmp_path) as (broker, topic):
             log = topic.partition(0)

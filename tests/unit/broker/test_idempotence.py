@@ -94,7 +94,7 @@ def lose_journal(data: Path) -> None:
     shutil.rmtree(data / "brokers" / "0" / "journal")
 
 
-def test_a_partition_that_takes_nothing_says_so_whatever_the_sequence_number_is(tmp_path: Path) -> None:
+def test_a_partition_that_takes_nothing_says_so_for_any_sequence_number(tmp_path: Path) -> None:
     """Its table may be older than what the producer has counted since: that is no missing batch of the producer."""
 
     async def scenario() -> None:
@@ -183,7 +183,7 @@ def test_ids_that_nobody_has_are_refused_before_somebody_gets_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["stop", "crash", "journal lost", "stop twice"])
-def test_what_a_producer_has_stored_is_known_after_a_start(tmp_path: Path, how: str) -> None:
+def test_batches_of_a_producer_are_known_after_a_start(tmp_path: Path, how: str) -> None:
     async def scenario() -> None:
         data = tmp_path / "0"
         async with running_broker(data) as broker:
@@ -348,7 +348,7 @@ def test_past_the_bound_the_producer_goes_that_has_not_appended_for_longest(
             await send(broker, c, 0, [b"0"])
             assert PRODUCERS_FORGOTTEN._value.get() == before + 1
             log = topic.partition(0)
-            assert [producer.producer_id in log.producers for producer in (a, b, c)] == [True, False, True]
+            assert [producer.producer_id in log.state.producers for producer in (a, b, c)] == [True, False, True]
 
     run(scenario())
 
@@ -429,7 +429,7 @@ def test_a_repetition_waits_for_the_first_try_and_fails_with_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("frames_stored", [1, 2])
-def test_a_retry_stores_what_a_crash_kept_from_being_stored(tmp_path: Path, frames_stored: int) -> None:
+def test_a_retry_stores_the_batches_that_a_crash_lost(tmp_path: Path, frames_stored: int) -> None:
     async def scenario() -> None:
         data = tmp_path / "0"
         sent, name = in_partitions(1, 0, 1), key("k")
@@ -590,7 +590,7 @@ def test_without_the_secret_new_keys_wait_until_the_old_ones_are_over(tmp_path: 
     run(scenario())
 
 
-def test_what_was_stored_is_not_asked_for_what_is_asked_of_new_records_by_now(tmp_path: Path) -> None:
+def test_stored_batches_need_not_meet_a_later_configuration(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock, journal_max_bytes=32 << 20) as broker:

@@ -121,7 +121,7 @@ def test_a_topic_that_is_compacted_by_the_time_of_the_claim_takes_no_record_with
 
 
 @pytest.mark.parametrize("acks", [0, 1, -1])
-def test_nothing_is_held_for_requests_that_ended_in_whatever_way(tmp_path: Path, acks: int) -> None:
+def test_nothing_is_held_for_requests_that_ended_in_any_way(tmp_path: Path, acks: int) -> None:
     async def scenario() -> None:
         before = _appends()
         keys: list[bytes | None] = [str(number).encode() for number in range(20)]

@@ -114,7 +114,7 @@ def test_a_copy_of_a_topics_directory_is_refused_by_name_and_the_topic_is_served
     run(scenario())
 
 
-def test_a_table_that_does_not_say_which_topic_it_is_says_so_from_the_next_start_on(tmp_path: Path) -> None:
+def test_a_table_without_its_topics_name_gets_it_at_the_next_start(tmp_path: Path) -> None:
     async def scenario() -> None:
         data = await killed(tmp_path / "data")
         table = data / "topics" / "orders"
@@ -285,7 +285,7 @@ def test_a_stray_table_among_the_topics_harms_nobody(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_what_the_journal_holds_of_a_quarantined_topic_outlives_many_files_of_the_journal(tmp_path: Path) -> None:
+def test_journal_records_of_a_quarantined_topic_outlive_many_journal_files(tmp_path: Path) -> None:
     """Its producers' state, too: a repetition is known as one once the topic is mended."""
 
     async def scenario() -> None:
@@ -382,7 +382,7 @@ def test_records_that_a_restore_or_an_overwrite_took_away_are_told_and_never_pas
     run(scenario())
 
 
-def test_nobody_reads_by_a_table_of_which_it_is_not_known_yet_what_is_missing(
+def test_no_reader_sees_a_table_before_its_missing_records_are_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looking, read = threading.Event(), threading.Event()
@@ -426,7 +426,7 @@ def test_rows_that_were_deleted_do_not_count_as_missing_after_a_quarantine(tmp_p
     run(scenario())
 
 
-def test_what_a_restore_took_away_is_there_again_after_a_second_one_and_can_be_given_up(tmp_path: Path) -> None:
+def test_records_that_a_restore_took_away_come_back_with_a_second_one_or_are_given_up(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
@@ -474,7 +474,7 @@ def missing_in(topic: Topic) -> list[tuple[int, int]]:
     return [(gap.start, gap.end) for gap in topic.partitions[0].missing]
 
 
-def test_what_is_left_of_a_gap_stays_missing_when_a_part_of_it_is_given_up_or_comes_back(tmp_path: Path) -> None:
+def test_the_rest_of_a_gap_stays_missing_when_a_part_is_given_up_or_comes_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
@@ -490,7 +490,7 @@ def test_what_is_left_of_a_gap_stays_missing_when_a_part_of_it_is_given_up_or_co
     run(scenario())
 
 
-def test_what_is_taken_away_below_the_clean_point_is_missing_and_what_compaction_removed_is_not(tmp_path: Path) -> None:
+def test_below_the_clean_point_taken_records_are_missing_and_compacted_ones_are_not(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
@@ -589,7 +589,7 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            first = path_of(topic.table) / topic.partitions[0].segments[0].path
+            first = path_of(topic.table) / topic.partitions[0].segments.files[0].path
             whole = bytearray(first.read_bytes())
             whole[30] ^= 1
             first.write_bytes(whole)
@@ -638,7 +638,7 @@ def test_a_segment_whose_commit_and_file_are_gone_is_missing(tmp_path: Path) -> 
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            first = topic.partitions[0].segments[0]
+            first = topic.partitions[0].segments.files[0]
             table = path_of(topic.table)
             entry = table / "_delta_log" / f"{1:020d}.json"
             (table / first.path).unlink()

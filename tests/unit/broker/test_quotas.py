@@ -37,7 +37,7 @@ def columns(requests: Sequence[list[bytes | None]]) -> DecodedRecords:
     return records([value for values in requests for value in values])
 
 
-def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:
@@ -72,7 +72,9 @@ def test_who_produces_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pyt
     run(scenario())
 
 
-def test_who_does_not_wait_for_the_answer_is_charged_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_wait_for_the_answer_is_charged_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path, clock=ManualClock()) as broker:
             topic = await broker.create_topic(INTERNAL, "t", partitions=1)
@@ -87,7 +89,7 @@ def test_who_does_not_wait_for_the_answer_is_charged_as_well(tmp_path: Path, mon
     run(scenario())
 
 
-def test_who_fetches_more_than_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fetcher_over_its_quota_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         clock = ManualClock()
         async with running_broker(tmp_path, clock=clock) as broker:

@@ -98,7 +98,7 @@ async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, To
         yield broker, groups, topic
 
 
-def test_whoever_may_do_nothing_is_refused_by_every_method(tmp_path: Path) -> None:
+def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) -> None:
     async def scenario() -> None:
         async for broker, groups, topic in stores(tmp_path):
             for thing, table in ((broker, BROKER), (groups, GROUPS)):

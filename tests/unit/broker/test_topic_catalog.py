@@ -50,7 +50,7 @@ def test_a_topic_is_there_after_a_restart_and_gone_after_removal(tmp_path: Path)
     assert not catalog.deleted()
 
 
-def test_what_is_not_a_topic_is_left_alone(tmp_path: Path) -> None:
+def test_directories_that_are_no_topics_are_left_alone(tmp_path: Path) -> None:
     catalog = TopicCatalog(open_root(tmp_path))
     (tmp_path / "topics" / "notes").mkdir()
     assert catalog.load() == ({}, {})

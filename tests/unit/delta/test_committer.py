@@ -332,7 +332,7 @@ def test_a_failed_fsync_is_made_good_also_when_others_committed_since(tmp_path: 
     assert filesystem.hits["sync_file"] == 1
 
 
-def test_what_others_committed_is_durable_before_anything_stands_on_it(tmp_path: Path) -> None:
+def test_commits_of_others_are_durable_before_anything_stands_on_them(tmp_path: Path) -> None:
     filesystem = FaultyFileSystem()
     create_topic(tmp_path, partitions=2)
     table = TopicTable.open(open_table(tmp_path / "topics" / "events", filesystem))
@@ -362,7 +362,7 @@ def test_a_commit_of_one_writer_syncs_one_entry(tmp_path: Path) -> None:
     assert (filesystem.hits["sync_file"], filesystem.hits["sync_directory"]) == (2, 2)
 
 
-def test_opening_makes_what_it_shows_durable(tmp_path: Path) -> None:
+def test_opening_makes_the_shown_version_durable(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     foreign_commit(path_of(table), [], [("somebody", 1)])
@@ -411,7 +411,7 @@ def test_a_file_lost_below_later_rolls_is_committed_again(tmp_path: Path) -> Non
     assert offsets_in_table(table) == list(range(30))
 
 
-def test_recommit_leaves_alone_what_was_removed(tmp_path: Path) -> None:
+def test_recommit_leaves_removed_files_alone(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     part = roll(table, 0, 0, 10)
     path = part.segments[0].path

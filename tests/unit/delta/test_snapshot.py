@@ -34,7 +34,7 @@ def foreign_append(path: Path, offsets: list[int], partition: int = 0) -> None:
     write_deltalake(str(path), rows, mode="append")
 
 
-def test_what_a_new_topic_shows(tmp_path: Path) -> None:
+def test_the_snapshot_of_a_new_topic(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     snapshot = table.snapshot()
     assert snapshot.version == 0

@@ -222,7 +222,7 @@ def test_a_rewrite_invents_nothing(tmp_path: Path) -> None:
         rewrite_files(table, 0, [sparse.path], [write_segment(table, 0, 0, 9)], data_change=False)
 
 
-def test_the_history_of_the_table_says_what_was_done(tmp_path: Path) -> None:
+def test_the_history_of_the_table_names_the_operations(tmp_path: Path) -> None:
     table = create_topic(tmp_path)
     roll(table, 0, 0, 10)
     table.alter_config({"retention.ms": "1"})

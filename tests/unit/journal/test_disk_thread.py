@@ -31,7 +31,7 @@ def test_work_is_done_in_order_and_its_errors_are_told() -> None:
     run(scenario())
 
 
-def test_what_nobody_waits_for_any_more_is_done() -> None:
+def test_work_whose_waiter_has_gone_is_done() -> None:
     async def scenario() -> None:
         thread = DiskThread("test")
         going_on = threading.Event()

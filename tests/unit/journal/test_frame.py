@@ -198,7 +198,7 @@ def test_random_bytes_behind_a_magic_or_a_cut_header_are_no_frame(header, body, 
 
 
 @given(headers, st.binary(min_size=HEADER_BYTES - 8, max_size=HEADER_BYTES - 8), st.integers(8, 127), uint64)
-def test_whatever_a_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(header, body, kept, position):
+def test_any_frame_header_with_a_good_sum_is_taken_or_refused_by_name(header, body, kept, position):
     """The beginning of a true header, then anything: what a release to come may write."""
     encoded = encode_frame_header(Frame(header, b"x"), position=position, durable_end=0, file_id=7)
     forged = bytearray(encoded[:kept] + body[kept - 8 :])
@@ -242,7 +242,7 @@ def test_random_bytes_are_no_file_header(data, start):
 
 
 @given(uint64, st.booleans(), st.integers(0, 255), st.binary(min_size=119, max_size=119))
-def test_whatever_a_file_header_with_a_good_sum_says_it_is_taken_or_refused_by_name(start, own, version, rest):
+def test_any_file_header_with_a_good_sum_is_taken_or_refused_by_name(start, own, version, rest):
     body = bytes((version,)) + rest
     if own:
         body = body[:16] + start.to_bytes(8, "little") + body[24:]

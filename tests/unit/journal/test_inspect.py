@@ -126,7 +126,7 @@ def test_a_directory_that_is_not_there_is_said_so(tmp_path):
             look(tmp_path / "none")
 
 
-def test_dump_shows_who_sent_what_and_what_is_remembered(tmp_path):
+def test_dump_shows_senders_and_remembered_batches(tmp_path):
     producers = [RememberedBatch(5, 2, 7, 3, 10, 1000), RememberedBatch(6, 0, 0, 1, 13, 1001)]
     keys = [RememberedBatch(2**64 - 1, -2, -(2**63), 1, 14, 1002)]
     packed = [b"".join(batch.pack() for batch in batches) for batches in (producers, keys)]
@@ -236,7 +236,7 @@ def test_a_control_record_of_another_kind_is_refused_by_its_position(tmp_path):
         (HEADER_BYTES + 10, 8, r"position 128 \(format version 3\) has type 1, flags 0x8"),
     ],
 )
-def test_what_has_no_name_here_is_refused_by_its_number(tmp_path, at, value, message):
+def test_a_frame_type_without_a_name_is_refused_by_its_number(tmp_path, at, value, message):
     write_journal(tmp_path, data_frame(0), data_frame(1))
     (path,) = tmp_path.iterdir()
     content = bytearray(path.read_bytes())

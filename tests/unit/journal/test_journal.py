@@ -40,7 +40,7 @@ class CountingFileSystem(FileSystem):
         super().fdatasync(fd)
 
 
-def test_what_is_appended_is_read_back_and_recovered(tmp_path):
+def test_appended_frames_are_read_back_and_recovered(tmp_path):
     payloads = [b"", b"x", bytes(range(256)) * 1000, pa.py_buffer(b"arrow"), memoryview(b"view")]
     frames = [data_frame(i, payload, partition=i % 2) for i, payload in enumerate(payloads)]
 
@@ -224,7 +224,7 @@ def test_files_go_oldest_first_when_all_in_them_is_sealed(tmp_path):
     assert offsets(recovered_frames(tmp_path)) == [4]
 
 
-def test_a_restart_frees_what_was_sealed_before(tmp_path):
+def test_a_restart_frees_the_files_of_sealed_records(tmp_path):
     async def scenario():
         async with running(tmp_path) as (journal, _):
             await _fill(journal, 0, 5)
@@ -242,7 +242,7 @@ def test_a_restart_frees_what_was_sealed_before(tmp_path):
     assert PartitionSnapshot.decode(frames[0].payload).sealed_offset == 5
 
 
-def test_a_deleted_topic_holds_no_file_not_even_by_what_is_on_its_way(tmp_path):
+def test_a_deleted_topic_holds_no_file_not_even_by_frames_on_their_way(tmp_path):
     other = UUID(int=1)
 
     async def scenario():

@@ -101,7 +101,7 @@ def test_a_hole_or_an_overlap_is_corruption(bases: tuple[int, ...], start: int) 
         index.finish_recovery(start)
 
 
-def test_what_is_sealed_may_have_holes() -> None:
+def test_sealed_offsets_may_have_holes() -> None:
     index = FrameIndex()
     for at, base in enumerate((0, 20, 30)):
         index.add(header(base, 10), FrameLocation(at * 100, 50))

@@ -1,4 +1,4 @@
-"""The role of a leader: who may append, what an append waits for, and what becomes of waiters when another leads."""
+"""The role of a leader: permission to append, the waits of appends, and their end when another broker leads."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,6 +15,7 @@ from logstore.errors import (
 )
 from logstore.journal.frame import Frame, FrameLocation
 from logstore.log.acknowledgements import Acknowledgement, AcknowledgementQueue
+from logstore.log.high_watermark import HighWatermark
 from logstore.log.partition_log import PartitionLog
 from logstore.records.schema import WIRE_SCHEMA
 from tests.support.manual_clock import ManualClock
@@ -29,7 +30,7 @@ def new_log(epoch: int | None = 1) -> PartitionLog:
 
 def append(log: PartitionLog, count: int = 1) -> Frame:
     batch = pa.RecordBatch.from_pylist([{}] * count, schema=WIRE_SCHEMA)
-    frame = log.require_leader().next_frame(batch, pa.py_buffer(b"x"), inflated_bytes=1, log_append_time=False)
+    frame = log.next_frame(batch, pa.py_buffer(b"x"), inflated_bytes=1, log_append_time=False)
     log.track(frame)
     return frame
 
@@ -86,13 +87,13 @@ def test_acks_all_waits_for_the_high_watermark_and_acks_1_for_the_log_end(monkey
         log.require_leader().acknowledge(1, -1, all_)
         log.require_leader().acknowledge(1, 1, local)
         with monkeypatch.context() as patch:
-            patch.setattr(PartitionLog, "advance_high_watermark", lambda *_: None)
+            patch.setattr(HighWatermark, "advance", lambda *_: None)
             log.stored(frame, FrameLocation(0, 1))
         assert (local.future.done(), all_.future.done(), log.high_watermark) == (True, False, 0)
         late = Acknowledgement(1)
         log.require_leader().acknowledge(1, 1, late)
         assert late.future.done(), "it is durable already"
-        log.require_leader().advance()
+        log.require_leader().advance(log.log_end_offset)
         assert all_.future.done()
 
     in_loop(scenario)
@@ -114,7 +115,7 @@ def test_a_failed_append_fails_its_waiters_and_its_offsets_are_given_again() -> 
     in_loop(scenario)
 
 
-def test_who_waits_when_another_broker_leads_learns_that_the_outcome_is_unknown() -> None:
+def test_when_another_broker_leads_waits_end_with_an_unknown_outcome() -> None:
     def scenario() -> None:
         log = new_log()
         frame = append(log)

@@ -11,7 +11,7 @@ import pytest
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.limits import RECORD_OVERHEAD_BYTES
-from logstore.log import log_reader
+from logstore.log import slice_reader
 from logstore.log.topic import Topic
 from logstore.segments import reader as segments_reader
 from tests.support.journals import control_frame
@@ -81,11 +81,11 @@ def test_a_slice_holds_as_many_records_as_fit_and_at_least_one(
     run(scenario())
 
 
-def test_history_is_decoded_once_for_each_of_two_who_read_it_in_step(
+def test_history_is_decoded_once_for_each_of_two_readers_in_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
-    begun = counted(monkeypatch, log_reader, "row_group_batches")
+    begun = counted(monkeypatch, slice_reader, "row_group_batches")
     records = values(500, 100)
 
     async def scenario() -> None:
@@ -94,7 +94,7 @@ def test_history_is_decoded_once_for_each_of_two_who_read_it_in_step(
             both = await asyncio.gather(*(read_all(broker, topic, max_bytes=1_000) for _ in range(2)))
             assert both == [list(enumerate(records))] * 2
             assert len(begun) <= 2
-            assert not broker._fetching._reader._begun
+            assert not broker._fetching._reader._slices._begun
             assert await read_all(broker, topic) == list(enumerate(records))
             assert len(begun) <= 3
 
@@ -112,14 +112,14 @@ def test_a_large_frame_is_read_and_decoded_once(tmp_path: Path, monkeypatch: pyt
             read = counted(monkeypatch, broker.journal, "read")
             assert await read_all(broker, topic, max_bytes=2_000) == list(enumerate(records))
             assert len(read) == 1
-            assert not broker._fetching._reader._begun
+            assert not broker._fetching._reader._slices._begun
 
     run(scenario())
 
 
-def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who comes back after others begins again, and misses nothing."""
-    monkeypatch.setattr(log_reader, "READINGS_BYTES_MAX", 3 * log_reader._DECODER_BYTES)
+def test_readings_kept_between_slices_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader whose reading was dropped begins again, and misses nothing."""
+    monkeypatch.setattr(slice_reader, "READINGS_BYTES_MAX", 3 * slice_reader._DECODER_BYTES)
     monkeypatch.setattr(segments_reader, "_BATCH_BYTES", 2_000)
     records = values(500, 100)
 
@@ -133,7 +133,7 @@ def test_what_is_kept_between_slices_is_bounded(tmp_path: Path, monkeypatch: pyt
                     found = await broker.fetch(INTERNAL, topic, 0, at, max_bytes=max_bytes, min_bytes=1, max_wait_ms=0)
                     ends[reader] = found.next_offset
                     assert found.records["offset"].to_pylist() == list(range(at, found.next_offset))
-                    assert 0 < len(broker._fetching._reader._begun) <= 2
+                    assert 0 < len(broker._fetching._reader._slices._begun) <= 2
 
     run(scenario())
 
@@ -148,9 +148,9 @@ def test_reading_the_same_again_leaves_little_behind(tmp_path: Path, monkeypatch
             topic = await history(broker, records)
             for _ in range(10):
                 await broker.fetch(INTERNAL, topic, 0, 3_001, max_bytes=1, min_bytes=1, max_wait_ms=0)
-            assert len(broker._fetching._reader._begun) == 4
-            for reading in broker._fetching._reader._begun:
-                assert reading.num_bytes > log_reader._DECODER_BYTES + 300_000
+            assert len(broker._fetching._reader._slices._begun) == 4
+            for reading in broker._fetching._reader._slices._begun:
+                assert reading.num_bytes > slice_reader._DECODER_BYTES + 300_000
 
     run(scenario())
 

@@ -29,7 +29,9 @@ def members(ranges: list[tuple[int, int]]) -> set[int]:
 
 @settings(deadline=None)
 @given(gaps(), gaps())
-def test_new_gaps_are_what_was_not_a_gap_before(found: list[tuple[int, int]], known: list[tuple[int, int]]) -> None:
+def test_new_gaps_are_the_parts_that_were_no_gap_before(
+    found: list[tuple[int, int]], known: list[tuple[int, int]]
+) -> None:
     new = new_gaps(found, known)
     assert members(new) == members(found) - members(known)
     assert sum(end - start for start, end in new) == len(members(new))

@@ -1,4 +1,4 @@
-"""Open transactions of a partition: what opens and closes one, and where readers and rolls stop meanwhile."""
+"""Open transactions of a partition: their begin and end, and the place where readers and rolls stop meanwhile."""
 
 from pathlib import Path
 from uuid import UUID
@@ -64,8 +64,8 @@ def test_the_first_open_transaction_holds_the_last_stable_offset_and_a_marker_en
         found.append(log.readable_end(Isolation.READ_COMMITTED))
         assert log.readable_end(Isolation.READ_UNCOMMITTED) == log.high_watermark == frame.header.end_offset
     assert found == STABLE
-    assert log.open_transactions.entries == (OpenTransaction(7, 0, 4, NOW), OpenTransaction(9, 0, 6, NOW))
-    assert log.producers.markers == (Marker(7, 0, 5, 3, NOW), Marker(8, 0, 5, 5, NOW))
+    assert log.state.open_transactions.entries == (OpenTransaction(7, 0, 4, NOW), OpenTransaction(9, 0, 6, NOW))
+    assert log.state.producers.markers == (Marker(7, 0, 5, 3, NOW), Marker(8, 0, 5, 5, NOW))
 
 
 def test_a_producer_with_an_open_transaction_does_not_expire() -> None:
@@ -74,8 +74,8 @@ def test_a_producer_with_an_open_transaction_does_not_expire() -> None:
     log.become_leader(1)
     stored(log, FRAMES)
     clock.advance(2_000)
-    log.producers.expire(log.now_ms())
-    assert [owner in log.producers for owner in (7, 8, 9)] == [True, False, True]
+    log.state.producers.expire(log.now_ms())
+    assert [owner in log.state.producers for owner in (7, 8, 9)] == [True, False, True]
 
 
 @pytest.mark.parametrize("begin", range(len(FRAMES) + 1))
@@ -95,22 +95,22 @@ def test_a_start_finds_the_same_open_transactions_and_markers(begin: int) -> Non
     after = new_log()
     after.recover(tail, sealed_offset=0, leader_epochs=())
     after.finish_recovery()
-    assert (after.open_transactions.entries, after.producers.markers, after.producers.pack()) == (
-        before.open_transactions.entries,
-        before.producers.markers,
-        before.producers.pack(),
+    assert (after.state.open_transactions.entries, after.state.producers.markers, after.state.producers.pack()) == (
+        before.state.open_transactions.entries,
+        before.state.producers.markers,
+        before.state.producers.pack(),
     )
     assert after.last_stable_offset == 4
 
 
-def test_a_truncation_drops_what_it_opened_and_the_markers_behind_it() -> None:
+def test_a_truncation_drops_later_transactions_and_markers() -> None:
     log = new_log()
     stored(log, FRAMES)
     frame = log.truncation(5, 2)
     log.track(frame)
     log.stored(frame, FrameLocation(99, 1))
-    assert log.open_transactions.entries == (OpenTransaction(7, 0, 4, NOW),)
-    assert log.producers.markers == (Marker(7, 0, 5, 3, NOW),)
+    assert log.state.open_transactions.entries == (OpenTransaction(7, 0, 4, NOW),)
+    assert log.state.producers.markers == (Marker(7, 0, 5, 3, NOW),)
 
 
 def test_a_snapshot_has_both() -> None:
@@ -118,7 +118,10 @@ def test_a_snapshot_has_both() -> None:
     log.become_leader(1)
     stored(log, FRAMES)
     snapshot = PartitionSnapshot.decode(log.snapshot_frame().payload)
-    assert (snapshot.open_transactions, snapshot.markers) == (log.open_transactions.entries, log.producers.markers)
+    assert (snapshot.open_transactions, snapshot.markers) == (
+        log.state.open_transactions.entries,
+        log.state.producers.markers,
+    )
 
 
 def test_rolls_and_delete_records_stop_at_the_last_stable_offset_and_readers_at_the_high_watermark(
@@ -131,7 +134,7 @@ def test_rolls_and_delete_records_stop_at_the_last_stable_offset_and_readers_at_
             for value in (b"a", b"b", b"c"):
                 await produce(broker, topic, [value])
             log = topic.partition(0)
-            log.open_transactions.replace([OpenTransaction(7, 0, 2, 0)])
+            log.state.open_transactions.replace([OpenTransaction(7, 0, 2, 0)])
             assert (await broker.roll(INTERNAL, topic)).sealed == {0: 2}
             assert len(await read_all(broker, topic)) == 3
             with pytest.raises(OffsetOutOfRangeError, match="0 to 2, or -1"):
@@ -140,7 +143,7 @@ def test_rolls_and_delete_records_stop_at_the_last_stable_offset_and_readers_at_
             result = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=1, min_bytes=1, max_wait_ms=0)
             assert (result.high_watermark, result.last_stable_offset) == (3, 2)
             assert not topic.has_unsealed
-            log.open_transactions.end(7)
+            log.state.open_transactions.end(7)
             assert (await broker.roll(INTERNAL, topic)).sealed == {0: 3}
 
     run(scenario())

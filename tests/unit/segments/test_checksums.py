@@ -22,7 +22,7 @@ def written(path: Path, row_groups: int) -> bytes:
 
 
 @pytest.mark.parametrize("row_groups", [1, 3, 60])
-def test_the_chain_is_what_the_format_says(tmp_path: Path, row_groups: int) -> None:
+def test_the_chain_follows_the_documented_format(tmp_path: Path, row_groups: int) -> None:
     content = written(tmp_path, row_groups)
     metadata = pq.read_metadata(pa.BufferReader(content))
     value = metadata.metadata[checksums.KEY.encode()]

@@ -63,7 +63,7 @@ def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
         read_row_group(tmp_path / "x.parquet", 0)
 
 
-def test_a_row_group_comes_bit_by_bit_as_it_comes_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_group_in_parts_has_the_records_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
     batch = log_batch(range(0, 300, 3))
     with SegmentWriter(open_table(tmp_path), 0, 0, 300, 1) as writer:

@@ -38,7 +38,7 @@ def test_each_is_a_parquet_file_with_the_records_of_its_row_group(tmp_path: Path
             assert file.read().cast(LOG_SCHEMA).combine_chunks().to_batches() == [expected]
 
 
-def test_it_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path) -> None:
+def test_a_row_group_file_has_the_columns_of_its_topic_and_none_of_the_metadata(tmp_path: Path) -> None:
     layout, key = layout_of(OFFSETS_TOPIC), OffsetKey("g", "t", 0)
     with SegmentWriter(open_table(tmp_path), 0, 0, 1, 0, layout=layout) as writer:
         writer.write(to_log_batch([WireBatch(encode_offset_records([(key, None)]), 0, TIMESTAMP_MS, False)]))
@@ -70,7 +70,7 @@ def test_a_file_of_another_writer_has_none(tmp_path: Path) -> None:
     assert row_group_files(tmp_path / "x.parquet") == ()
 
 
-def test_what_is_not_as_it_was_written_is_refused_with_its_offsets(tmp_path: Path) -> None:
+def test_changed_bytes_are_refused_with_their_offsets(tmp_path: Path) -> None:
     with SegmentWriter(open_table(tmp_path), 0, 10, 15, 0) as writer:
         writer.write(log_batch(range(10, 15)))
         path = tmp_path / writer.finish().path

@@ -46,7 +46,7 @@ STRUCTS = structs(
 
 
 @given(STRUCTS)
-def test_what_is_encoded_is_decoded(struct: thrift.Struct) -> None:
+def test_an_encoded_struct_is_decoded_again(struct: thrift.Struct) -> None:
     assert thrift.decode(thrift.encode(struct)) == struct
 
 

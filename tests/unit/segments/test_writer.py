@@ -28,7 +28,7 @@ def files(path: Path) -> list[str]:
     return sorted(p.name for p in path.rglob("*.parquet"))
 
 
-def test_a_segment_says_what_it_holds(tmp_path: Path) -> None:
+def test_a_segment_describes_its_records(tmp_path: Path) -> None:
     with SegmentWriter(open_table(tmp_path), 3, 100, 180, 7) as writer:
         writer.write(log_batch(range(100, 150)))
         writer.write(log_batch([155, 170]))

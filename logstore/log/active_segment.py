@@ -1,0 +1,103 @@
+"""The active segment of a partition: its un-sealed records, whose frames lie in the journal.
+
+Owns the index of the frames, the time since which the oldest one waits, and their part of the topic's journal bytes.
+Invariant: a frame keeps its place in the journal as long as ``keeps`` says so; a truncation that is on its way to the
+disk already counts.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from logstore.clock import Clock
+from logstore.journal.frame import HEADER_BYTES, Frame, FrameHeader, FrameLocation
+from logstore.log.frame_index import FrameIndex, IndexedFrame
+
+
+@dataclass(slots=True)
+class JournalBytes:
+    """Bytes of the frames that are not in Delta, those being fsynced included; the partitions of a topic share it."""
+
+    num_bytes: int = 0
+
+
+class ActiveSegment:
+    __slots__ = ("_clock", "_journal_bytes", "_since", "_truncating_to", "index")
+
+    def __init__(self, clock: Clock, journal_bytes: JournalBytes) -> None:
+        self.index = FrameIndex()
+        self._clock = clock
+        self._journal_bytes = journal_bytes
+        #: When the oldest frame came here, in seconds of the monotonic clock; None without a frame.
+        self._since: float | None = None
+        #: The log end offset that a truncation on its way to the disk orders; None without one.
+        self._truncating_to: int | None = None
+
+    @property
+    def age_ms(self) -> float:
+        """How long the oldest record has been waiting here, at least; 0 without one. The monotonic clock measures it:
+        a wall clock that is set back must not hold up rolls.
+        """
+        return 0.0 if self._since is None else (self._clock.monotonic() - self._since) * 1000
+
+    # ---- appending and truncating -----------------------------------------------------------------------------------
+
+    def begin(self, frame: Frame) -> None:
+        """A frame of the log was handed to the journal."""
+        self._journal_bytes.num_bytes += HEADER_BYTES + len(frame.payload)
+
+    def stored(self, header: FrameHeader, location: FrameLocation) -> None:
+        """The oldest frame that began is durable."""
+        if self._since is None:
+            self._since = self._clock.monotonic()
+        self.index.add(header, location)
+
+    def failed(self, frame: Frame) -> None:
+        """A frame that began is not stored."""
+        self._journal_bytes.num_bytes -= HEADER_BYTES + len(frame.payload)
+
+    def begin_truncation(self, offset: int) -> None:
+        """A truncation to ``offset`` was handed to the journal."""
+        self._truncating_to = offset
+
+    def truncation_failed(self) -> None:
+        """The truncation that began is not stored."""
+        self._truncating_to = None
+
+    def truncate(self, offset: int) -> None:
+        """A truncation is durable: drop the frames that reach beyond ``offset``."""
+        self._truncating_to = None
+        self._change_index(lambda: self.index.truncate(offset))
+        if not len(self.index):
+            self._since = None
+
+    def seal(self, offset: int) -> None:
+        """Everything below ``offset`` is in Delta, durably."""
+        self._change_index(lambda: self.index.drop_below(offset))
+        self._since = self._clock.monotonic() if len(self.index) else None
+
+    def _change_index(self, change: Callable[[], None]) -> None:
+        self._journal_bytes.num_bytes -= self.index.num_bytes
+        change()
+        self._journal_bytes.num_bytes += self.index.num_bytes
+
+    # ---- recovery ---------------------------------------------------------------------------------------------------
+
+    def finish_recovery(self, sealed_offset: int) -> None:
+        """Count the recovered frames above ``sealed_offset``. CorruptionError if they leave a hole or overlap."""
+        self.index.finish_recovery(sealed_offset)
+        self._journal_bytes.num_bytes += self.index.num_bytes
+        if len(self.index):
+            self._since = self._clock.monotonic()
+
+    # ---- relocation (``KeepsFrames``) -------------------------------------------------------------------------------
+
+    def frames_to_keep(self, start: int, end: int) -> list[IndexedFrame]:
+        """The frames at the journal positions [start, end) that count. Frames that a truncation on its way to the disk
+        drops do not count, because a copy behind it would bring them back.
+        """
+        return [frame for frame in self.index.located_in(start, end) if self.keeps(frame)]
+
+    def keeps(self, frame: IndexedFrame) -> bool:
+        """Whether the frame counts still."""
+        dropped = self._truncating_to is not None and frame.end_offset > self._truncating_to
+        return not dropped and self.index.holds(frame)

@@ -1,0 +1,43 @@
+"""The high watermark of a partition: everything below it is durable on all in-sync replicas.
+
+Readers stop at the high watermark, and an append with acks=all is acknowledged when it reaches the end of the append.
+So both wait here. A leader moves it (``Leadership.advance``). Invariant: it falls only when the end of the log is
+truncated, and it never falls below an append that was acknowledged.
+"""
+
+import asyncio
+
+from logstore.log.acknowledgements import AcknowledgementQueue
+
+
+class HighWatermark:
+    __slots__ = ("_readers", "appends", "offset")
+
+    def __init__(self) -> None:
+        self.offset = 0
+        #: The appends with acks=all that are not acknowledged yet.
+        self.appends = AcknowledgementQueue()
+        self._readers: asyncio.Future[None] | None = None
+
+    def advance(self, offset: int) -> None:
+        """Everything below ``offset`` is durable on all in-sync replicas: acknowledge it, and wake readers."""
+        if offset > self.offset:
+            self.offset = offset
+            self.wake_readers()
+            self.appends.reach(offset)
+
+    def truncate(self, offset: int) -> None:
+        """The records from ``offset`` on are dropped."""
+        self.offset = min(self.offset, offset)
+
+    def advanced(self) -> "asyncio.Future[None]":
+        """Done at the next ``wake_readers``. Shared: not to be cancelled."""
+        if self._readers is None:
+            self._readers = asyncio.get_running_loop().create_future()
+        return self._readers
+
+    def wake_readers(self) -> None:
+        """Let waiting readers look again: they see more records, or an error."""
+        if self._readers is not None:
+            self._readers.set_result(None)
+            self._readers = None

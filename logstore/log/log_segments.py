@@ -1,0 +1,58 @@
+"""The segments of one partition in Delta, by offset: how large they are, and which of them cannot be read.
+
+Invariant: the ranges of the files rise and do not overlap; between two of them there may be a gap.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+from logstore.delta.snapshot import SegmentFile
+
+
+class LogSegments:
+    __slots__ = ("files", "unreadable")
+
+    def __init__(self) -> None:
+        self.files: tuple[SegmentFile, ...] = ()
+        #: The reasons why segments cannot be read, by path, as readers have found them.
+        self.unreadable: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __iter__(self) -> Iterator[SegmentFile]:
+        return iter(self.files)
+
+    def follow(self, files: tuple[SegmentFile, ...]) -> None:
+        """Take over the files of a newer snapshot."""
+        self.files = files
+        if self.unreadable:
+            paths = {segment.path for segment in files}
+            self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the files."""
+        return sum(segment.size for segment in self.files)
+
+    def records_above(self, log_start_offset: int) -> int:
+        """The number of records from ``log_start_offset`` on. If it lies inside a segment, all records of that one
+        count.
+        """
+        return sum(segment.num_records for segment in self.files if segment.end_offset > log_start_offset)
+
+    @property
+    def newest_timestamp_ms(self) -> int | None:
+        """The largest timestamp of the last segment with a record; None without one."""
+        return next((segment.max_timestamp_ms for segment in reversed(self.files) if segment.num_records), None)
+
+    def stored_bytes(self, start: int, end: int) -> int:
+        """About how many bytes of the files the records of [start, end) take; 0 only if there are none."""
+        total = 0
+        for segment in self.files[bisect_right(self.files, start, key=lambda s: s.end_offset) :]:
+            if segment.base_offset >= end:
+                break
+            wanted = min(segment.max_offset + 1, end) - max(segment.min_offset, start)
+            if segment.num_records and wanted > 0:
+                total += max(1, segment.size * wanted // (segment.max_offset + 1 - segment.min_offset))
+        return total

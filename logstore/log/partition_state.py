@@ -1,0 +1,131 @@
+"""The state of a partition that its frames tell: leader epochs, producers, idempotency keys and open transactions.
+
+The journal stores it in a ``PartitionSnapshot``, and recovery builds it again (``JournalTail``, segment footers).
+Invariant: it is a function of the frames that count. A batch counts from ``begin`` on, unless it fails; a marker counts
+when it is durable.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from logstore.journal.frame import Frame, FrameHeader, FrameType
+from logstore.journal.partition_snapshot import PartitionSnapshot
+from logstore.log.idempotency_keys import IdempotencyKeys
+from logstore.log.journal_tail import JournalTail, is_transactional, marker_of
+from logstore.log.leader_epochs import LeaderEpochs
+from logstore.log.open_transactions import OpenTransactions
+from logstore.log.producer_state import ProducerStates
+from logstore.log.recent_batches import RecentBatches
+from logstore.records.batch_identity import NO_IDENTITY, RememberedBatch
+from logstore.records.transactions import Marker
+
+# Looked up once: an enumeration's members are slow to find.
+_CONTROL: Final = FrameType.CONTROL
+
+
+class PartitionState:
+    __slots__ = ("_knows_all_producers", "idempotency_keys", "leader_epochs", "open_transactions", "producers")
+
+    def __init__(self, partition: str, *, producer_id_expiration_ms: int) -> None:
+        """``partition`` is its name in messages, ``topic-0``."""
+        self.leader_epochs = LeaderEpochs()
+        self.open_transactions = OpenTransactions()
+        self.producers = ProducerStates(
+            partition, expiration_ms=producer_id_expiration_ms, in_transaction=self.open_transactions
+        )
+        self.idempotency_keys = IdempotencyKeys(partition)
+        #: Whether recovery found the batches of all producers: not if only segments tell of them.
+        self._knows_all_producers = True
+
+    # ---- frames -----------------------------------------------------------------------------------------------------
+
+    def begin(self, header: FrameHeader) -> None:
+        """A frame was handed to the journal."""
+        if (recent := self._recent_batches_of(header)) is not None:
+            recent.begin(
+                RememberedBatch(*header.identity, header.record_count, header.base_offset, header.append_time_ms)
+            )
+
+    def stored(self, frame: Frame) -> None:
+        """The oldest frame that began is durable. Raises as ``marker_of``."""
+        header = frame.header
+        if (recent := self._recent_batches_of(header)) is not None:
+            recent.complete(header.identity.owner, stored=True)
+            if is_transactional(header):
+                self.open_transactions.append(header)
+        elif header.type is _CONTROL:
+            self.producers.remember_marker(marker_of(header, frame.payload))
+            self.open_transactions.end(header.identity.owner)
+        self.leader_epochs.assign(header.leader_epoch, header.base_offset)
+
+    def failed(self, header: FrameHeader) -> None:
+        """A frame that began is not stored."""
+        if (recent := self._recent_batches_of(header)) is not None:
+            recent.complete(header.identity.owner, stored=False)
+
+    def _recent_batches_of(self, header: FrameHeader) -> RecentBatches | None:
+        """The memory that a batch belongs to; None for a batch without an identity, and for a marker."""
+        identity = header.identity
+        if identity.epoch == NO_IDENTITY.epoch or header.type is _CONTROL:
+            return None
+        return self.producers if identity.is_producers else self.idempotency_keys
+
+    def truncate(self, offset: int) -> None:
+        """The records from ``offset`` on are dropped."""
+        self.leader_epochs.truncate(offset)
+        self.open_transactions.truncate(offset)
+        self.producers.forget_from(offset)
+        self.idempotency_keys.forget_from(offset)
+
+    # ---- snapshot and recovery --------------------------------------------------------------------------------------
+
+    def snapshot(self, *, sealed_offset: int, log_end_offset: int, now_ms: int) -> PartitionSnapshot:
+        """The state of the records below ``log_end_offset``, without the batches whose time is over."""
+        self.producers.expire(now_ms)
+        self.idempotency_keys.expire(now_ms)
+        return PartitionSnapshot(
+            sealed_offset=sealed_offset,
+            leader_epochs=self.leader_epochs.entries,
+            log_end_offset=log_end_offset,
+            producers=self.producers.pack(),
+            idempotency_keys=self.idempotency_keys.pack(),
+            producers_forgotten_up_to=self.producers.evicted_up_to,
+            open_transactions=self.open_transactions.entries,
+            markers=self.producers.markers,
+        )
+
+    def recover(self, tail: JournalTail, leader_epochs: Iterable[tuple[int, int]]) -> None:
+        """Replay the journal's frames in the order of their offsets. ``leader_epochs``: those of the journal's newest
+        snapshot, or of the last segment's footer.
+        """
+        self.leader_epochs = tail.leader_epochs(leader_epochs)
+        tail.replay_snapshot(self.producers, self.idempotency_keys)
+        for stored in tail.batches():
+            if isinstance(stored, Marker):
+                self.producers.remember_marker(stored)
+                continue
+            recent: RecentBatches = self.producers if stored.epoch >= 0 else self.idempotency_keys
+            recent.expire(stored.append_time_ms)
+            recent.remember(stored)
+        self.open_transactions.replace(tail.open_transactions())
+
+    def recover_from_footers(
+        self,
+        producers: Iterable[RememberedBatch],
+        idempotency_keys: Iterable[RememberedBatch],
+        *,
+        producer_ids_begin: int,
+        markers: Iterable[Marker] = (),
+    ) -> None:
+        """Take over the batches that segments remember, if the journal ends before the table does. Producers that
+        appended behind the segments are unknown; their ids are below ``producer_ids_begin``.
+        """
+        self.producers.replace(producers, markers)
+        self.idempotency_keys.replace(idempotency_keys)
+        self._knows_all_producers = False
+        self.forget_producers(producer_ids_begin)
+
+    def forget_producers(self, producer_ids_begin: int) -> None:
+        """If batches of producers are unknown: those of all with ids below ``producer_ids_begin`` may be."""
+        if not self._knows_all_producers:
+            self.producers.evicted_up_to = max(self.producers.evicted_up_to, producer_ids_begin - 1)

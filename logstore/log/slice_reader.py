@@ -1,0 +1,339 @@
+"""One slice of a partition's records at a time, read and decoded in a thread: from a row group, or frames of the tail.
+
+Decoded records that were not all handed out are kept, bounded in bytes, because consumers come back for the next slice
+(``_Reading``). Footers of segments are kept, too: a segment's name is never used again, so its footer never changes.
+All state is behind one lock; no disk is read while it is held.
+"""
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import pyarrow as pa
+from cachetools import LRUCache
+
+from logstore.delta.snapshot import SegmentFile
+from logstore.errors import CorruptionError
+from logstore.journal.frame import FrameFlags
+from logstore.journal.journal import Journal
+from logstore.limits import MIB, READINGS_BYTES_MAX, RECORD_OVERHEAD_BYTES
+from logstore.log.frame_index import IndexedFrame
+from logstore.log.frame_records import frame_records
+from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
+from logstore.records.batch import record_sizes
+from logstore.records.log_batches import int64_values
+from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
+from logstore.segments.row_group_files import (
+    RowGroupFile,
+    read_row_group_file,
+    row_group_files,
+    write_row_group_file,
+)
+from logstore.table_files import TableFiles
+
+T = TypeVar("T")
+C = TypeVar("C")
+_FOOTERS_CACHED = 1024
+# Footers take some 700 bytes for each row group of a segment.
+_ROW_GROUP_FILES_CACHED = 128
+# A page of each column, and a batch of their rows.
+_DECODER_BYTES = 4 * MIB
+# Each of several readers in step has one; a reader that repeats a read adds none.
+_READINGS_OF_A_PLACE = 4
+# So many of the remaining rows are measured first, to find those that fit into a slice.
+_ROWS_LOOKED_AT = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Slice(Generic[C]):
+    """Batches from one place: ``count`` records, which use up ``num_bytes`` of ``max_bytes``.
+
+    Reading goes on at ``next_offset``.
+    """
+
+    batches: list[C]
+    count: int
+    num_bytes: int
+    next_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Records of [start, end) up to ``max_bytes``; the first one, whatever its size, unless ``may_be_empty``.
+
+    No reader may have the records below ``log_start``.
+    """
+
+    start: int
+    end: int
+    max_bytes: int
+    may_be_empty: bool
+    log_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A row group of the segment ``name``; the next record after it has an offset of at least ``scanned_to``."""
+
+    files: TableFiles
+    name: str
+    group: RowGroup
+    scanned_to: int
+
+
+class _Reading:
+    """A row group, or a large frame of the tail, decoded as far as it was handed out: to ``next_offset``.
+
+    Iterating begins with the batch in which the iteration before was left.
+    """
+
+    def __init__(self, key: object, num_bytes: int, batches: Iterator[pa.RecordBatch]) -> None:
+        self.key = key
+        self.next_offset = -1
+        self._decoder_bytes = num_bytes
+        self._batches = batches
+        self._left_in: pa.RecordBatch | None = None
+
+    @property
+    def place(self) -> tuple[object, int]:
+        return self.key, self.next_offset
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the reading holds; a batch with larger rows may have more than others."""
+        return self._decoder_bytes + (self._left_in.get_total_buffer_size() if self._left_in is not None else 0)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        while True:
+            if self._left_in is None:
+                self._left_in = next(self._batches, None)
+            if self._left_in is None:
+                return
+            yield self._left_in
+            self._left_in = None
+
+
+class SliceReader:
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        #: The reading that was used last comes last.
+        self._begun: list[_Reading] = []
+        self._row_groups: LRUCache[str, tuple[RowGroup, ...]] = LRUCache(_FOOTERS_CACHED)
+        self._row_group_files: LRUCache[str, tuple[RowGroupFile, ...]] = LRUCache(_ROW_GROUP_FILES_CACHED)
+        self._lock = threading.Lock()
+
+    def read_frames(self, frames: Sequence[IndexedFrame], wanted: Wanted) -> Slice[pa.RecordBatch]:
+        """Records of the frames, at least one of which must be given. Raises as ``Journal.read``."""
+        end = frames[-1].end_offset
+        if len(frames) > 1:
+            locations = [frame.location for frame in frames if frame.has_records]
+            batches = list(frame_records(self._journal.read_many(locations)))
+            return _cut(batches, wanted, end)
+        location = frames[0].location
+        num_bytes = location.length + frames[0].inflated_bytes
+        return self._read_on(
+            location.position, num_bytes, lambda: frame_records([self._journal.read(location)]), wanted, end
+        )
+
+    def read_stored_frames(self, frames: Sequence[IndexedFrame]) -> list[RecordBatch]:
+        """The batches of the frames as they lie in the journal. Raises as ``Journal.read_many``."""
+        return [
+            RecordBatch(
+                header.base_offset,
+                header.append_time_ms,
+                header.record_count,
+                LOG_APPEND_TIME if FrameFlags.LOG_APPEND_TIME in header.flags else 0,
+                payload,
+            )
+            for header, payload in self._journal.read_many([frame.location for frame in frames if frame.has_records])
+        ]
+
+    def read_segment(
+        self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
+    ) -> Slice[pa.RecordBatch]:
+        """Rows of the row group with the first offset wanted, or with the next record after it.
+
+        ``following`` is the base offset of the next segment, or the sealed offset after the last one. Raises
+        CorruptionError, FileNotFoundError, OSError.
+        """
+        place = self._place(files, segment, following, wanted)
+        return _nothing_until(following, wanted) if place is None else self._rows(place, wanted)
+
+    def read_stored_segment(
+        self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted
+    ) -> Slice[RecordBatch]:
+        """As ``read_segment``; the row group as it is stored, whole."""
+        place = self._place(files, segment, following, wanted)
+        return _nothing_until(following, wanted) if place is None else self._stored_row_group(place, wanted)
+
+    def _place(self, files: TableFiles, segment: SegmentFile, following: int, wanted: Wanted) -> _Place | None:
+        groups = self._groups(files, segment)
+        at = bisect_left(groups, wanted.start, key=lambda group: group.last_offset)
+        if at == len(groups):
+            return None
+        scanned_to = groups[at + 1].first_offset if at + 1 < len(groups) else following
+        return _Place(files, segment.path, groups[at], scanned_to)
+
+    def _rows(self, place: _Place, wanted: Wanted) -> Slice[pa.RecordBatch]:
+        files, name, group = place.files, place.name, place.group
+        num_bytes = group.stored_bytes + _DECODER_BYTES
+        return self._read_on(
+            (files.where(name), group.index),
+            num_bytes,
+            lambda: row_group_batches(files, name, group),
+            wanted,
+            place.scanned_to,
+        )
+
+    def _stored_row_group(self, place: _Place, wanted: Wanted) -> Slice[RecordBatch]:
+        """The row group as it is; its reader leaves out the records below ``wanted.start``. Only rows of it if others
+        are deleted, or if it cannot be checked as it is.
+        """
+        group = place.group
+        if wanted.log_start <= group.first_offset and group.last_offset < wanted.end:
+            in_file = self._cached(self._row_group_files, place.files, place.name, row_group_files)
+            if in_file:
+                file = in_file[group.index]
+                if wanted.may_be_empty and file.decoded_bytes > wanted.max_bytes:
+                    return Slice([], 0, 0, wanted.start)
+                payload = read_row_group_file(place.files, place.name, file)
+                batch = RecordBatch(group.first_offset, 0, group.num_rows, PARQUET, payload)
+                count = min(group.num_rows, group.last_offset + 1 - wanted.start)
+                return Slice([batch], count, file.decoded_bytes, min(place.scanned_to, wanted.end))
+        rows = self._rows(place, wanted)
+        if not rows.batches:
+            return Slice([], 0, 0, rows.next_offset)
+        first_offset = int(int64_values(rows.batches[0].column("offset"))[0])
+        batch = RecordBatch(first_offset, 0, rows.count, PARQUET, write_row_group_file(rows.batches))
+        return Slice([batch], rows.count, rows.num_bytes, rows.next_offset)
+
+    def _read_on(
+        self,
+        key: object,
+        num_bytes: int,
+        begin: Callable[[], Iterator[pa.RecordBatch]],
+        wanted: Wanted,
+        scanned_to: int,
+    ) -> Slice[pa.RecordBatch]:
+        """As ``_cut`` of the batches from ``begin``, continued where the last slice ended."""
+        reading = self._take_begun(key, wanted.start) or _Reading(key, num_bytes, begin())
+        found = _cut(reading, wanted, scanned_to)
+        if found.next_offset < scanned_to:
+            reading.next_offset = found.next_offset
+            with self._lock:
+                same = [other for other in self._begun if other.place == reading.place]
+                if len(same) == _READINGS_OF_A_PLACE:
+                    self._begun.remove(same[0])
+                self._begun.append(reading)
+                while sum(begun.num_bytes for begun in self._begun) > READINGS_BYTES_MAX:
+                    del self._begun[0]
+        return found
+
+    def _take_begun(self, key: object, offset: int) -> "_Reading | None":
+        with self._lock:
+            for at, reading in enumerate(self._begun):
+                if reading.place == (key, offset):
+                    return self._begun.pop(at)
+        return None
+
+    def find_timestamp(
+        self,
+        files: TableFiles,
+        segments: Sequence[SegmentFile],
+        tail: Sequence[IndexedFrame],
+        start: int,
+        sealed: int,
+        timestamp_ms: int,
+    ) -> tuple[int, int] | None:
+        """The first record of [start, sealed) in the segments, or behind that in the frames of the tail, with a
+        timestamp of at least ``timestamp_ms``: its offset and timestamp.
+        """
+        for segment in segments:
+            for group in self._groups(files, segment):
+                if group.last_offset >= start and group.max_timestamp_ms >= timestamp_ms:
+                    times = read_row_group(files, segment.path, group.index, ("offset", "timestamp"))
+                    found = _first_at(times, start, sealed, timestamp_ms)
+                    if found:
+                        return found
+        for frame in tail:
+            (batch,) = frame_records([self._journal.read(frame.location)])
+            found = _first_at(batch, max(start, sealed), frame.end_offset, timestamp_ms)
+            if found:
+                return found
+        return None
+
+    def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
+        def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
+            groups = row_groups(files, name)
+            _check_against_log(files.where(name), groups, segment)
+            return groups
+
+        return self._cached(self._row_groups, files, segment.path, checked)
+
+    def _cached(self, cache: LRUCache[str, T], files: TableFiles, name: str, read: Callable[[TableFiles, str], T]) -> T:
+        place = files.where(name)
+        with self._lock:
+            found = cache.get(place)
+        if found is None:
+            found = read(files, name)
+            with self._lock:
+                cache[place] = found
+        return found
+
+
+def _nothing_until(following: int, wanted: Wanted) -> Slice[C]:
+    """No record of the segment is left: reading goes on at ``following``."""
+    return Slice([], 0, 0, max(wanted.start, min(following, wanted.end)))
+
+
+def _check_against_log(place: str, groups: Sequence[RowGroup], segment: SegmentFile) -> None:
+    bounds = (groups[0].first_offset, groups[-1].last_offset) if groups else (-1, -1)
+    found = (sum(group.num_rows for group in groups), *bounds)
+    if found != (segment.num_records, segment.min_offset, segment.max_offset):
+        raise CorruptionError(
+            f"{place} holds {found[0]} records of offsets {found[1]} to {found[2]}, the Delta log says "
+            f"{segment.num_records} of {segment.min_offset} to {segment.max_offset}. Restore the file from a backup."
+        )
+
+
+def _cut(batches: Iterable[pa.RecordBatch], wanted: Wanted, scanned_to: int) -> Slice[pa.RecordBatch]:
+    """The wanted part of ``batches``, which are complete up to the offset ``scanned_to``."""
+    taken: list[pa.RecordBatch] = []
+    count = num_bytes = 0
+    for batch in batches:
+        offsets = int64_values(batch.column("offset"))
+        first, last = np.searchsorted(offsets, (wanted.start, wanted.end)).tolist()
+        rows = batch.slice(first, last - first)
+        fitting, size = _fitting(rows, wanted.max_bytes - num_bytes, at_least=0 if taken or wanted.may_be_empty else 1)
+        if fitting:
+            taken.append(rows.slice(0, fitting))
+            count += fitting
+            num_bytes += size
+        if fitting < rows.num_rows:
+            return Slice(taken, count, num_bytes, int(offsets[first + fitting]))
+    return Slice(taken, count, num_bytes, max(wanted.start, min(scanned_to, wanted.end)))
+
+
+def _fitting(rows: pa.RecordBatch, max_bytes: int, *, at_least: int) -> tuple[int, int]:
+    """The number of first rows that fit ``max_bytes``, and their bytes. Not many more rows are measured."""
+    count = num_bytes = 0
+    looked_at = _ROWS_LOOKED_AT
+    while count < rows.num_rows:
+        ends = num_bytes + np.cumsum(record_sizes(rows.slice(count, looked_at)) + RECORD_OVERHEAD_BYTES)
+        fitting = max(int(np.searchsorted(ends, max_bytes, side="right")), at_least - count)
+        if fitting > 0:
+            num_bytes = int(ends[fitting - 1])
+            count += fitting
+        if fitting < len(ends):
+            break
+        looked_at *= 2
+    return count, num_bytes
+
+
+def _first_at(batch: pa.RecordBatch, start: int, end: int, timestamp_ms: int) -> tuple[int, int] | None:
+    offsets, timestamps = int64_values(batch.column("offset")), int64_values(batch.column("timestamp"))
+    rows = np.flatnonzero((offsets >= start) & (offsets < end) & (timestamps >= timestamp_ms))
+    return (int(offsets[rows[0]]), int(timestamps[rows[0]])) if len(rows) else None
