@@ -70,6 +70,7 @@ class Topics:
     ) -> None:
         self._topics = by_name
         self._settings = settings
+        self._location = settings.location
         self._coordinator = coordinator
         self._catalog = catalog
         self._lock = asyncio.Lock()
@@ -146,7 +147,7 @@ class Topics:
             name,
             table,
             snapshot,
-            location=f"{self._settings.location}/topics/{urllib.parse.quote(name)}",
+            location=f"{self._location}/topics/{urllib.parse.quote(name)}",
             defaults=self._settings.topic_defaults,
             clock=self._clock,
             producer_id_expiration_ms=self._settings.producer_id_expiration_ms,

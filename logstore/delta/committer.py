@@ -40,8 +40,8 @@ from logstore.delta.log_entries import (
     read_entry,
 )
 from logstore.delta.log_repair import drop_bad_hint
-from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, add_action, remove_action
-from logstore.delta.snapshot import Removal, TopicSnapshot, read_snapshot
+from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, PROTOCOL, add_action, remove_action
+from logstore.delta.snapshot import Removal, TopicSnapshot, plain_snapshot, read_snapshot
 from logstore.errors import (
     CommitConflictError,
     CommitRefusedError,
@@ -107,7 +107,7 @@ class Committer:
                 if table.version() != state.version:
                     state = self._replay.state(table.version())
                     contents = {}
-                snapshot = read_snapshot(table, state)
+                snapshot = read_snapshot(table, state, self._files.uri)
                 self._known = contents, snapshot
                 return table, snapshot
             except (KeyboardInterrupt, SystemExit, CorruptionError):
@@ -129,12 +129,18 @@ class Committer:
     def snapshot(self) -> TopicSnapshot:
         """The newest version, read afresh unless every file of the log is as it was. Raises as ``open``.
 
-        delta-rs takes ten times as long to read a log as it takes to see that there is nothing new in it.
+        delta-rs takes ten times as long to read a log as it takes to see that there is nothing new in it. It reads only
+        logs that are not plain.
         """
         with contextlib.suppress(OSError):
-            self._replay.state()
-            if self._known is not None and self._known[0] == self._replay.contents:
+            state = self._replay.state()
+            contents = self._replay.contents
+            if self._known is not None and self._known[0] == contents:
                 return self._known[1]
+            if state.plain is not None:
+                snapshot = plain_snapshot(state.plain, state, self._files.uri)
+                self._known = contents, snapshot
+                return snapshot
         return self.open()[1]
 
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
@@ -183,7 +189,7 @@ class Committer:
                 f"{self._files} has the table property {FORBIDDEN_PROPERTY}, which makes Spark forget the offsets kept "
                 f"as transactions. Run: ALTER TABLE delta.`{self._files}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
             )
-        if snapshot.protocol != (1, 2):
+        if snapshot.protocol != PROTOCOL:
             raise CommitRefusedError(
                 f"{self._files} was upgraded to reader {snapshot.protocol[0]} / writer {snapshot.protocol[1]}; "
                 "a topic stays at reader 1 / writer 2"

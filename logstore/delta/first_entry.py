@@ -14,10 +14,7 @@ import pyarrow as pa
 
 from logstore import __version__
 from logstore.delta.actions import signed
-from logstore.delta.schema import PARTITION_COLUMNS, SEALED, app_id
-
-#: Reader and writer version: no deletion vectors, no column mapping.
-PROTOCOL = (1, 2)
+from logstore.delta.schema import PARTITION_COLUMNS, PROTOCOL, SEALED, app_id
 
 
 def first_entry(

@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
 from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_digest, stored_digest
+from logstore.delta.plain_entries import PlainEntry, PlainTable, plain_entry, plain_table
 from logstore.errors import CorruptionError
 from logstore.segments.names import known_segment_name
 from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
@@ -41,12 +42,13 @@ _CUT_LETTER = "unexpected end of data"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Transactions and paths in one commit or one checkpoint part."""
+    """Transactions and paths in one commit or one checkpoint part; ``plain`` is the rest of an entry that is plain."""
 
     transactions: dict[str, int]
     added: frozenset[str]
     removed: frozenset[str]
     commit_id: str | None = None
+    plain: PlainEntry | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +92,14 @@ def list_log(files: TableFiles, since: int = 0) -> LogFiles:
 
 def read_actions(files: TableFiles, version: int) -> list[Action]:
     """All actions of one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
+    return _read(files, version)[1]
+
+
+def _read(files: TableFiles, version: int) -> tuple[bytes, list[Action]]:
     path = files.where(entry_name(version))
     raw = files.read(entry_name(version))
     try:
-        return _parse(version, raw)
+        return raw, _parse(version, raw)
     except ValueError as error:
         if is_torn(version, raw):
             raise CorruptionError(
@@ -108,7 +114,7 @@ def read_actions(files: TableFiles, version: int) -> list[Action]:
 
 def read_entry(files: TableFiles, version: int) -> LogEntry:
     """Parse one ``N.json``. FileNotFoundError; CorruptionError if it is not the entry that was committed."""
-    actions = read_actions(files, version)
+    raw, actions = _read(files, version)
     commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
@@ -122,7 +128,7 @@ def read_entry(files: TableFiles, version: int) -> LogEntry:
             removed.add(action.remove.path)
         elif action.commit_info is not None:
             commit_id = action.commit_info.get(COMMIT_ID_KEY)
-    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id)
+    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id, plain_entry(raw, actions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +333,11 @@ class LogState:
         self.transactions: dict[str, int] = {}
         for entry in entries:
             self.transactions.update(entry.transactions)
+
+    @cached_property
+    def plain(self) -> PlainTable | None:
+        """The table that the log makes; None if a Delta reader has to read it."""
+        return plain_table([(entry.plain, entry.removed) for entry in self._entries])
 
     @cached_property
     def tombstones(self) -> frozenset[str]:

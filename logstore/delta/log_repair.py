@@ -38,6 +38,7 @@ from logstore.table_files import LOG_DIRECTORY, TableFiles
 log = structlog.stdlib.get_logger(__name__)
 
 LAST_CHECKPOINT = "_last_checkpoint"
+_ENTRY = re.compile(r"[0-9]{20}\.json")
 _SPARK_CHECKSUM = re.compile(r"\.?(\d{20})\.")
 _SPARK_CHECKPOINT_CHECKSUM = re.compile(r"\.(.*\.checkpoint.*\.parquet)\.crc")
 
@@ -48,6 +49,9 @@ class _Hint(msgspec.Struct):
 
 def repair_log(files: TableFiles) -> None:
     """Do all repairs; for the table's owner, before anybody reads the table. OSError."""
+    if all(map(_ENTRY.fullmatch, _names(files))):  # as in most tables: one listing is enough to see it
+        _set_aside_torn_entries(files)
+        return
     _check_checkpoints(files)
     drop_stale_checksums(files)
     _set_aside_torn_entries(files)

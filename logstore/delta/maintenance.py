@@ -30,6 +30,8 @@ log = structlog.stdlib.get_logger(__name__)
 
 def is_checkpoint_due(files: TableFiles, snapshot: TopicSnapshot) -> bool:
     """Whether so many versions lie behind the last checkpoint. CorruptionError, OSError."""
+    if snapshot.version < DELTA_CHECKPOINT_INTERVAL:
+        return False
     # Looking back so far is enough, and cheaper than the whole log.
     since = max(0, snapshot.version - DELTA_CHECKPOINT_INTERVAL + 1)
     found = list_log(files, since).checkpoints

@@ -21,6 +21,8 @@ TOPIC_PROPERTY = "logstore.topic"
 #: Refused: with this property Spark's checkpoints drop application transactions, which are this table's state.
 FORBIDDEN_PROPERTY = "delta.setTransactionRetentionDuration"
 PARTITION_COLUMNS = ["partition"]
+#: Reader and writer version: no deletion vectors, no column mapping.
+PROTOCOL = (1, 2)
 
 #: Columns of the topic's layout.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"

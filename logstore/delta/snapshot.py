@@ -9,14 +9,16 @@ do not say it; the range of such a file is that of its records, as its statistic
 """
 
 import uuid
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from logstore.delta.log_entries import LogState
+from logstore.delta.plain_entries import AddedFile, PlainTable
 from logstore.delta.schema import (
     CLEANED,
     EPOCH,
@@ -30,7 +32,7 @@ from logstore.delta.schema import (
     app_id,
 )
 from logstore.errors import CorruptionError
-from logstore.segments.names import known_segment_name, parse_segment_names, unknown_name
+from logstore.segments.names import Flags, NameColumns, Numbers, known_segment_name, parse_segment_names, unknown_name
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -89,7 +91,7 @@ class TopicSnapshot:
     log: LogState
     properties: dict[str, str]
     protocol: tuple[int, int]
-    _actions: pa.Table
+    _added: "_Added"
 
     def segments(self, partition: int) -> tuple[SegmentFile, ...]:
         """Active files of a partition by rising offset. CorruptionError if the invariants do not hold."""
@@ -141,7 +143,7 @@ class TopicSnapshot:
     @cached_property
     def paths(self) -> frozenset[str]:
         """Paths of all active files, relative to the table."""
-        return frozenset(self._actions.column("path").to_pylist())
+        return frozenset(self._added.paths.to_pylist())
 
     def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
         """Ranges from ``start`` to ``sealed`` that no active file stands for; they must not overlap (``check``)."""
@@ -193,7 +195,7 @@ class TopicSnapshot:
 
     @cached_property
     def _columns(self) -> "_Columns":
-        return _Columns(self._actions)
+        return _Columns(self._added)
 
     @cached_property
     def _segments(self) -> dict[int, tuple[SegmentFile, ...]]:
@@ -227,40 +229,94 @@ _NO_TIMESTAMP_US = -1000
 _OFFSET_MAX = 2**63 - 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """Add actions as columns in any order, with what the names say; -1 and ``_NO_TIMESTAMP_US`` stand for no value."""
+
+    paths: pa.StringArray
+    names: NameColumns
+    partition: Numbers
+    size: Numbers
+    num_records: Numbers
+    min_offset: Numbers
+    max_offset: Numbers
+    min_timestamp_us: Numbers
+    max_timestamp_us: Numbers
+    #: All statistics are there.
+    complete: Flags
+
+
+def _added_of_actions(actions: pa.Table) -> _Added:
+    """Of the add actions that delta-rs hands out."""
+    paths = actions.column("path").combine_chunks()
+    complete = np.ones(len(paths), dtype=bool)
+    for name in ("num_records", "min.offset", "max.offset", "min.timestamp", "max.timestamp"):
+        complete &= actions.column(name).is_valid().to_numpy() if name in actions.column_names else False
+    return _Added(
+        paths,
+        parse_segment_names(paths),
+        _numbers(actions, "partition.partition"),
+        _numbers(actions, "size_bytes", 0),
+        _numbers(actions, "num_records"),
+        _numbers(actions, "min.offset"),
+        _numbers(actions, "max.offset"),
+        _numbers(actions, "min.timestamp", _NO_TIMESTAMP_US),
+        _numbers(actions, "max.timestamp", _NO_TIMESTAMP_US),
+        complete,
+    )
+
+
+def _added_of_files(files: Sequence[AddedFile]) -> _Added:
+    """Of the files in plain entries: their names are known, and of this release's form."""
+    yes = np.ones(len(files), dtype=bool)
+
+    def numbers(missing: int, values: Iterable[int | None]) -> Numbers:
+        return np.array([missing if value is None else value for value in values], dtype=np.int64)
+
+    return _Added(
+        pa.array([file.path for file in files], pa.string()),
+        NameColumns(
+            yes, ~yes, yes, numbers(-1, (f.base_offset for f in files)), numbers(-1, (f.end_offset for f in files))
+        ),
+        numbers(-1, (file.partition for file in files)),
+        numbers(0, (file.size for file in files)),
+        numbers(-1, (file.num_records for file in files)),
+        numbers(-1, (file.min_offset for file in files)),
+        numbers(-1, (file.max_offset for file in files)),
+        numbers(_NO_TIMESTAMP_US, (file.min_timestamp_us for file in files)),
+        numbers(_NO_TIMESTAMP_US, (file.max_timestamp_us for file in files)),
+        np.array([file.min_offset is not None for file in files], dtype=bool),
+    )
+
+
 class _Columns:
     """Add actions as numpy columns, ordered by partition and base offset: rows of a partition are adjacent."""
 
-    def __init__(self, actions: pa.Table) -> None:
-        partition = _numbers(actions, "partition.partition")
-        paths = actions.column("path").combine_chunks()
-        names = parse_segment_names(paths)
-        first, last = _numbers(actions, "min.offset"), _numbers(actions, "max.offset")
+    def __init__(self, added: _Added) -> None:
+        names, first, last = added.names, added.min_offset, added.max_offset
         base = np.where(names.has_range, names.base, first)
-        order = np.lexsort((base, partition))
-        self.partition = partition[order]
-        self.paths = paths.take(pa.array(order))
-        self.size = _numbers(actions, "size_bytes", 0)[order]
-        self.num_records = _numbers(actions, "num_records")[order]
+        order = np.lexsort((base, added.partition))
+        self.partition = added.partition[order]
+        self.paths = added.paths.take(pa.array(order))
+        self.size = added.size[order]
+        self.num_records = added.num_records[order]
         self.base = base[order]
         # Behind the largest int64 there is none.
         self.end = np.where(names.has_range, names.end, np.minimum(last, _OFFSET_MAX - 1) + 1)[order]
         self.min_offset, self.max_offset = first[order], last[order]
-        self.min_timestamp_us = _numbers(actions, "min.timestamp", _NO_TIMESTAMP_US)[order]
-        self.max_timestamp_us = _numbers(actions, "max.timestamp", _NO_TIMESTAMP_US)[order]
-        complete = np.ones(len(order), dtype=bool)
-        for name in ("num_records", "min.offset", "max.offset", "min.timestamp", "max.timestamp"):
-            complete &= actions.column(name).is_valid().to_numpy() if name in actions.column_names else False
-        empty = names.has_range & (_numbers(actions, "num_records") == 0)
+        self.min_timestamp_us = added.min_timestamp_us[order]
+        self.max_timestamp_us = added.max_timestamp_us[order]
+        empty = names.has_range & (added.num_records == 0)
         self.unknown = names.unknown[order]
         #: The name tells the range.
         self.named = names.has_range[order]
         self.foreign = ~names.ours[order]
         #: Neither known records nor an empty range.
-        self.incomplete = ~(complete | empty)[order]
+        self.incomplete = ~(added.complete | empty)[order]
         #: Records outside the file's range.
         self.misnamed = (names.has_range & ~empty & ((first < names.base) | (last >= names.end)))[order]
 
-    def rows_of(self, partition: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def rows_of(self, partition: int) -> Numbers:
         low, high = np.searchsorted(self.partition, [partition, partition + 1])
         return np.arange(low, high)
 
@@ -268,7 +324,7 @@ class _Columns:
         return str(self.paths[int(row)].as_py())
 
 
-def _numbers(actions: pa.Table, name: str, missing: int = -1) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _numbers(actions: pa.Table, name: str, missing: int = -1) -> Numbers:
     if name not in actions.column_names:
         return np.full(actions.num_rows, missing, dtype=np.int64)
     column = actions.column(name)
@@ -279,23 +335,47 @@ def _numbers(actions: pa.Table, name: str, missing: int = -1) -> np.ndarray[Any,
         column = column.cast(pa.int64())
     if column.null_count:
         column = column.fill_null(missing)
-    values: np.ndarray[Any, np.dtype[np.int64]] = column.to_numpy()
+    values: Numbers = column.to_numpy()
     return values
 
 
-def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
-    """The snapshot of a freshly opened handle; ``log`` is the log up to its version. CorruptionError if an invariant is
-    broken.
+def read_snapshot(table: "DeltaTable", log: LogState, location: str) -> TopicSnapshot:
+    """The snapshot of a freshly opened handle; ``log`` is the log up to its version, ``location`` the table's for
+    messages. CorruptionError if an invariant is broken.
     """
     metadata = table.metadata()
     protocol = table.protocol()
-    properties = dict(metadata.configuration)
-    location = table.table_uri
+    return _snapshot(
+        location,
+        table.version(),
+        str(metadata.id),
+        dict(metadata.configuration),
+        (protocol.min_reader_version, protocol.min_writer_version),
+        log,
+        _added_of_actions(pa.table(table.get_add_actions(flatten=True))),
+    )
+
+
+def plain_snapshot(table: PlainTable, log: LogState, location: str) -> TopicSnapshot:
+    """As ``read_snapshot``, of a log of plain entries."""
+    added = _added_of_files(table.files)
+    return _snapshot(location, log.version, table.table_id, table.properties, table.protocol, log, added)
+
+
+def _snapshot(
+    location: str,
+    version: int,
+    table_id: str,
+    properties: dict[str, str],
+    protocol: tuple[int, int],
+    log: LogState,
+    added: _Added,
+) -> TopicSnapshot:
     count = properties.get(PARTITIONS_PROPERTY, "")
     in_log = _partitions_in(log)
     try:
         num_partitions = int(count)
-        topic_id = uuid.UUID(str(metadata.id))
+        topic_id = uuid.UUID(table_id)
     except ValueError:
         num_partitions, topic_id = -1, uuid.UUID(int=0)
     if num_partitions < 1 or num_partitions < (in_log or 0):
@@ -308,7 +388,7 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
         sealed = log.transactions.get(app_id(partition, SEALED))
         if sealed is None:
             raise CorruptionError(
-                f"{location}: version {table.version()} has no transaction {app_id(partition, SEALED)!r}; was "
+                f"{location}: version {version} has no transaction {app_id(partition, SEALED)!r}; was "
                 f"{FORBIDDEN_PROPERTY} set on it? Then restore _delta_log from a backup. Or is {PARTITIONS_PROPERTY} "
                 f"too high, with '{count}'?{_set_partitions(location, in_log) if in_log else ''}"
             )
@@ -323,7 +403,7 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
     }
     return TopicSnapshot(
         location=location,
-        version=table.version(),
+        version=version,
         topic_id=topic_id,
         topic_name=properties.get(TOPIC_PROPERTY) or None,
         num_partitions=num_partitions,
@@ -331,8 +411,8 @@ def read_snapshot(table: "DeltaTable", log: LogState) -> TopicSnapshot:
         partitions=partitions,
         log=log,
         properties=properties,
-        protocol=(protocol.min_reader_version, protocol.min_writer_version),
-        _actions=pa.table(table.get_add_actions(flatten=True)),
+        protocol=protocol,
+        _added=added,
     )
 
 
@@ -344,5 +424,4 @@ def _partitions_in(log: LogState) -> int | None:
 
 
 def _set_partitions(location: str, count: int) -> str:
-    table_path = location.removeprefix("file://").rstrip("/")
-    return f" Run in Spark: ALTER TABLE delta.`{table_path}` SET TBLPROPERTIES ('{PARTITIONS_PROPERTY}' = '{count}')"
+    return f" Run in Spark: ALTER TABLE delta.`{location}` SET TBLPROPERTIES ('{PARTITIONS_PROPERTY}' = '{count}')"

@@ -39,7 +39,7 @@ from logstore.errors import (
 )
 from logstore.journal.errors import JournalRangeFreedError
 from logstore.journal.journal import Journal
-from logstore.limits import MIB
+from logstore.limits import DELTA_CHECKPOINT_INTERVAL, MIB
 from logstore.log.frame_index import IndexedFrame
 from logstore.log.frame_records import frame_records
 from logstore.log.history import (
@@ -338,7 +338,9 @@ class Roller:
                 topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
                 raise
             # The log entries of lost records are kept until the records are back or given up.
-            if topic.is_maintained_here and not any(p.missing for p in topic.partitions):
+            # At a start the log was just made durable; below this version no checkpoint is due.
+            due = not at_start or topic.version >= DELTA_CHECKPOINT_INTERVAL
+            if due and topic.is_maintained_here and not any(p.missing for p in topic.partitions):
                 await self._in_thread(topic.table.maintain)
 
     async def _follow(self, topic: Topic, *, at_start: bool = False) -> None:

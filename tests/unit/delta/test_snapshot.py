@@ -102,14 +102,16 @@ def test_ten_thousand_files(tmp_path: Path) -> None:
 def test_a_table_that_is_not_a_topic(tmp_path: Path) -> None:
     write_deltalake(str(tmp_path / "t"), pa.table({"a": [1]}))
     with pytest.raises(CorruptionError, match="not a topic"):
-        read_snapshot(DeltaTable(str(tmp_path / "t")), LogState(0, []))
+        read_snapshot(DeltaTable(str(tmp_path / "t")), LogState(0, []), "t")
 
 
 def test_a_missing_sealed_is_corruption(tmp_path: Path) -> None:
     table = create_topic(tmp_path, partitions=2)
     with pytest.raises(CorruptionError, match="logstore/1/sealed"):
         read_snapshot(
-            DeltaTable(str(path_of(table))), LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())])
+            DeltaTable(str(path_of(table))),
+            LogState(0, [LogEntry({"logstore/0/sealed": 0}, frozenset(), frozenset())]),
+            str(path_of(table)),
         )
 
 
