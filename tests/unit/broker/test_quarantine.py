@@ -18,7 +18,7 @@ from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.problems import ProblemState, TopicProblem
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CorruptionError, InvalidTopicError, MissingRecordsError, QuarantinedError, TopicExistsError
-from logstore.log import roller
+from logstore.log import table_follower
 from logstore.log.history import removed_ranges
 from logstore.log.topic import Topic
 from logstore.records.schema import TABLE_SCHEMA
@@ -395,7 +395,7 @@ def test_no_reader_sees_a_table_before_its_missing_records_are_known(
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
-            monkeypatch.setattr(roller, "removed_ranges", slowly)
+            monkeypatch.setattr(table_follower, "removed_ranges", slowly)
             take_away(path_of(topic.table), "RESTORE")
             refreshing = asyncio.create_task(broker._roller.refresh(topic))
             assert await asyncio.to_thread(looking.wait, 10)
