@@ -47,9 +47,9 @@ def plan_retention(
     if "delete" in config.cleanup_policy:
         live = [file for file in files if file.end_offset > log_start]
         count = _expired_by_size(live, config.retention_bytes)
-        count = max(count, _expired_by_time(live, config.retention_ms, now_ms))
+        count = max(count, _expired_by_time(live, log_start, config.retention_ms, now_ms))
         # Segments behind a younger one that was removed by size.
-        count += _expired_by_time(live[count:], config.retention_ms, now_ms)
+        count += _expired_by_time(live[count:], log_start, config.retention_ms, now_ms)
         if count:
             log_start = max(log_start, live[count].base_offset if count < len(live) else state.sealed)
     below = tuple(file for file in files if file.end_offset <= log_start)
@@ -61,11 +61,16 @@ def plan_retention(
     return RetentionPlan(partition, log_start, expired, boundary) if expired or boundary else None
 
 
-def _expired_by_time(files: Sequence[SegmentFile], retention_ms: int, now_ms: int) -> int:
-    """How many leading files have no record of the last ``retention_ms``."""
+def _expired_by_time(files: Sequence[SegmentFile], log_start: int, retention_ms: int, now_ms: int) -> int:
+    """How many leading files have no record from ``log_start`` on of the last ``retention_ms``."""
     if retention_ms < 0:
         return 0
-    return _count_leading(files, lambda file: not file.num_records or now_ms - file.max_timestamp_ms > retention_ms)
+
+    def is_expired(file: SegmentFile) -> bool:
+        has_records = file.num_records and file.max_offset >= log_start
+        return not has_records or now_ms - file.max_timestamp_ms > retention_ms
+
+    return _count_leading(files, is_expired)
 
 
 def _expired_by_size(files: Sequence[SegmentFile], retention_bytes: int) -> int:

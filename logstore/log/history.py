@@ -126,21 +126,28 @@ def missing_ranges(
 
 
 def sealed_segments_on_disk(
-    files: TableFiles, partition: int, start: int, end: int, *, wanted: Callable[[str], bool] = lambda _: True
+    files: TableFiles,
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    limit: int | None = None,
+    wanted: Callable[[str], bool] = lambda _: True,
 ) -> tuple[Segment, ...]:
-    """Files that together hold exactly [start, end) of a partition, by offset; among rivals the one of the highest
-    leader epoch. Only files of rolls count, and only those that are ``wanted`` by their path: a job that was not
-    committed leaves files that hold less than their range.
+    """Files that together hold [start, end) of a partition and nothing beyond, by offset; among rivals the one of the
+    highest leader epoch. With a ``limit`` the last one may reach up to there. Only files of rolls count, and only those
+    that are ``wanted`` by their path: a job that was not committed leaves files that hold less than their range.
 
     Raises MissingSegmentsError if there are none: records that were sealed are neither in the table nor on disk;
     CorruptionError if one of them is damaged.
     """
+    limit = end if limit is None else limit
     by_base: dict[int, list[Segment]] = {}
-    found = find_segments(files, partition, start, end)
+    found = find_segments(files, partition, start, limit)
     for segment in found.segments:
         if segment.operation == ROLL and wanted(segment.path):
             by_base.setdefault(segment.base_offset, []).append(segment)
-    chain = _chain(by_base, start, end)
+    chain = _chain(by_base, start, end, limit)
     if chain is None:
         unreadable = f" (unreadable: {', '.join(found.unreadable)})" if found.unreadable else ""
         raise MissingSegmentsError(
@@ -153,16 +160,18 @@ def sealed_segments_on_disk(
     return chain
 
 
-def _chain(by_base: dict[int, list[Segment]], start: int, end: int) -> tuple[Segment, ...] | None:
-    """A gapless run of segments from ``start`` to ``end``; highest epoch first, longest first, with backtracking."""
+def _chain(by_base: dict[int, list[Segment]], start: int, end: int, limit: int) -> tuple[Segment, ...] | None:
+    """A gapless run of segments from ``start`` to an offset in [end, limit]; highest epoch first, longest first, with
+    backtracking.
+    """
     dead: set[int] = set()
     chain: list[Segment] = []
     choices: list[list[Segment]] = [_best_last(by_base.get(start, []))]
     while True:
         at = chain[-1].end_offset if chain else start
-        if at == end:
+        if at >= end:
             return tuple(chain)
-        while choices[-1] and (choices[-1][-1].end_offset > end or choices[-1][-1].end_offset in dead):
+        while choices[-1] and (choices[-1][-1].end_offset > limit or choices[-1][-1].end_offset in dead):
             choices[-1].pop()
         if choices[-1]:
             segment = choices[-1].pop()

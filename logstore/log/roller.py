@@ -430,7 +430,7 @@ class Roller:
         lost = [s for s in lost if s.operation == ROLL and s.partition in sound]
         lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
         if at_start:
-            lost += [s for p in ours for s in self._to_fill_gaps(files, snapshot, p.partition)]
+            lost += self._to_fill_gaps(files, snapshot, sorted(sound))
         if not behind and not lost and not starts:
             return _Restored(any=grown, failed={})
         log.error(
@@ -444,13 +444,17 @@ class Roller:
         parts = []
         failed: dict[int, str] = {}
         for partition_log in behind:
-            partition, end = partition_log.partition, partition_log.sealed_offset
-            start = snapshot.partitions[partition].sealed
+            partition, start = partition_log.partition, snapshot.partitions[partition_log.partition].sealed
             try:
-                segments = sealed_segments_on_disk(files, partition, start, end)
+                # After a start the sealed offset may be that of the oldest frame in the journal, in the middle of the
+                # roll that was lost: the files of that roll reach further.
+                segments = sealed_segments_on_disk(
+                    files, partition, start, partition_log.sealed_offset, limit=_end(partition_log)
+                )
             except CorruptionError as error:
                 failed[partition] = str(error)
                 continue
+            end = segments[-1].end_offset
             parts.append(RollPart(partition, start, end, partition_log.leader_epoch, segments))
         if parts:
             refused = topic.table.commit_roll(parts).refused
@@ -462,7 +466,7 @@ class Roller:
             topic.table.advance_log_start(starts, {p: topic.partitions[p].leader_epoch for p in starts})
         return _Restored(any=True, failed=failed)
 
-    def _to_fill_gaps(self, files: TableFiles, snapshot: TopicSnapshot, partition: int) -> list[Segment]:
+    def _to_fill_gaps(self, files: TableFiles, snapshot: TopicSnapshot, partitions: Sequence[int]) -> list[Segment]:
         """Files of rolls whose commits were overwritten before the last stop.
 
         A file that is neither active nor removed was never committed or was overwritten, if it is so young that the log
@@ -475,25 +479,31 @@ class Roller:
         def was_lost(name: str) -> bool:
             return kept and name not in snapshot.tombstones and files.head(name).modified_ms > oldest_ms
 
-        gaps = history_gaps(snapshot, partition)
+        gaps = {partition: found for partition in partitions if (found := _lost_gaps(snapshot, partition))}
         if not gaps:
             return []
         # Another file of the range may be on disk, of a roll that was killed before its commit: the removal counts.
-        removed = removed_ranges(removals_since(files, -1), None, files).get(partition, [])
+        removed = removed_ranges(removals_since(files, -1), None, files)
         segments: list[Segment] = []
-        cleaned = snapshot.partitions[partition].cleaned
-        for start, end in new_gaps(gaps, sorted((r.start, r.end) for r in removed)):
-            if snapshot.touches_unnamed(partition, start, end):
-                # Below the clean point compaction of an earlier release left gaps.
-                start = max(start, cleaned)  # noqa: PLW2901
-            if start >= end:
-                continue
-            try:
-                segments += sealed_segments_on_disk(files, partition, start, end, wanted=was_lost)
-            except MissingSegmentsError as error:
-                # A user deleted rows with SQL, as users may. Readers pass over the gap.
-                log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
+        for partition, found in gaps.items():
+            gone = sorted((r.start, r.end) for r in removed.get(partition, []))
+            for start, end in new_gaps(found, gone):
+                try:
+                    segments += sealed_segments_on_disk(files, partition, start, end, wanted=was_lost)
+                except MissingSegmentsError as error:
+                    # A user deleted rows with SQL, as users may. Readers pass over the gap.
+                    log.warning("history.gap", partition=partition, start=start, end=end, error=str(error))
         return segments
+
+
+def _lost_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:
+    """The gaps of a partition without those below the clean point that compaction of an earlier release left."""
+    cleaned = snapshot.partitions[partition].cleaned
+    gaps = [
+        (max(start, cleaned) if snapshot.touches_unnamed(partition, start, end) else start, end)
+        for start, end in history_gaps(snapshot, partition)
+    ]
+    return [(start, end) for start, end in gaps if start < end]
 
 
 def _is_sound(snapshot: TopicSnapshot, partition: int) -> bool:

@@ -12,6 +12,7 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
+from logstore.limits import MIB
 from logstore.log.topic import Topic
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
@@ -134,6 +135,31 @@ def test_a_start_restores_what_was_overwritten_while_nothing_ran(tmp_path: Path,
     overwrite(tmp_path / "topics" / "t", versions[overwritten])
     run(after())
     assert offsets_in_delta(tmp_path / "topics" / "t", 0) == [0, 1, 2]
+
+
+def test_a_start_restores_a_roll_of_which_the_journal_has_the_last_frames_still(tmp_path: Path) -> None:
+    """The journal frees whole files, so its oldest frame does not tell where the lost roll ended."""
+    # Journal files of 1 MiB, for three records each.
+    values: list[bytes | None] = [bytes([n]) * 300_000 for n in range(8)]
+    versions = []
+
+    async def before() -> None:
+        async with running_broker(tmp_path, journal_max_bytes=32 * MIB) as broker:
+            topic = await broker.create_topic(INTERNAL, "t", configs=NEVER)
+            assert topic
+            for value in values:
+                await produce(broker, topic, [value])
+            versions.append((await broker.roll(INTERNAL, topic)).version)
+
+    async def after() -> None:
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic(INTERNAL, "t"), max_bytes=4 * MIB) == list(enumerate(values))
+            await produce(broker, broker.topic(INTERNAL, "t"), [b"next"])
+        assert offsets_in_delta(tmp_path / "topics" / "t", 0) == list(range(9))
+
+    run(before())
+    overwrite(tmp_path / "topics" / "t", versions[0])
+    run(after())
 
 
 async def asyncio_start_and_stop(data: Path) -> None:

@@ -47,10 +47,10 @@ def overwrite_entry(entry: Path) -> None:
     foreign.rename(entry)
 
 
-def restore(table: Path, back: int) -> Removal | None:
-    """RESTORE to the version ``back`` before the newest; None if that took nothing away."""
+def restore(table: Path, back: int, lowest: int) -> Removal | None:
+    """RESTORE to the version ``back`` before the newest, ``lowest`` at least; None if that took nothing away."""
     before = newest(table)
-    _insist(lambda: DeltaTable(table).restore(max(0, newest(table) - back)))
+    _insist(lambda: DeltaTable(table).restore(max(lowest, newest(table) - back)))
     return _removal(table, before, "RESTORE")
 
 

@@ -49,6 +49,8 @@ class Meddler(Nemesis):
         super().__init__(server, recorder, topics, neighbours, jobs, patience_s=patience_s)
         self._logs: list[Log] = [(topic, p) for topic in self._loaded for p in range(topic.partitions)]
         self._client = Client(server.url, "meddler", recorder)
+        #: By topic, the version up to which the table was not the store's alone.
+        self._mended: dict[str, int] = {}
 
     def close(self) -> None:
         self._client.close()
@@ -150,7 +152,8 @@ class Meddler(Nemesis):
         if fault.settings["how"] == "overwrite":
             removal = foreign_commits.empty(table)
         else:
-            removal = foreign_commits.restore(table, fault.settings["back"])
+            # A RESTORE to an earlier fault would bring that back.
+            removal = foreign_commits.restore(table, fault.settings["back"], self._mended.get(topic.name, 0))
         try:
             if removal is None:
                 return
@@ -232,6 +235,7 @@ class Meddler(Nemesis):
             self._recorder.tell("nemesis", "foreign", topic=topic.name, version=newest + 1)
             return newest + 1
         self._recorder.tell("nemesis", "foreign", topic=topic.name, version=since, until=newest)
+        self._mended[topic.name] = newest
         return since
 
     # ---- what must hold meanwhile -----------------------------------------------------------------------------------

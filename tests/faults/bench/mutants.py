@@ -18,15 +18,16 @@ from logstore.table_files import open_table
 from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
-_WITHHELD_S = 15.0
+_WITHHELD_S, _WITHHELD_MAX_S = 15.0, 120.0
+#: Groups of appends that make their way; answers with records that are not durable, until the power is cut.
+_SYNCED, _SHOWN = 12, 4
 
 #: Until there is something acknowledged, read and committed to lose.
 _UNDER_LOAD: Final = {"after": ("journal.synced", 30)}
 STRICT_POWER_CUT: Final = Fault("power_cut", 0, 0, {"seed": 1, "strict": True, **_UNDER_LOAD})
-#: Where every acknowledgement takes its time: when readers have come to the end again, on a slow machine too.
-_SYNCED_SOON: Final = 12
-SOON_POWER_CUT: Final = Fault(
-    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("journal.synced", _SYNCED_SOON), "and_then": 3.0}
+#: The answers are with the readers a second later.
+POWER_CUT_WHEN_SHOWN: Final = Fault(
+    "power_cut", 0, 0, {"seed": 1, "strict": True, "after": ("mutant.shown", _SHOWN), "and_then": 1.0}
 )
 #: Journal files were freed: their records are in Delta alone.
 STRICT_POWER_CUT_OF_HISTORY: Final = Fault(
@@ -79,22 +80,44 @@ def ack_before_fsync() -> None:
 
 
 def hw_is_leo() -> None:
-    """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable."""
+    """Producers' acknowledgements are true, but readers are shown records that are written and not yet durable.
+
+    After some groups of appends nothing becomes durable until seconds after readers were shown some of it.
+    """
+    from logstore.broker.context import INTERNAL
+    from logstore.broker.fetching import Fetching
     from logstore.broker.producing import Producing
 
-    # In the seconds before the power cut nothing becomes durable any more, and readers are shown all of it.
-    syncs = _defer_syncs(2.0, last=_SYNCED_SOON)
-    produce = Producing.produce
+    filesystem = _filesystem()
+    syncs = _defer_syncs(0.5, withhold=lambda: filesystem.hits["journal.synced"] >= _SYNCED)
+    produce, fetch = Producing.produce, Fetching._fetch
+    #: By topic and partition, the lowest offset that was appended while nothing became durable.
+    early: dict[tuple[str, int], int] = {}
 
-    async def produce_and_wait(self: Producing, *args: Any, **kwargs: Any) -> Any:
-        result = await produce(self, *args, **kwargs)
+    async def produce_and_wait(self: Producing, context: Any, topic: Any, *args: Any, **kwargs: Any) -> Any:
+        result = await produce(self, context, topic, *args, **kwargs)
+        if syncs.withheld:
+            for response in result.partitions:
+                if response.error is None:
+                    early.setdefault((topic.name, response.partition), response.base_offset)
         wanted = syncs.begun
         # Commits of offsets do not wait: a reader that does reads nothing meanwhile.
-        while syncs.done < wanted and not kwargs.get("internal"):  # noqa: ASYNC110 - a thread counts them
+        while syncs.done < wanted and context is not INTERNAL:  # noqa: ASYNC110 - a thread counts them
             await asyncio.sleep(0.01)
         return result
 
+    async def fetch_and_count(self: Fetching, context: Any, partitions: Any, *args: Any) -> Any:
+        fetched = await fetch(self, context, partitions, *args)
+        for at, answer in fetched.answers.items():
+            first = early.get(partitions[at][:2])
+            if first is not None and getattr(answer, "count", 0) and answer.next_offset > first:
+                filesystem.hits["mutant.shown"] += 1
+                if filesystem.hits["mutant.shown"] >= _SHOWN:
+                    syncs.shown()
+        return fetched
+
     Producing.produce = produce_and_wait  # type: ignore[method-assign]
+    Fetching._fetch = fetch_and_count  # type: ignore[method-assign]
 
 
 def fsync_again() -> None:
@@ -302,7 +325,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ack_before_fsync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
     # The record that was read is gone, another stands in its place, or its offset is above the end.
     hw_is_leo: Exposure(
-        (SOON_POWER_CUT,),
+        (POWER_CUT_WHEN_SHOWN,),
         "(D1 read record is lost|A4 two readers, two records|B4 high watermark fell)",
         readers=3,
         rolled=False,
@@ -363,22 +386,29 @@ def _is_journal(path: Path | None) -> bool:
     return path is not None and "journal" in path.parts
 
 
-def _defer_syncs(late_s: float = _LATE_S, last: int | None = None) -> SimpleNamespace:
+def _defer_syncs(late_s: float = _LATE_S, withhold: Callable[[], bool] = lambda: False) -> SimpleNamespace:
     """The journal's fdatasync returns at once and is done for all together seconds later; counts of begun and done.
 
     Each time it is twice as late, up to a bound: a store makes its way at first, then there is time to be too early.
-    After the ``last`` group of appends it waits longer, once.
+    Once ``withhold`` says so, nothing is synced until seconds after ``shown`` is called; that comes once in a life.
     """
     filesystem = _filesystem()
     sync = filesystem.fdatasync
-    syncs = SimpleNamespace(begun=0, done=0, late_s=late_s, withheld=False)
     waiting: set[int] = set()
+    ended = threading.Event()
+
+    def shown() -> None:
+        if not ended.is_set():
+            _daemon_timer(_WITHHELD_S, ended.set)
+
+    syncs = SimpleNamespace(begun=0, done=0, late_s=late_s, withheld=False, shown=shown)
 
     def all_together() -> None:
-        if last is not None and not syncs.withheld and filesystem.hits["journal.synced"] >= last:
+        if withhold() and not ended.is_set():
             syncs.withheld = True
-            threading.Timer(_WITHHELD_S, all_together).start()
-            return
+            ended.wait(_WITHHELD_MAX_S)
+            syncs.withheld = False
+            ended.set()
         done = syncs.begun
         for fd in list(waiting):
             waiting.discard(fd)
@@ -392,10 +422,16 @@ def _defer_syncs(late_s: float = _LATE_S, last: int | None = None) -> SimpleName
             sync(fd)
             return
         if not waiting:
-            threading.Timer(syncs.late_s, all_together).start()
+            _daemon_timer(syncs.late_s, all_together)
             syncs.late_s = min(2 * syncs.late_s, _LATE_MAX_S)
         waiting.add(fd)
         syncs.begun += 1
 
     filesystem.fdatasync = begin
     return syncs
+
+
+def _daemon_timer(seconds: float, work: Callable[[], None]) -> None:
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()

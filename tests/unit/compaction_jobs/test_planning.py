@@ -22,12 +22,16 @@ from tests.support.partition_histories import NOW, configs, histories, segment_f
 
 def kafka_log_start(state: PartitionState, files: tuple[SegmentFile, ...], config: TopicConfig) -> int:
     """As UnifiedLog.deleteOldSegments, run until it finds nothing: by time, by size, one oldest segment at a time."""
+
+    def has_records(file: SegmentFile) -> bool:
+        return any(offset >= state.log_start for offset in offsets(file))
+
     left = [f for f in files if f.end_offset > state.log_start]
     start, before = state.log_start, None
     while "delete" in config.cleanup_policy and left != before:
         before = list(left)
         if config.retention_ms >= 0:
-            while left and (not left[0].num_records or NOW - left[0].max_timestamp_ms > config.retention_ms):
+            while left and (not has_records(left[0]) or NOW - left[0].max_timestamp_ms > config.retention_ms):
                 left.pop(0)
         if config.retention_bytes >= 0:
             excess = sum(f.size for f in left) - config.retention_bytes
@@ -84,6 +88,14 @@ def test_without_the_policy_only_deleted_records_go():
     assert plan_retention(0, PartitionState(30, 0, 0, 0, 0), files, config, NOW) is None
     plan = plan_retention(0, PartitionState(30, 0, 15, 0, 0), files, config, NOW)
     assert (plan.log_start, plan.expired, plan.boundary) == (15, files[:1], files[1])
+
+
+def test_records_below_the_log_start_hold_up_nothing():
+    """delete-records has passed all records of a segment, and not its end: no later run finds more to retain."""
+    left = (segment_file(0, newest_ms=NOW)._replace(max_offset=4), segment_file(10, newest_ms=NOW))
+    config = TopicConfig.parse({"retention.ms": "500"})
+    plan = plan_retention(0, PartitionState(20, 0, 7, 0, 0), left, config, NOW)
+    assert (plan.log_start, plan.expired, plan.boundary) == (10, left[:1], None)
 
 
 def test_a_late_record_holds_up_what_is_behind_it():
