@@ -75,9 +75,9 @@ class Application(FastAPI):
         self.guard = guard
         self.state.api = None
         self.router.route_class = DeclaredRoute
-        for router in ROUTERS:
-            self.include_router(router)
         self.declared_routes = RouteTable(ROUTERS)
+        # As they are: ``include_router`` would make each route anew at the first request of every store.
+        self.router.routes.extend(self.declared_routes)
         self.short_requests = ShortRequests(self.declared_routes.find, guard)
         self._answer_logged = RequestLog(self._admit)
 

@@ -5,12 +5,15 @@ A test without a mark is quick. Marks (``pyproject.toml`` lists them) put it int
 ``spark`` run in ``make test``, ``long``, ``airflow`` and ``wheel`` only in ``make test-all``.
 """
 
+import functools
+import gc
 import logging
 import os
 import resource
 import sys
 from collections.abc import Iterator
 
+import httpx
 import pytest
 import structlog
 from hypothesis import settings
@@ -22,6 +25,10 @@ from tests.support.process_logging import logging_put_back
 
 # The store's log is of interest only where a test asks for it.
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+# httpx reads the certificates of all authorities for each client, and for each call without one: 24 ms of CPU.
+_of_httpx = httpx._transports.default
+_of_httpx.create_ssl_context = functools.cache(_of_httpx.create_ssl_context)
 
 # `--hypothesis-profile many` overrides it.
 for name, number in examples.PROFILES.items():
@@ -95,6 +102,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((at for at, folder in enumerate(_FIRST) if item.nodeid.startswith(folder)), len(_FIRST))
 
     items.sort(key=turn)
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay for good: keep the garbage collector from looking at them."""
+    gc.freeze()
 
 
 class Scheduling(LoadFileScheduling):

@@ -17,8 +17,13 @@ from tests.support.server_process import ServerProcess, free_port
 from tests.support.table_paths import create_table
 from tests.support.topics import empty_segment
 
-#: Most of the time of small queries is compilation: the JVM's quick compiler is enough for them.
-QUICK = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+#: Most of the time of small queries is compilation: no code is generated for each of their plans, no stage is planned
+#: anew when the last one is over, and the JVM's quick compiler is enough for the rest.
+QUICK = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+}
 
 
 @pytest.fixture(scope="session")

@@ -62,7 +62,7 @@ def test_spark_sql_sees_the_table_without_any_of_this(spark, topic):
     assert rows[1].t.astimezone(dt.UTC).timestamp() == EPOCH_MS / 1000 + 129
 
 
-@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("checkpoint", [pytest.param(False, marks=pytest.mark.long), True])
 def test_segments_without_records_are_read_as_nothing_and_not_opened(spark, topic, checkpoint):
     t = topic(3)
     t.roll_empty(0, 0, 50)
@@ -152,7 +152,7 @@ def test_records_rolled_later_are_not_in_a_frame_made_before(spark, topic):
     t.roll(0, 0, 50)
     t.roll(1, 0, 20)
     frame = read_offsets(spark, t.name, storage=t.data)
-    assert (offsets(frame, 0), offsets(frame, 1)) == (list(range(50)), list(range(20)))
+    assert offsets(frame, 0) == list(range(50))
     t.roll(0, 50, 120)
     t.roll(1, 20, 70)
     assert (offsets(frame, 0), offsets(frame, 1)) == (list(range(50)), list(range(20)))

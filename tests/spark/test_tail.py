@@ -100,10 +100,10 @@ def test_no_offset_is_missing_or_twice_under_load_with_rolls(spark, store):
 
     roller = threading.Thread(target=roll_often)
     frames = []
-    with ProduceLoad(store.url, topic, producers=1, partitions=3) as load:
+    with ProduceLoad(store.url, topic, producers=1, partitions=3, pause_s=0.02) as load:
         roller.start()
         try:
-            for _ in range(3):
+            for _ in range(2):
                 load.wait_for_acknowledged(100)
                 acknowledged = load.history.acknowledged_records
                 frame = read_offsets(spark, topic, bootstrap=store.url)

@@ -44,7 +44,9 @@ CONFIG = {
     "min.cleanable.dirty.ratio": "0",
     "delete.retention.ms": "86400000",
 }
-SEEDS = 12
+SEEDS = range(12)
+#: Of these, as many in ``make test``.
+FEW = 4
 STEPS = 25
 
 
@@ -240,7 +242,7 @@ ACTIONS: dict[Callable[[Ranges], None], int] = {
 }
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize("seed", [*SEEDS[:FEW], *(pytest.param(seed, marks=pytest.mark.long) for seed in SEEDS[FEW:])])
 def test_ranges_without_records_stop_nothing(seed: int, tmp_path: Path) -> None:
     with mock.patch.object(roller, "frame_records", without_aborted):
         ranges = Ranges(seed, tmp_path / "data")

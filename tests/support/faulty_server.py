@@ -15,6 +15,7 @@ takes commands while it runs, and answers each with JSON::
 import asyncio
 import errno
 import functools
+import gc
 import importlib
 import json
 import os
@@ -31,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import logstore.filesystem
-from logstore.broker.broker import Broker
 from logstore.clock import SystemClock
 from tests.support.faulty_filesystem import SHORT, FaultyFileSystem, kill, raising, stop
 
@@ -101,6 +101,10 @@ class Controls:
 
 def install(root: Path) -> Controls:
     """Give this process a faulty disk below ``root`` and a clock that can be set."""
+    gc.disable()  # as ``logstore serve`` while it imports
+    from logstore.broker.broker import Broker
+
+    gc.enable()
     controls = Controls(FaultyFileSystem(root))
     controls.filesystem.spare_fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     logstore.filesystem._local = controls.filesystem

@@ -216,12 +216,6 @@ def named_power_cuts(hits: Mapping[str, dict[str, int]], rng: random.Random) -> 
     return found
 
 
-def sample_of_kills(hits: Mapping[str, dict[str, int]], rng: random.Random) -> list[tuple[str, str]]:
-    """For every named point one of the acts that reach it."""
-    points = sorted({point for reached in hits.values() for point in reached if is_named(point)})
-    return [(rng.choice([act for act, reached in hits.items() if point in reached]), point) for point in points]
-
-
 #: Faults that operations which are tried again have to get over.
 EACH = tuple(Fault("each", 1, action) for action in ("EIO", "ENOSPC", "short"))
 
