@@ -61,7 +61,7 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
             for value in (b"0", b"1"):
                 await produce(broker, topic, [value])
                 await broker.roll(INTERNAL, topic)
-            first = path_of(topic.table) / topic.partition(0).segments[0].path
+            first = path_of(topic.table) / topic.partition(0).segments.files[0].path
             retain(tmp_path)
             first.unlink()
             assert topic.partition(0).log_start_offset == 0, "not followed yet"
