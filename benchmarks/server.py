@@ -122,6 +122,8 @@ class Store(Server):
         ]
         # Settings of this shell or of conf/logstore.toml are for another store.
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LOGSTORE_")}
+        # An installed store has its modules compiled; the round that warms up compiles those of a checkout.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         began = time.monotonic()
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
