@@ -1,8 +1,8 @@
 """Recovery at the broker's start: journal frames and Delta tables become partition logs again.
 
 The Delta table gives the history, the journal the tail. Delta may show less than was sealed before, because a foreign
-commit has overwritten ours (rule R7). Then the partition keeps its sealed offset, and the roller commits the same files
-again.
+commit has overwritten ours (rule R7). Then the partition keeps its sealed offset, and the table follower commits the
+same files again.
 
 One topic never keeps the others from being served: damage of its table or of its part of the journal quarantines it, or
 its partition, and the journal keeps its records.

@@ -101,7 +101,15 @@ class TopicSnapshot:
         return known
 
     def check(self, partition: int) -> None:
-        """CorruptionError if the active files of a partition break the invariants; no file is opened."""
+        """CorruptionError if the active files of a partition break the invariants; no file is opened.
+
+        A sound partition is looked at once: every roll asks several times.
+        """
+        if partition not in self._sound:
+            self._check(partition)
+            self._sound.add(partition)
+
+    def _check(self, partition: int) -> None:
         columns = self._columns
         rows = columns.rows_of(partition)
         if not len(rows):
@@ -198,6 +206,10 @@ class TopicSnapshot:
         return _Columns(self._added)
 
     @cached_property
+    def _sound(self) -> set[int]:
+        return set()
+
+    @cached_property
     def _segments(self) -> dict[int, tuple[SegmentFile, ...]]:
         return {}
 
@@ -268,7 +280,7 @@ def _added_of_actions(actions: pa.Table) -> _Added:
 
 def _added_of_files(files: Sequence[AddedFile]) -> _Added:
     """Of the files in plain entries: their names are known, and of this release's form."""
-    yes = np.ones(len(files), dtype=bool)
+    every = np.ones(len(files), dtype=bool)
 
     def numbers(missing: int, values: Iterable[int | None]) -> Numbers:
         return np.array([missing if value is None else value for value in values], dtype=np.int64)
@@ -276,7 +288,11 @@ def _added_of_files(files: Sequence[AddedFile]) -> _Added:
     return _Added(
         pa.array([file.path for file in files], pa.string()),
         NameColumns(
-            yes, ~yes, yes, numbers(-1, (f.base_offset for f in files)), numbers(-1, (f.end_offset for f in files))
+            ours=every,
+            unknown=~every,
+            has_range=every,
+            base=numbers(-1, (file.base_offset for file in files)),
+            end=numbers(-1, (file.end_offset for file in files)),
         ),
         numbers(-1, (file.partition for file in files)),
         numbers(0, (file.size for file in files)),

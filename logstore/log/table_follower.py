@@ -50,7 +50,7 @@ class _Restored:
 
 
 class TableFollower:
-    """The caller holds the topic's commit lock."""
+    """Brings topics to the newest version of their tables. The caller holds the topic's commit lock."""
 
     def __init__(self, clock: Clock, executor: Executor) -> None:
         self._clock = clock

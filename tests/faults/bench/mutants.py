@@ -19,7 +19,7 @@ from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
 _WITHHELD_S, _WITHHELD_MAX_S = 15.0, 120.0
-#: Groups of appends that make their way; answers with records that are not durable, until the power is cut.
+#: The groups of appends that become durable; then the answers with records that are not, before the power is cut.
 _SYNCED, _SHOWN = 12, 4
 
 #: Until there is something acknowledged, read and committed to lose.
@@ -102,7 +102,7 @@ def hw_is_leo() -> None:
                 if response.error is None:
                     early.setdefault((topic.name, response.partition), response.base_offset)
         wanted = syncs.begun
-        # Commits of offsets do not wait: a reader that does reads nothing meanwhile.
+        # Commits of offsets do not wait: readers would stand still.
         while syncs.done < wanted and context is not INTERNAL:  # noqa: ASYNC110 - a thread counts them
             await asyncio.sleep(0.01)
         return result
