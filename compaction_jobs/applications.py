@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from logstore.errors import StorageError
-from logstore.spark.spark_conf import DELTA_EXTENSION, DELTA_SETTINGS, EXTENSIONS_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,15 +26,17 @@ class SparkApplication:
         self._name = name
         self._session: SparkSession | None = None
         self._owned = False
+        self._starting = threading.Lock()
 
     @property
     def session(self) -> "SparkSession":
         """SparkStartError, SparkJarsError."""
-        if self._session is None:
-            self._session, self._owned = _start(self._name)
-            if self._owned:
-                _leave_interrupts_to_python()
-        return self._session
+        with self._starting:
+            if self._session is None:
+                self._session, self._owned = _start(self._name)
+                if self._owned:
+                    _leave_interrupts_to_python()
+            return self._session
 
     def __enter__(self) -> Self:
         return self
@@ -64,28 +65,13 @@ def _start(name: str) -> "tuple[SparkSession, bool]":
 
 
 def _submitted(name: str) -> "SparkSession":
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
     from logstore.spark.session import ship_package
 
-    builder = SparkSession.builder.appName(f"logstore {name}")
-    SparkContext._ensure_initialized()  # noqa: SLF001 - no public way to ask the JVM before there is a session
-    jvm = SparkContext._jvm  # noqa: SLF001
-    if jvm is not None and jvm.org.apache.spark.util.Utils.classIsLoadable(DELTA_EXTENSION):
-        builder = builder.config(map={**DELTA_SETTINGS})
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.appName(f"logstore {name}").getOrCreate()
     ship_package(spark.sparkContext)
     return spark
-
-
-def require_delta(spark: "SparkSession") -> None:
-    """SparkStartError if this Spark was started by somebody without Delta."""
-    if DELTA_EXTENSION not in (spark.conf.get(EXTENSIONS_KEY, "") or ""):
-        from logstore.spark.jars import DELTA_PACKAGE
-        from logstore.spark.session import SparkStartError
-
-        raise SparkStartError(f"this Spark has no Delta, which VACUUM needs: spark-submit --packages {DELTA_PACKAGE}")
 
 
 def _leave_interrupts_to_python() -> None:

@@ -4,15 +4,36 @@ from dataclasses import dataclass
 
 from compaction_jobs.applications import SparkApplication
 from compaction_jobs.report import Progress
+from compaction_jobs.throttle import Throttle
 from logstore.clock import Clock
+from logstore.limits import MIB
+from logstore.table_files import TableFiles
+
+#: Planned bytes of a topic up to which a job works by itself.
+HERE_BYTES_MAX = 16 * 1024 * MIB
 
 
 @dataclass(frozen=True, slots=True)
 class JobContext:
-    """``full``: vacuum also deletes files that no commit ever named."""
+    """``full``: vacuum also deletes files of other writers that no commit names. ``here_bytes_max``: a topic with more
+    planned bytes is compacted by Spark. ``throttle`` bounds reads and writes of data files together.
+    """
 
     spark: SparkApplication
     progress: Progress
     clock: Clock
     dry_run: bool = False
     full: bool = False
+    here_bytes_max: int = HERE_BYTES_MAX
+    throttle: Throttle | None = None
+
+    def paced(self, files: TableFiles) -> TableFiles:
+        """``files``, no faster than the job may be."""
+        return files if self.throttle is None else files.paced(self.throttle)
+
+    @property
+    def pace_of_tasks(self) -> float | None:
+        """Bytes a second of each of Spark's tasks, of which all cores have one. SparkStartError."""
+        if self.throttle is None:
+            return None
+        return self.throttle.bytes_per_second / self.spark.session.sparkContext.defaultParallelism

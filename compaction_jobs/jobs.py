@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from compaction_jobs import key_compaction, retention, vacuum
+from compaction_jobs import key_compaction, retention, segment_merge, vacuum
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import JobReport, TopicReport
 from compaction_jobs.topics import JobTopic, select_topics
@@ -20,13 +20,14 @@ from logstore.table_root import TableRoot
 JOBS: dict[str, Callable[[JobContext, JobTopic], TopicReport]] = {
     "retention": retention.run,
     "compact": key_compaction.run,
+    "merge": segment_merge.run,
     "vacuum": vacuum.run,
 }
 
 # A job does its work without the store: it only asks for a refresh and for un-rolled records.
 _STORE_TIMEOUT_MS = 10_000
 #: Jobs that more rolled records may make due.
-_ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young"})
+_ROLLS_HELP: frozenset[Reason] = frozenset({"empty", "clean", "ratio", "young", "few"})
 
 
 def topics_of(job: str, root: TableRoot, patterns: Sequence[str], defaults: Mapping[str, str]) -> list[JobTopic]:

@@ -3,10 +3,11 @@
 Pure functions; no Spark, no disk. Semantics are Kafka's (``UnifiedLog.deleteOldSegments``, ``LogCleanerManager``), on
 segments as the unit, by the ranges that they stand for: a segment without records counts like any other. Invariants:
 
-* a retention plan removes a prefix of the files, and moves the log start forward only, never beyond ``sealed``;
+* a retention plan removes a prefix of the files, and moves the log start forward only, never beyond ``sealed``; a file
+  of another writer with records in several places goes when the last of them is below the log start;
 * the last segment of a partition is never removed: its footer has the state at ``sealed``. Its records are;
 * a compaction plan covers all files with a part in [log start, clean point), and none that reaches beyond it. The
-  segments that it writes cover [log start, clean point) without a gap.
+  segments that it writes have the place of the files that they replace, and cover it without a gap.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,8 @@ from itertools import accumulate
 from typing import TypeVar
 
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.segments.names import known_segment_name, parse_segment_name
+from logstore.log.merging import base_offset
+from logstore.segments.names import known_segment_name
 from logstore.topic_config import TopicConfig
 
 T = TypeVar("T")
@@ -57,8 +59,21 @@ def plan_retention(
     expired = below[:-1] if below and below[-1] is files[-1] and known_segment_name(below[-1].path) else below
     first_left = files[len(expired)] if len(expired) < len(files) else None
     has_records = first_left is not None and first_left.num_records and first_left.min_offset < log_start
-    boundary = first_left if has_records else None
+    boundary = first_left if has_records and first_left is not None and not first_left.shared else None
+    expired = _removable(expired, files[len(expired) :])
     return RetentionPlan(partition, log_start, expired, boundary) if expired or boundary else None
+
+
+def _removable(expired: Sequence[SegmentFile], left: Iterable[SegmentFile]) -> tuple[SegmentFile, ...]:
+    """``expired`` without the records of another writer's files that have records in what is ``left``, too: these go
+    with the last of them.
+    """
+    removable = tuple(expired)
+    needed = {path for file in left if file.shared for path in file.paths}
+    while held := [file for file in removable if file.shared and not needed.isdisjoint(file.paths)]:
+        needed.update(path for file in held for path in file.paths)
+        removable = tuple(file for file in removable if file not in held)
+    return removable
 
 
 def _expired_by_time(files: Sequence[SegmentFile], log_start: int, retention_ms: int, now_ms: int) -> int:
@@ -102,12 +117,24 @@ class CompactionPlan:
     files: tuple[SegmentFile, ...]
 
     @property
-    def dirty_bytes(self) -> int:
-        return sum(file.size for file in self.files if file.end_offset > self.first_dirty)
+    def clean(self) -> tuple[SegmentFile, ...]:
+        """The leading files that an earlier compaction left: no key is in them twice. No file of another writer."""
+        return self.files[: _count_leading(self.files, lambda f: f.end_offset <= self.first_dirty and not f.foreign)]
+
+    @property
+    def dirty(self) -> tuple[SegmentFile, ...]:
+        """The files behind the clean ones."""
+        return self.files[len(self.clean) :]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files)
 
     @property
     def dirty_ratio(self) -> float:
-        return self.dirty_bytes / max(1, sum(file.size for file in self.files))
+        dirty = sum(file.size for file in self.files if file.end_offset > self.first_dirty)
+        return dirty / max(1, self.size)
 
 
 def plan_compaction(
@@ -144,59 +171,45 @@ def is_young(file: SegmentFile, lag_ms: int, now_ms: int) -> bool:
     return bool(lag_ms > 0 and file.num_records and file.max_timestamp_ms > now_ms - lag_ms)
 
 
-def group_files(
-    files: Sequence[SegmentFile], sizes: Sequence[float], segment_bytes: int
-) -> list[tuple[SegmentFile, ...]]:
-    """Neighbours that become one segment: as many as fit into ``segment_bytes`` by expected ``sizes``, at least one.
-    Files of which nothing is left go with a neighbour.
+@dataclass(frozen=True, slots=True)
+class RewriteGroup:
+    """Neighbouring files that become one segment of [base_offset, end_offset)."""
+
+    files: tuple[SegmentFile, ...]
+    base_offset: int
+    end_offset: int
+
+
+def rewrite_groups(
+    plan: CompactionPlan, rewritten: Sequence[bool], sizes: Sequence[float], segment_bytes: int
+) -> list[RewriteGroup]:
+    """The segments that take the place of the ``rewritten`` ones among the plan's files; the others stay as they are.
+
+    Neighbours become one segment, as many as fit into ``segment_bytes`` by their expected ``sizes``. Files without
+    records go with a neighbour that is rewritten, and so do gaps that an earlier release or a DELETE left.
     """
-    groups: list[list[SegmentFile]] = []
+    files = plan.files
+    bounds: list[tuple[int, int]] = []
     total = 0.0
-    for file, size in zip(files, sizes, strict=True):
-        if not groups or (total and size and total + size > segment_bytes):
-            groups.append([])
-            total = 0.0
-        groups[-1].append(file)
-        total += size
-    return [tuple(group) for group in groups]
-
-
-def base_offset(file: SegmentFile) -> int:
-    """Base of the range that a file stands for, by its name; names of earlier releases tell it, too."""
-    name = parse_segment_name(file.path)
-    return file.base_offset if name is None else min(name.base_offset, file.base_offset)
-
-
-def group_ranges(plan: CompactionPlan, groups: Sequence[Sequence[SegmentFile]]) -> list[tuple[int, int]]:
-    """[base, end) of the segments that ``groups`` become. They touch, from the log start to the clean point: a gap that
-    compaction of an earlier release or a DELETE left becomes part of a range.
-    """
-    bases = [plan.log_start, *(base_offset(group[0]) for group in groups[1:])]
-    return list(zip(bases, [*bases[1:], plan.clean_point], strict=True))
-
-
-# ---- when tombstones were first compacted ---------------------------------------------------------------------------
-
-#: Rising (end offset, time in ms): offsets from the previous end up to this one were first compacted at that time.
-Cleanings = tuple[tuple[int, int], ...]
-
-
-def join_cleanings(parts: Iterable[tuple[Cleanings, int]], first_dirty: int, end_offset: int, now_ms: int) -> Cleanings:
-    """The cleanings of a segment made of several, each with its end offset, in order; it ends at ``end_offset``.
-
-    From ``first_dirty`` on, the first time is now. The same holds for offsets without an entry (after a rewrite that
-    kept no account): a tombstone then stays longer, never shorter.
-    """
-    entries: list[tuple[int, int]] = []
-    for cleanings, part_end in parts:
-        limit = min(part_end, first_dirty)
-        entries += [(min(end, limit), time_ms) for end, time_ms in cleanings]
-        entries.append((limit, now_ms))
-    joined: list[tuple[int, int]] = []
-    for end, time_ms in [*entries, (end_offset, now_ms)]:
-        if joined and end <= joined[-1][0]:
-            continue
-        if joined and joined[-1][1] == time_ms:
-            joined.pop()
-        joined.append((end, time_ms))
-    return tuple(joined)
+    for at, (file, size) in enumerate(zip(files, sizes, strict=True)):
+        low, high = bounds[-1] if bounds else (0, 0)
+        follows = bool(bounds) and high == at
+        if rewritten[at] and follows and not (total and size and total + size > segment_bytes):
+            bounds[-1], total = (low, at + 1), total + size
+        elif rewritten[at]:
+            begin = at
+            while begin > high and not files[begin - 1].num_records:
+                begin -= 1
+            bounds.append((begin, at + 1))
+            total = size
+        elif follows and not file.num_records:
+            bounds[-1] = low, at + 1
+    groups: list[RewriteGroup] = []
+    for low, high in bounds:
+        if groups and groups[-1].files[-1] is files[low - 1]:
+            base = groups[-1].end_offset
+        else:
+            base = files[low - 1].end_offset if low else plan.log_start
+        end = base_offset(files[high]) if high < len(files) else plan.clean_point
+        groups.append(RewriteGroup(files[low:high], base, end))
+    return groups

@@ -42,7 +42,9 @@ class TopicReport:
     """The result for one topic, or with ``--dry-run`` the expected one. ``partitions`` were touched. ``before`` counts
     the records that the job found, ``after`` those that it left; None if only a real run can tell. ``versions`` of the
     Delta table are its commits. ``deleted_files`` and their bytes are vacuum's. ``error`` is set if it failed.
-    ``waiting`` has the reason for each partition that was not touched; for vacuum, the files left on disk.
+    ``waiting`` has the reason for each partition that was not touched; for vacuum, the files left on disk. ``busy``:
+    nothing was done, because another run of the job is working on the topic. New segments take ``bytes_needed_max``
+    beside the old ones.
     """
 
     topic: str
@@ -55,6 +57,8 @@ class TopicReport:
     seconds: float = 0.0
     error: str | None = None
     waiting: tuple[Waiting, ...] = ()
+    busy: bool = False
+    bytes_needed_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,11 @@ class JobReport:
     @property
     def failed(self) -> bool:
         return any(topic.error for topic in self.topics)
+
+    @property
+    def busy(self) -> bool:
+        """Another run of the job has a topic: what it does not do now is left to the next run."""
+        return any(topic.busy for topic in self.topics)
 
     def as_json(self) -> str:
         return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
@@ -121,7 +130,9 @@ def _why_nothing(topics: Iterable[TopicReport]) -> Iterator[str]:
 
 def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
     """Partitions of a topic with the same reason in one line; otherwise the one that falls due first."""
-    if topic.waiting and topic.waiting[0].partition is None:
+    if topic.busy:
+        yield topic.topic, "another run of the job is working on it"
+    elif topic.waiting and topic.waiting[0].partition is None:
         yield from ((topic.topic, waiting.message) for waiting in topic.waiting)
     elif topic.waiting:
         first = min(topic.waiting, key=lambda waiting: (waiting.due_ms is None, waiting.due_ms or 0))

@@ -4,31 +4,34 @@ Two commits a topic at most. First the files that lie wholly below the new log s
 log start (``dataChange=true``, no adds); then files with records below it that stay are replaced by ones without them
 (``dataChange=false``), so that plain Delta readers agree with the log start: the file with the log start inside, or the
 last one of a partition, which keeps the state at ``sealed``. A killed job is continued by the next run from the last
-commit. Only prefixes are removed; nothing at or above ``sealed`` is touched. Only a file of which records stay needs
-Spark.
+commit. Only prefixes are removed; nothing at or above ``sealed`` is touched. No data file is read but the one of a
+partition with the log start inside.
 """
 
 from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from compaction_jobs.applications import spark_errors
 from compaction_jobs.context import JobContext
-from compaction_jobs.planning import RetentionPlan, base_offset, plan_retention
+from compaction_jobs.local_compaction import threads, write_all
+from compaction_jobs.planning import RetentionPlan, plan_retention
 from compaction_jobs.report import NOTHING, TopicReport, totals
-from compaction_jobs.rewriting import AttemptResult, commit, refused_as_overtaken, require_whole, rewrite
-from compaction_jobs.segment_tasks import WRITTEN_COLUMNS, Source, WriteTask, Written, write_empty, write_whole
+from compaction_jobs.rewriting import AttemptResult, commit, disk_errors, refused_as_overtaken, require_whole, rewrite
+from compaction_jobs.space import require_space
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import retention_waits
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
+from logstore.log.merging import base_offset
+from logstore.segments.joining import Rows, Source, WriteTask
 
 OPERATION = "retention"
 BOUNDARY_OPERATION = "retention-boundary"
 
 
 def run(context: JobContext, topic: JobTopic) -> TopicReport:
-    return rewrite(context, topic, _attempt, retention_waits)
+    return rewrite(context, topic, "retention", _attempt, retention_waits)
 
 
 def _attempt(
@@ -42,7 +45,9 @@ def _attempt(
     require_whole(topic, snapshot, {plan.partition: plan.log_start for plan in plans})
     if context.dry_run:
         # Only reading a boundary file tells how much of it stays.
-        return AttemptResult(frozenset(plan.partition for plan in plans), removed, None if boundaries else NOTHING)
+        needed = sum(plan.boundary.size for plan in boundaries if plan.boundary)
+        touched = frozenset(plan.partition for plan in plans)
+        return AttemptResult(touched, removed, None if boundaries else NOTHING, bytes_needed_max=needed)
     outcome = AttemptResult()
     parts = [RewritePart(p.partition, tuple(f.path for f in p.expired), (), p.log_start) for p in plans if p.expired]
     if parts:
@@ -61,8 +66,8 @@ def _cut(
 ) -> AttemptResult:
     """Replace each partition's boundary file by its records from the log start on."""
     config = topic.config(snapshot)
-    emptied: list[WriteTask] = []
-    cut: list[WriteTask] = []
+    tasks: list[WriteTask] = []
+    kept: list[list[Rows] | None] = []
     parts: dict[int, RewritePart] = {}
     for plan in plans:
         file = plan.boundary
@@ -79,22 +84,19 @@ def _cut(
             operation=BOUNDARY_OPERATION,
             idempotency_window_ms=config.idempotency_window_ms,
         )
-        (cut if file.max_offset >= plan.log_start else emptied).append(task)
+        tasks.append(task)
+        # Of a file without a record from the log start on only the footer is read.
+        kept.append(None if file.max_offset >= plan.log_start else [])
         parts[plan.partition] = RewritePart(plan.partition, (file.path,), log_start=plan.log_start)
     try:
-        written = [write_empty(number, task) for number, task in enumerate(emptied)]
-        written += _write(context, cut) if cut else []
+        with (
+            disk_errors(f"cutting segments of topic {topic.name!r}"),
+            ThreadPoolExecutor(threads(), thread_name_prefix="retention") as pool,
+        ):
+            require_space(context, topic, [plan.boundary for plan in plans if plan.boundary])
+            written = write_all(context.paced(topic.table.files), tasks, pool, kept)
     except (StorageError, CorruptionError) as error:
         planned = [path for part in parts.values() for path in part.removes]
         return refused_as_overtaken(topic, parts.keys(), planned, error)
     whole = [replace(parts[w.segment.partition], adds=(w.segment,)) for w in written]
     return commit(topic, snapshot, whole, data_change=False, operation=BOUNDARY_OPERATION)
-
-
-def _write(context: JobContext, tasks: Sequence[WriteTask]) -> list[Written]:
-    """The segments of ``tasks``, by Spark."""
-    spark = context.spark.session
-    with spark_errors("cutting segments"):
-        numbers = spark.range(0, len(tasks), 1, len(tasks))
-        rows = numbers.mapInArrow(write_whole(tasks), WRITTEN_COLUMNS).collect()
-        return [Written.from_row(*row) for row in rows]

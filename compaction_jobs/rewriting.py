@@ -3,18 +3,27 @@
 Invariant: only partitions that a commit left out are planned again, so that a job ends however fast others commit.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from compaction_jobs.context import JobContext
 from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import Waiting
-from logstore.delta.log_entries import removals_since
+from logstore.delta.file_history import removals_since
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
-from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError, MissingRecordsError, StorageError
+from logstore.errors import (
+    CommitRefusedError,
+    CorruptionError,
+    LogStoreError,
+    MissingRecordsError,
+    StorageError,
+    storage_error,
+)
 from logstore.log.history import history_gaps, missing_ranges, removed_ranges
+from logstore.segments.foreign_names import foreign_records
 from logstore.topic_config import TopicConfig
 
 #: The most plans of a topic in a run. Only another job on the same files makes a second plan necessary.
@@ -24,7 +33,7 @@ PLANS_MAX = 5
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
     """The result of one attempt: files that its commits removed and added, and the partitions that they left out.
-    ``added`` is None if a dry run cannot know it.
+    ``added`` is None if a dry run cannot know it. The plan needs space for ``bytes_needed_max`` at most.
     """
 
     partitions: frozenset[int] = frozenset()
@@ -32,6 +41,7 @@ class AttemptResult:
     added: Totals | None = NOTHING
     versions: tuple[int, ...] = ()
     refused: dict[int, LogStoreError] = field(default_factory=dict)
+    bytes_needed_max: int = 0
 
     def and_then(self, other: "AttemptResult") -> "AttemptResult":
         return AttemptResult(
@@ -40,6 +50,7 @@ class AttemptResult:
             None if self.added is None or other.added is None else self.added + other.added,
             self.versions + other.versions,
             self.refused | other.refused,
+            max(self.bytes_needed_max, other.bytes_needed_max),
         )
 
 
@@ -56,10 +67,21 @@ class PlanOvertakenError(CommitRefusedError):
 Waits = Callable[[int, PartitionState, Sequence[SegmentFile], TopicConfig, int], Waiting]
 
 
-def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits) -> TopicReport:
+def rewrite(context: JobContext, topic: JobTopic, job: str, attempt: Attempt, waits: Waits) -> TopicReport:
     """Run ``attempt`` on the partitions of a topic until none is left out; ``waits`` gives the reasons for untouched
-    partitions. Raises PlanOvertakenError, and as ``attempt``.
+    partitions. A run passes over a topic that another run of the same ``job`` is working on. Raises PlanOvertakenError,
+    and as ``attempt``.
     """
+    if context.dry_run:
+        return _rewrite(context, topic, attempt, waits)
+    with topic.table.files.try_lock(f".{job}.lock") as held:
+        if not held:
+            context.progress.note(f"{topic.name}: another run of {job} is working on it, passed over")
+            return TopicReport(topic.name, busy=True)
+        return _rewrite(context, topic, attempt, waits)
+
+
+def _rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits) -> TopicReport:
     snapshot = topic.table.snapshot()
     before = totals(file for p in snapshot.partitions for file in snapshot.segments(p))
     whole = AttemptResult()
@@ -80,7 +102,15 @@ def rewrite(context: JobContext, topic: JobTopic, attempt: Attempt, waits: Waits
                 if p not in whole.partitions
             )
             touched = tuple(sorted(whole.partitions))
-            return TopicReport(topic.name, touched, before, after, whole.versions, waiting=tuple(waiting))
+            return TopicReport(
+                topic.name,
+                touched,
+                before,
+                after,
+                whole.versions,
+                waiting=tuple(waiting),
+                bytes_needed_max=whole.bytes_needed_max,
+            )
         context.progress.note(f"{topic.name}: others changed partitions {', '.join(map(str, left))}: planning again")
         snapshot = topic.table.snapshot()
     raise PlanOvertakenError(f"{PLANS_MAX} plans were overtaken by other commits; run the job again")
@@ -126,12 +156,22 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
             )
 
 
+@contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """An OSError of the block as StorageError or StorageFullError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(doing, error) from error
+
+
 def refused_as_overtaken(
     topic: JobTopic, partitions: Collection[int], planned: Collection[str], error: StorageError | CorruptionError
 ) -> AttemptResult:
     """The error of reading ``planned`` files as a refusal, if the files left the table meanwhile; otherwise the error
     is raised.
     """
-    if set(planned) <= topic.table.snapshot().paths:
+    paths = {path for name in planned for path in foreign_records(name).paths}
+    if paths <= topic.table.snapshot().paths:
         raise error
     return AttemptResult(refused=dict.fromkeys(partitions, CommitRefusedError(error.message)))

@@ -49,13 +49,18 @@ def select_topics(root: TableRoot, patterns: Sequence[str], defaults: Mapping[st
             what = f"no topic that matches {pattern!r}" if _GLOB.search(pattern) else f"no topic {pattern!r}"
             raise UnknownTopicError(f"There is {what} in {root.data}")
     chosen = [name for name in names if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)]
-    # Not TopicTable.open: a dry run writes nothing, not even an fsync.
-    tables = {name: TopicTable(root.open(name)) for name in chosen}
-    for name in [name for name, table in tables.items() if _is_copy(root, table)]:
-        if name in patterns:
+    opened = {name: open_topic(root, name, defaults, named=name in patterns) for name in chosen}
+    for name, topic in opened.items():
+        if topic is None and name in patterns:
             raise UnknownTopicError(f"{root.where(name)} is a copy of another topic, or a link to it: it is no topic")
-        del tables[name]
-    return [JobTopic(name, table, defaults, named=name in patterns) for name, table in tables.items()]
+    return [topic for topic in opened.values() if topic]
+
+
+def open_topic(root: TableRoot, name: str, defaults: Mapping[str, str], *, named: bool = False) -> JobTopic | None:
+    """The topic whose table is called ``name``; None if that is a copy of a topic's directory, or a link to it."""
+    # Not TopicTable.open: a dry run writes nothing, not even an fsync.
+    table = TopicTable(root.open(name))
+    return None if _is_copy(root, table) else JobTopic(name, table, defaults, named)
 
 
 def _is_copy(root: TableRoot, table: TopicTable) -> bool:

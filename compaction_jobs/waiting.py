@@ -11,13 +11,15 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from compaction_jobs.planning import dirty_files, is_young, plan_compaction
+from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.log.merging import count_small, target_bytes
 from logstore.topic_config import LONG_MAX, TopicConfig
 
 #: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:
 #: nothing new since the last compaction. ``young``: too young for the job. ``ratio``: too little is dirty.
-#: ``unnamed``: files that only a full vacuum deletes.
-Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "unnamed"]
+#: ``few``: too few small segments to join. ``unnamed``: files that no commit names, or whose removal has no time.
+Reason = Literal["policy", "unlimited", "empty", "clean", "young", "ratio", "few", "unnamed"]
 
 #: Year 9999; later times have no date.
 _LAST_MS = 253_402_300_799_999
@@ -106,35 +108,64 @@ def compaction_waits(
     return Waiting(partition, "ratio", message + until, due_ms, young.path if young else None)
 
 
+def merge_waits(
+    partition: int,
+    state: PartitionState,  # noqa: ARG001  of all reasons
+    files: Sequence[SegmentFile],
+    config: TopicConfig,
+    now_ms: int,  # noqa: ARG001
+) -> Waiting:
+    """Why ``plan_merge`` of the same arguments is empty."""
+    if not config.merge_target:
+        return Waiting(partition, "policy", "merge.target.bytes=0 joins no segments")
+    if not files:
+        return Waiting(partition, "empty", "it has no segments; only what is rolled can be joined")
+    small = count_small(files, config)
+    message = (
+        f"{small:,} of {len(files):,} segments have less than {target_bytes(config)} bytes (merge.target.bytes), but "
+        "are too few to be joined, too different in size, or apart"
+    )
+    return Waiting(partition, "few", message)
+
+
 def vacuum_waits(
-    removed_ms: Mapping[str, int],
-    files: Mapping[str, tuple[int, int]],
+    removed: Mapping[str, tuple[int, int | None]],
+    unnamed: UnnamedFiles,
     delay_ms: int,
-    full_delay_ms: int,
+    age_ms: int,
     *,
     full: bool,
 ) -> list[Waiting]:
-    """Why inactive ``files`` (bytes and modification time by path) are still on disk after a vacuum.
+    """Why files that are not active are still on disk after a vacuum.
 
-    ``removed_ms`` is when a commit took a file out of the table; those without stay for a full vacuum.
+    ``removed`` are bytes of files that a commit took out of the table, and when, by name; those that no commit names go
+    once they are ``age_ms`` old.
     """
-    if not files:
-        return [Waiting(None, "empty", "every file on disk is in the table")]
     waits = []
-    named = {path: removed_ms[path] + delay_ms for path in files if path in removed_ms}
-    if named:
-        first, last = min(named.values()), max(named.values())
+    dated = {name: removed_ms + delay_ms for name, (_, removed_ms) in removed.items() if removed_ms is not None}
+    if dated:
+        first, last = min(dated.values()), max(dated.values())
         range_ = f"at {instant(first)}" if first == last else f"from {instant(first)} to {instant(last)}"
-        message = f"{_count(named, files)} left the table; file.delete.delay.ms={delay_ms} lets them go {range_}"
-        waits.append(Waiting(None, "young", message, _dated(first), min(named, key=lambda path: named[path])))
-    unnamed = {path: files[path][1] + full_delay_ms for path in files if path not in removed_ms}
-    if unnamed:
-        first = min(unnamed.values())
-        how = "" if full else " by a vacuum with --full"
-        message = f"{_count(unnamed, files)} named by no commit can go from {instant(first)} on{how}"
-        due_ms = _dated(first) if full else None
-        waits.append(Waiting(None, "unnamed", message, due_ms, min(unnamed, key=lambda path: unnamed[path])))
-    return waits
+        what = _count([removed[name][0] for name in dated])
+        message = f"{what} left the table; file.delete.delay.ms={delay_ms} lets them go {range_}"
+        waits.append(Waiting(None, "young", message, _dated(first), min(dated, key=lambda name: dated[name])))
+    undated = [name for name in removed if name not in dated]
+    if undated:
+        what = _count([removed[name][0] for name in undated])
+        waits.append(Waiting(None, "unnamed", f"{what} left the table at a time that the log does not say"))
+    for group, goes in ((unnamed.superseded, True), (unnamed.others, full)):
+        if group:
+            oldest = min(group.values(), key=lambda entry: entry.modified_ms)
+            first = oldest.modified_ms + age_ms
+            how = "" if goes else " by a vacuum with --full"
+            what = _count([entry.size for entry in group.values()])
+            message = f"{what} named by no commit can go from {instant(first)} on{how}"
+            waits.append(Waiting(None, "unnamed", message, _dated(first) if goes else None, oldest.name))
+    if unnamed.needed:
+        what = _count([entry.size for entry in unnamed.needed.values()])
+        message = f"{what} named by no commit have offsets that the table lacks, and stay"
+        waits.append(Waiting(None, "unnamed", message, None, min(unnamed.needed)))
+    return waits or [Waiting(None, "empty", "every file on disk is in the table")]
 
 
 def instant(ms: int) -> str:
@@ -153,6 +184,6 @@ def _offsets(file: SegmentFile) -> str:
     return f"offsets {file.base_offset} to {file.end_offset - 1}"
 
 
-def _count(chosen: Mapping[str, int], files: Mapping[str, tuple[int, int]]) -> str:
-    noun = "file" if len(chosen) == 1 else "files"
-    return f"{len(chosen):,} {noun} of {sum(files[path][0] for path in chosen):,} bytes"
+def _count(sizes: Sequence[int]) -> str:
+    noun = "file" if len(sizes) == 1 else "files"
+    return f"{len(sizes):,} {noun} of {sum(sizes):,} bytes"

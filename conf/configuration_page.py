@@ -7,7 +7,9 @@ import sys
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from logstore.settings import ENV_PREFIX, Settings, setting_name
+from logstore.broker_defaults import SYNONYMS
+from logstore.settings import Settings, plain_settings
+from logstore.settings_sources import variable_name
 from logstore.topic_config import CONFIG_KEYS
 
 _INTRODUCTION = """\
@@ -21,7 +23,7 @@ with each topic and changes while the store runs. Names are Kafka's where Kafka 
 
 An option of `logstore serve` wins over an environment variable, which wins over the file, which wins over the default.
 The file is the one that `LOGSTORE_CONFIG` names, else `conf/logstore.toml` in the working directory if it is there. A
-name that is not in this table is refused. Sizes are in bytes, or say their unit (`"64MiB"`); times are in ms, or say it
+name that is not on this page is refused. Sizes are in bytes, or say their unit (`"64MiB"`); times are in ms, or say it
 (`"60s"`, `"7d"`).
 
 | In the file | In the environment | Default | Meaning |
@@ -31,29 +33,35 @@ name that is not in this table is refused. Sizes are in bytes, or say their unit
 _TOPICS = """
 ## Topic configuration
 
-A topic's own value wins over the store's default for topics (table `[topic]` of the file, or a variable such as
-`LOGSTORE_TOPIC_RETENTION_MS`), which wins over the default below. A topic's own values are properties of its Delta
-table, named `logstore.<key>`.
+A topic's own value wins over the store's default for topics, which wins over the default below. A topic's own values
+are properties of its Delta table, named `logstore.<key>`.
 
-Set them when a topic is created (`logstore topic create flights --config retention.ms=7d`), later with
+The store's default is a setting of the store, with Kafka's name (second column): `log.retention.hours = 168` in the
+file, or `LOGSTORE_LOG_RETENTION_HOURS=168` in the environment. Of several the first in the column counts, as in Kafka:
+ms over minutes over hours. -1 is "no bound" in each unit. The table `[topic]` of the file takes the keys of topics
+themselves, also those without a name in the second column (variables: `LOGSTORE_TOPIC_KEY_FORMAT`). A start is refused
+if the two give one key different values. Jobs need the same defaults as the store: give both the same file.
+
+Set a topic's own values when it is created (`logstore topic create flights --config retention.ms=7d`), later with
 `logstore topic alter`, or over HTTP with `POST /v3/clusters/{cluster}/topics/{topic}/configs:alter`.
 
-| Key | Default | Takes | Meaning |
-|---|---|---|---|
+| Key | Default of the store | Default | Takes | Meaning |
+|---|---|---|---|---|
 """
 
 
 def render() -> str:
     """The whole page, in Markdown."""
     lines = [_INTRODUCTION]
-    for name, field in Settings.model_fields.items():
-        if name == "topic_defaults":
-            continue
+    for name, attribute in plain_settings().items():
+        field = Settings.model_fields[attribute]
         default = "" if field.default in (None, ()) else _value(field.default)
         meaning = f"{field.description}{_choices(field.annotation)}"
-        lines.append(f"| `{setting_name(name)}` | `{ENV_PREFIX}{name.upper()}` | {default} | {meaning} |\n")
+        lines.append(f"| `{name}` | `{variable_name(name)}` | {default} | {meaning} |\n")
     lines.append(_TOPICS)
-    lines.extend(f"| `{key.name}` | `{key.default}` | {key.takes} | {key.doc} |\n" for key in CONFIG_KEYS)
+    for key in CONFIG_KEYS:
+        settings = ", ".join(f"`{name}`" for name in SYNONYMS.get(key.name, ()))
+        lines.append(f"| `{key.name}` | {settings} | `{key.default}` | {key.takes} | {key.doc} |\n")
     return "".join(lines)
 
 

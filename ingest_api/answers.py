@@ -41,6 +41,9 @@ class _Offsets(msgspec.Struct):
     value_schema_id: None = None
 
 
+_ENCODER = msgspec.json.Encoder()
+
+
 class BytesResponse(Response):
     """A Response with status 200 and a body of bytes, made in the fewest steps."""
 
@@ -114,7 +117,7 @@ def offsets_of(
         told = [refused.get(partition) or _Offset(partition, offset) for partition, offset in places]
     else:
         told = list(itertools.starmap(_Offset, places))
-    return msgspec.json.encode(_Offsets(told))
+    return _ENCODER.encode(_Offsets(told))
 
 
 def _told(error: LogStoreError) -> dict[str, Any]:

@@ -30,7 +30,7 @@ CLIENT_ID: Final = b"logstore-client-id"
 _SANE = re.compile(rb"[!-~](?:[ -~]{0,126}[!-~])?")
 _IN_SCOPE: Final = "logstore.context"
 # A request id is the process and a number: 128 random bits take three times as long.
-_PROCESS: Final = random.getrandbits(64)
+_PROCESS: Final = f"{random.getrandbits(64):016x}"
 _COUNTER: Final = itertools.count(1)
 
 
@@ -90,7 +90,11 @@ def context_of(request: Request) -> RequestContext:
 
 def request_id_of(headers: HeaderPairs) -> str:
     """The client's request id if it is fit for a log, else a new one."""
-    return sane(headers, REQUEST_ID) or f"{_PROCESS:016x}{next(_COUNTER):016x}"
+    return sane(headers, REQUEST_ID) or new_request_id()
+
+
+def new_request_id() -> str:
+    return f"{_PROCESS}{next(_COUNTER):016x}"
 
 
 def sane(headers: HeaderPairs, wanted: bytes) -> str:

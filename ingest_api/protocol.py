@@ -97,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._request_number = 0
         self._in_head = False
         self._in_body = False
+        self._hosts = 0
         self._head_bytes = 0
         self._head_bytes_at_most = 0
         self._framing_bytes = 0
@@ -262,14 +263,16 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.headers, self.expect_100_continue = b"", [], False
         self._request_number += 1
         self._in_head = True
-        self._head_bytes = self._framing_bytes = self._dropped_bytes = 0
+        self._hosts = self._head_bytes = self._framing_bytes = self._dropped_bytes = 0
         self._expect_nothing()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         # Trailers come here as well, after the end of the head. They mean nothing to us, and must not become headers.
         if self._in_head:
             name = name.lower()
-            if name == b"expect" and value.lower() == b"100-continue":
+            if name == b"host":
+                self._hosts += 1
+            elif name == b"expect" and value.lower() == b"100-continue":
                 self.expect_100_continue = True
             self.headers.append((name, value))
 
@@ -284,7 +287,7 @@ class HttpProtocol(HttpToolsProtocol):
                 f"{PIPELINED_REQUESTS_MAX} requests of this connection wait for their answers; read those first. "
                 "Nothing was stored for this one.",
             )
-        elif self.parser.get_http_version() == "1.1" and len([1 for name, _ in self.headers if name == b"host"]) != 1:
+        elif self._hosts != 1 and self.parser.get_http_version() == "1.1":
             self._refuse(_MALFORMED, "A request of HTTP/1.1 has exactly one Host header.")
         if self._refusal is not None:
             raise ValueError  # makes the parser stop

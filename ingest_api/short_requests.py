@@ -19,7 +19,7 @@ import httptools
 from starlette.responses import Response
 
 from ingest_api.answers import BytesResponse, common_error, offsets_of
-from ingest_api.guard import CLIENT_ID, Arrival, Guard, HeaderPairs, request_id_of, sane
+from ingest_api.guard import CLIENT_ID, REQUEST_ID, Arrival, Guard, HeaderPairs, new_request_id, request_id_of, sane
 from ingest_api.identity_headers import IDENTITY_HEADERS
 from ingest_api.request_log import error_answer, log_fields, record_answer
 from ingest_api.routers.produce import HEADERS_READ, decode_small, held_bytes, read_head
@@ -44,6 +44,8 @@ _NOT_PLAIN: Final = IDENTITY_HEADERS | {
     b"upgrade",
 }
 _HEADERS_READ: Final = HEADERS_READ | _NOT_PLAIN | {CLIENT_ID}
+#: The mark of a client's own request id among the headers that were read: its value differs with each request.
+_OWN_REQUEST_ID: Final = (REQUEST_ID, b"")
 _HEADS_CACHED: Final = 256
 _HEAD_CACHED_BYTES_MAX: Final = 512
 
@@ -57,6 +59,7 @@ class ShortHead:
     timeout_ms: int
     answer_type: str
     client_id: str
+    has_request_id: bool
     to_columns: Callable[[TopicConfig], ToColumns]
 
 
@@ -86,6 +89,8 @@ class ShortRequests:
             elif name in _HEADERS_READ:
                 told.append(header)
                 size += len(header[1])
+            elif name == REQUEST_ID:
+                told.append(_OWN_REQUEST_ID)
         if size > _HEAD_CACHED_BYTES_MAX or not length.isdigit() or not 0 < int(length[:9]) <= SMALL_REQUEST_BYTES_MAX:
             return None
         return self._read_again(url, tuple(told))
@@ -105,7 +110,8 @@ class ShortRequests:
         if not head.may_join:
             return None
         client_id = sane(headers, CLIENT_ID)
-        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, head.to_columns)
+        has_request_id = _OWN_REQUEST_ID in headers
+        return ShortHead(found, raw_path, head.timeout_ms, head.answer_type, client_id, has_request_id, head.to_columns)
 
     def begin(
         self, head: ShortHead, headers: HeaderPairs, body: bytes, peer: str, answer: Callable[[Response, bytes], None]
@@ -127,7 +133,8 @@ class ShortRequests:
             reservation = state.requests.reserve(held_bytes(body, records))
         except LogStoreError:
             return False
-        arrival = Arrival("POST", request_id_of(headers), head.client_id, peer, headers)
+        request_id = request_id_of(headers) if head.has_request_id else new_request_id()
+        arrival = Arrival("POST", request_id, head.client_id, peer, headers)
         request = _ShortRequest(head, arrival.request_id, reservation, time.perf_counter(), answer)
         try:
             # Asked last, so that a request that is left to the application is asked and counted once, there.

@@ -325,6 +325,15 @@ class NewerFormatError(CorruptionError):
     """Stored bytes, or the name of a file, have a form that this release does not know. They need not be damaged."""
 
 
+class UnsupportedTableError(CorruptionError):
+    """Another writer gave the table a feature that readers of ours do not honour: they would serve wrong records."""
+
+    def __init__(self, reason: str, remedy: str = "") -> None:
+        super().__init__(f"{reason}. {remedy}")
+        self.reason = reason
+        self.remedy = remedy
+
+
 class FencedLeaderEpochError(LogStoreError):
     """The table holds a leader epoch above the caller's: another leader took over."""
 

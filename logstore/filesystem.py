@@ -5,6 +5,7 @@ Tables go through ``logstore.table_files``, which stands on this. A test puts
 write, fail or shorten a read, fill the disk, fail an fsync, cut the power, or kill the process at a named point.
 """
 
+import fcntl
 import os
 import shutil
 import tempfile
@@ -82,6 +83,24 @@ class FileSystem:
         """The time of the file system that holds ``directory``, from an unnamed file made in it."""
         with tempfile.TemporaryFile(dir=directory) as file:  # an empty file gets its time even on a full disk
             return os.fstat(file.fileno()).st_mtime_ns
+
+    def free_bytes(self, directory: Path) -> int:
+        """Bytes that a user may still write to the file system that holds ``directory``."""
+        status = os.statvfs(directory)
+        return status.f_bavail * status.f_frsize
+
+    def try_lock(self, path: Path) -> int | None:
+        """A descriptor that holds ``path``, which is made if need be, until it is closed; None if another one does."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def size(self, fd: int) -> int:
         return os.fstat(fd).st_size

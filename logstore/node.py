@@ -2,7 +2,8 @@
 
 From the bottom up: settings, coordinator, broker, consumer groups, listeners. The socket comes first (a busy port
 touches no data) and answers from then on; ``listening on`` is printed when the store is ready. SIGTERM and SIGINT end
-it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0.
+it from the top down: requests in flight finish, the broker seals what it holds, and the process ends with 0. Jobs, if
+wanted, run in a process of their own from the announcement until the store begins to stop.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import structlog
@@ -23,6 +25,7 @@ import uvloop
 from consumer_offsets.group_coordinator import GroupCoordinator
 from ingest_api.allowed_hosts import is_loopback
 from ingest_api.http_listener import HttpListener
+from logstore.background_jobs import background_jobs
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
@@ -128,7 +131,8 @@ async def run(settings: Settings, listening: socket.socket) -> None:
                 try:
                     if not listener.is_stopping:  # not announced if it was told to stop while it started
                         with _announced(settings, url):
-                            await listener.until_stopping()
+                            async with background_jobs(settings, url) if settings.jobs_enable else nullcontext():
+                                await listener.until_stopping()
                     await serving
                 finally:
                     listener.close()

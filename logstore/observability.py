@@ -100,6 +100,24 @@ THROTTLED: Final = Counter(
     ("reason",),
     registry=REGISTRY,
 )
+JOB_TOPICS: Final = Counter(
+    "logstore_job_topics",
+    "Topics that a job of serve --jobs has changed, or failed for.",
+    ("operation", "outcome"),
+    registry=REGISTRY,
+)
+JOB_SECONDS: Final = Counter(
+    "logstore_job_seconds", "Time that a job of serve --jobs has worked.", ("operation",), registry=REGISTRY
+)
+JOB_LAST_RUN: Final = Gauge(
+    "logstore_job_last_run_timestamp_seconds",
+    "When a job of serve --jobs was last through with all topics that were due, without a failure.",
+    ("operation",),
+    registry=REGISTRY,
+)
+JOBS_PROCESS_ENDED: Final = Counter(
+    "logstore_jobs_process_ended", "Ends of the process of serve --jobs before the store's own.", registry=REGISTRY
+)
 IN_FLIGHT_BYTES: Final = Gauge(
     "logstore_in_flight_bytes",
     "Bytes of request bodies being worked on; bounded by queued.max.request.bytes.",
@@ -146,6 +164,25 @@ ROLL_SECONDS: Final = Histogram(
     registry=REGISTRY,
 )
 
+MERGES: Final = _TopicCounter(
+    "logstore_merges",
+    "Merges of small segments by the store, by outcome: committed, refused or failed.",
+    ("topic", "outcome"),
+    registry=REGISTRY,
+)
+MERGED_SEGMENTS: Final = _TopicCounter(
+    "logstore_merged_segments", "Small segments that the store has joined.", ("topic",), registry=REGISTRY
+)
+MERGED_BYTES: Final = _TopicCounter(
+    "logstore_merged_bytes", "Bytes of the segments that the store has joined.", ("topic",), registry=REGISTRY
+)
+DELETED_FILE_BYTES: Final = _TopicCounter(
+    "logstore_deleted_file_bytes",
+    "Bytes of files that the store deleted after they had left the table.",
+    ("topic",),
+    registry=REGISTRY,
+)
+
 _COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
 
 # Without local variables, because they hold records.
@@ -160,6 +197,10 @@ _TOPIC_METRICS: Final = (
     FETCHED_RECORDS,
     FETCHED_BYTES,
     ROLLS,
+    MERGES,
+    MERGED_SEGMENTS,
+    MERGED_BYTES,
+    DELETED_FILE_BYTES,
 )
 
 #: Fields of the request that is being answered, for every line logged meanwhile.

@@ -1,14 +1,13 @@
 """Settings of the store: given arguments over ``LOGSTORE_*`` variables over ``conf/logstore.toml`` over defaults.
 
 Owns the names: a field ``journal_max_bytes`` is ``journal.max.bytes`` in the file (quoted or not) and
-``LOGSTORE_JOURNAL_MAX_BYTES`` in the environment. The store's defaults for topic keys stand in the file's table
-``[topic]`` or in ``LOGSTORE_TOPIC_<KEY>``. A misspelt name is refused, never ignored.
+``LOGSTORE_JOURNAL_MAX_BYTES`` in the environment. The store's defaults for topic keys have Kafka's names
+(``broker_defaults``), or stand in the file's table ``[topic]`` or in ``LOGSTORE_TOPIC_<KEY>``. A misspelt name is
+refused, never ignored.
 """
 
-import difflib
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -16,14 +15,13 @@ from typing import Any, Literal, Self
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from logstore.broker_defaults import set_synonyms, topic_defaults_of
 from logstore.errors import InvalidConfigError
 from logstore.limits import GIB, MIB, PARTITIONS_PER_TOPIC_MAX
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
-from logstore.topic_config import CONFIG_KEYS, nearest, validate_overrides
+from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
+from logstore.topic_config import nearest, validate_overrides
 
-ENV_PREFIX = "LOGSTORE_"
-CONFIG_FILE = Path("conf/logstore.toml")
-_TOPIC_PREFIX = "topic."
 #: The values that a setting takes in words, by pydantic's name of the error.
 _TAKES = {
     "bool_parsing": "it takes true or false",
@@ -42,7 +40,12 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9._-]+(:[0-9]{1,5})?")
 _DURATION = (duration_ms, f"it takes a whole number of ms, or a duration such as {DURATION_FORMS}")
 _SIZE = (size_bytes, f"it takes a whole number of bytes, or a size such as {SIZE_FORMS}")
 #: Units, by the last word of a setting's name.
-_UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {"ms": _DURATION, "bytes": _SIZE, "size": _SIZE}
+_UNITS: Mapping[str, tuple[Callable[[str], int], str]] = {
+    "ms": _DURATION,
+    "bytes": _SIZE,
+    "size": _SIZE,
+    "second": _SIZE,
+}
 
 
 class Settings(BaseSettings):
@@ -127,8 +130,32 @@ class Settings(BaseSettings):
         ge=1,
         description="How long a partition remembers an idempotent producer that appends nothing to it.",
     )
+    broker_defaults: dict[str, str] = Field(
+        default_factory=dict,
+        description="Kafka's broker settings that give topic keys their defaults, as they are set.",
+    )
     topic_defaults: dict[str, str] = Field(
-        default_factory=dict, description="The store's defaults of topic keys: the table `[topic]` in the file."
+        default_factory=dict,
+        description="The store's defaults of topic keys: the table `[topic]` in the file, and `broker_defaults`.",
+    )
+    jobs_enable: bool = Field(
+        default=False,
+        description="Run retention, key compaction and vacuum in a process beside the store, as "
+        "`logstore serve --jobs` does. `log.retention.check.interval.ms` and `log.cleaner.*` are for this process.",
+    )
+    log_retention_check_interval_ms: int = Field(
+        300_000,
+        ge=1,
+        description="Pause between two passes of retention and vacuum. Un-sealed records that `retention.ms` "
+        "lets go are rolled after this time at the earliest.",
+    )
+    log_cleaner_enable: bool = Field(default=True, description="Whether key compaction runs.")
+    log_cleaner_backoff_ms: int = Field(
+        15_000, ge=0, description="Pause of key compaction when no topic is dirty enough."
+    )
+    log_cleaner_threads: int = Field(1, ge=1, le=64, description="Topics that are compacted at once.")
+    log_cleaner_io_max_bytes_per_second: int | None = Field(
+        None, ge=1, description="Bytes that jobs read and write in a second, at most. Default: no bound."
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Events from this level on.")
     log_format: Literal["console", "json"] = Field("console", description="Log lines for people or for programs.")
@@ -166,10 +193,19 @@ class Settings(BaseSettings):
 
     @field_validator("topic_defaults", mode="before")
     @classmethod
-    def _check_topic_defaults(cls, value: object) -> object:
+    def _check_topic_defaults(cls, value: object, info: ValidationInfo) -> object:
         if not isinstance(value, Mapping):
             return value
-        return validate_overrides({str(name): str(text) for name, text in value.items()})
+        settings = info.data.get("broker_defaults", {})
+        theirs = topic_defaults_of(settings)
+        ours = validate_overrides({str(name): str(text) for name, text in value.items()})
+        for key in theirs:
+            if key in ours and ours[key] != theirs[key]:
+                setting, text = next(set_synonyms(key, settings))
+                raise InvalidConfigError(
+                    f"{key} has two defaults: {setting}={text}, and {key}={ours[key]} of [topic]; keep one of them"
+                )
+        return validate_overrides({**theirs, **ours})
 
     @field_validator("data")
     @classmethod
@@ -219,8 +255,8 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (
             init_settings,
-            InitSettingsSource(settings_cls, _from_environment(os.environ)),
-            InitSettingsSource(settings_cls, _from_file(os.environ.get(f"{ENV_PREFIX}CONFIG"))),
+            InitSettingsSource(settings_cls, from_environment(os.environ, plain_settings())),
+            InitSettingsSource(settings_cls, from_file(os.environ.get(f"{ENV_PREFIX}CONFIG"), plain_settings())),
         )
 
 
@@ -239,6 +275,11 @@ def setting_name(field: str) -> str:
     """The spelling in the configuration file: dots between words, as Kafka has it."""
     # TOML allows no `data.location` beside `data`.
     return field if field == "data_location" else field.replace("_", ".")
+
+
+def plain_settings() -> dict[str, str]:
+    """The fields of single settings, by their names in the file: all but the two tables of defaults."""
+    return {setting_name(field): field for field in Settings.model_fields if field not in DEFAULTS_FIELDS}
 
 
 def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterator[str]:
@@ -261,58 +302,3 @@ def _explain(error: ValidationError, model: type[Settings] = Settings) -> Iterat
 def secret_settings(model: type[Settings] = Settings) -> set[str]:
     """Fields that hold a secret: those whose type is SecretStr."""
     return {name for name, field in model.model_fields.items() if "SecretStr" in str(field.annotation)}
-
-
-def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
-    """The ``LOGSTORE_*`` variables. A name close to a setting's is refused as misspelt; other names are ignored."""
-    fields = {f"{ENV_PREFIX}{field.upper()}": field for field in Settings.model_fields if field != "topic_defaults"}
-    topic_keys = {f"{ENV_PREFIX}TOPIC_{key.field.upper()}": key.name for key in CONFIG_KEYS}
-    values: dict[str, Any] = {}
-    topic_defaults: dict[str, str] = {}
-    for variable, text in environment.items():
-        if variable in fields:
-            values[fields[variable]] = text
-        elif variable in topic_keys:
-            topic_defaults[topic_keys[variable]] = text
-        elif variable.startswith(ENV_PREFIX):
-            close = difflib.get_close_matches(variable, [*fields, *topic_keys], n=1, cutoff=0.9)
-            if close:
-                raise InvalidConfigError(f"no setting {variable}; did you mean {close[0]}?")
-    return {**values, "topic_defaults": topic_defaults}
-
-
-def _from_file(named: str | None) -> dict[str, Any]:
-    """The TOML file ``named``, else ``./conf/logstore.toml`` if it is there."""
-    path = Path(named) if named else CONFIG_FILE
-    if not named and not path.is_file():
-        return {}
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidConfigError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InvalidConfigError(f"cannot read {path}: {error}") from None
-    fields = {setting_name(field): field for field in Settings.model_fields if field != "topic_defaults"}
-    values: dict[str, Any] = {}
-    topic_defaults: dict[str, str] = {}
-    for name, value in _flatten(document):
-        if name.startswith(_TOPIC_PREFIX):
-            topic_defaults[name.removeprefix(_TOPIC_PREFIX)] = _toml_text(value)
-        elif name in fields:
-            values[fields[name]] = value
-        else:
-            raise InvalidConfigError(f"{path}: no setting '{name}'; {nearest(name, fields)}")
-    return {**values, "topic_defaults": topic_defaults}
-
-
-def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """TOML reads ``journal.max.bytes = 1`` as tables in tables: back to dotted names."""
-    for name, value in table.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _toml_text(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -35,7 +35,7 @@ import re
 import stat
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
@@ -70,6 +70,9 @@ class Entry(NamedTuple):
     version: Version
 
 
+#: Called with bytes that were read or written; it may wait.
+Pace = Callable[[int], None]
+
 #: The methods ``list`` and ``names`` hide these types from annotations.
 Entries = list[Entry]
 Names = list[str]
@@ -78,9 +81,9 @@ Names = list[str]
 class Upload:
     """A new file, written from its begin to its end. ``with files.create(name) as upload: ...; upload.finish()``."""
 
-    def __init__(self, filesystem: FileSystem, path: Path) -> None:
+    def __init__(self, filesystem: FileSystem, path: Path, pace: Pace | None = None) -> None:
         self.size = 0
-        self._filesystem, self._path = filesystem, path
+        self._filesystem, self._path, self._pace = filesystem, path, pace
         self._fd: int | None = filesystem.create(path)
 
     @property
@@ -91,7 +94,10 @@ class Upload:
     def write(self, data: Buffer) -> None:
         """Append; a failure leaves the upload to be aborted."""
         assert self._fd is not None
-        self.size += self._filesystem.write_at(self._fd, [data], self.size)
+        written = self._filesystem.write_at(self._fd, [data], self.size)
+        self.size += written
+        if self._pace:
+            self._pace(written)
 
     def finish(self) -> None:
         """Make the bytes durable, then the name. After an error abort it."""
@@ -122,11 +128,12 @@ class Upload:
 class TableFiles:
     """The files of one table. Made by ``TableRoot.open``, or by ``open_table`` where there is no root."""
 
-    def __init__(self, path: Path, filesystem: FileSystem) -> None:
+    def __init__(self, path: Path, filesystem: FileSystem, pace: Pace | None = None) -> None:
         self.name = path.name
         self._path = path
         self._prefix = f"{path}/"
         self._filesystem = filesystem
+        self._pace = pace
 
     def __str__(self) -> str:
         return self.uri
@@ -155,6 +162,26 @@ class TableFiles:
     def reached(self, point: str) -> None:
         """As ``FileSystem.reached``."""
         self._filesystem.reached(point)
+
+    def paced(self, pace: Pace) -> "TableFiles":
+        """The same files, with ``pace`` called for the bytes that ``read_ranges`` and uploads have moved."""
+        return TableFiles(self._path, self._filesystem, pace)
+
+    def free_bytes(self) -> int:
+        """Bytes that may still be written to the storage that holds the table."""
+        return self._filesystem.free_bytes(self._path)
+
+    @contextlib.contextmanager
+    def try_lock(self, name: str) -> Iterator[bool]:
+        """Whether the lock ``name`` of this table is held here while the block runs; False if another holder, of any
+        process of this storage, has it. It ends with its process.
+        """
+        fd = self._filesystem.try_lock(Path(self._place(name)))
+        try:
+            yield fd is not None
+        finally:
+            if fd is not None:
+                self._filesystem.close(fd)
 
     # ---- reading ------------------------------------------------------------------------------------------------
 
@@ -208,6 +235,8 @@ class TableFiles:
             for position, buffer in ranges:
                 if self._fill(fd, buffer, position) < len(buffer):
                     raise EOFError(f"{self.where(name)} ends before byte {position + len(buffer)}")
+                if self._pace:
+                    self._pace(len(buffer))
         finally:
             filesystem.close(fd)
 
@@ -233,7 +262,7 @@ class TableFiles:
         """Begin a new file. FileExistsError; FileNotFoundError if the table was removed."""
         path = Path(self._place(name))
         self._make_directories(path.parent)
-        return Upload(self._filesystem, path)
+        return Upload(self._filesystem, path, self._pace)
 
     def put_if_absent(self, name: str, content: bytes) -> bool:
         """Whether ``content`` is now, durably, under a name that was free. OutcomeUnknownError."""

@@ -99,6 +99,38 @@ class TableRoot:
             raise OutcomeUnknownError(error.errno, error.strerror, str(path)) from error
         return self.open(name)
 
+    def renew_log(self, name: str, first_entry: bytes) -> str | None:
+        """Give a table a new log, durably; the name of the old one in the table, which is kept; None if it had none.
+
+        A crash between the two renames leaves the table without a log: ``log_set_aside`` then names the old one.
+        """
+        table, built = self._topics / name, self._staging / uuid.uuid4().hex
+        files = self.open(name)
+        try:
+            self._filesystem.make_directory(built)
+            with TableFiles(built, self._filesystem).create(_FIRST_ENTRY) as upload:
+                upload.write(first_entry)
+                upload.finish()
+            self._filesystem.reached("rebuild.staged")
+            aside = files.set_aside(LOG_DIRECTORY) if files.exists() else None
+            self._filesystem.reached("rebuild.set_aside")
+            self._filesystem.rename(built / LOG_DIRECTORY, table / LOG_DIRECTORY)
+            self._filesystem.reached("rebuild.renamed")
+            self._filesystem.sync_directory(table)
+        finally:
+            self._filesystem.remove_tree(built)
+        return aside
+
+    def log_set_aside(self, name: str) -> str | None:
+        """The newest log of a table that was set aside, where the table has no other; ``TableFiles.put_back`` puts it
+        back.
+        """
+        if self.open(name).exists():
+            return None
+        prefix = f"{LOG_DIRECTORY}.set-aside"
+        asides = [found for found in self._names(self._topics / name) if found.startswith(prefix)]
+        return max(asides, key=lambda found: int(found.removeprefix(prefix) or 0), default=None)
+
     def take_back(self, name: str) -> None:
         """Undo ``create``, as far as that goes: nobody was told of the table, and nothing was written to it."""
         aside = self._staging / uuid.uuid4().hex

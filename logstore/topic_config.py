@@ -168,6 +168,14 @@ CONFIG_KEYS: tuple[ConfigKey, ...] = (
         INT_MAX,
         "The largest record: key, value and headers together.",
     ),
+    _integer(
+        "merge.target.bytes",
+        -1,
+        -1,
+        INT_MAX,
+        "Small segments are joined until a file has this many bytes of Parquet; -1 means `segment.bytes`, 0 joins "
+        "none. Not a key of Kafka's.",
+    ),
     _choice(
         "compression.type",
         ("producer", "uncompressed", "gzip", "snappy", "lz4", "zstd"),
@@ -221,6 +229,7 @@ class TopicConfig:
     delete_retention_ms: int
     file_delete_delay_ms: int
     max_message_bytes: int
+    merge_target_bytes: int
     compression_type: str
     message_timestamp_type: str
     key_format: str
@@ -268,6 +277,11 @@ class TopicConfig:
     def compacted(self) -> bool:
         """Whether records must have a key, because compaction keeps the latest one of each."""
         return "compact" in self.cleanup_policy
+
+    @property
+    def merge_target(self) -> int:
+        """The size in bytes of a segment that needs no merge."""
+        return self.segment_bytes if self.merge_target_bytes < 0 else self.merge_target_bytes
 
     @property
     def log_append_time(self) -> bool:

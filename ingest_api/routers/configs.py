@@ -23,6 +23,7 @@ from ingest_api.schemas.administration import (
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
+from logstore.broker_defaults import set_synonyms
 from logstore.errors import InvalidConfigError
 from logstore.topic_config import CONFIG_KEYS, ConfigKey, config_key
 
@@ -109,12 +110,16 @@ async def reset_config(broker: ClusterBroker, context: Context, topic: TopicInCl
 
 def _synonyms(broker: Broker, topic: Topic, key: ConfigKey) -> list[ConfigSynonym]:
     """Every layer that gives the key a value; the first one counts."""
-    layers: tuple[tuple[ConfigSource, str | None], ...] = (
-        ("DYNAMIC_TOPIC_CONFIG", topic.config_overrides.get(key.name)),
-        ("STATIC_BROKER_CONFIG", broker.settings.topic_defaults.get(key.name)),
-        ("DEFAULT_CONFIG", key.default),
+    settings = broker.settings
+    of_store = list(set_synonyms(key.name, settings.broker_defaults))
+    if not of_store and key.name in settings.topic_defaults:
+        of_store = [(key.name, settings.topic_defaults[key.name])]
+    layers: tuple[tuple[ConfigSource, str, str | None], ...] = (
+        ("DYNAMIC_TOPIC_CONFIG", key.name, topic.config_overrides.get(key.name)),
+        *(("STATIC_BROKER_CONFIG", name, value) for name, value in of_store),
+        ("DEFAULT_CONFIG", key.name, key.default),
     )
-    return [ConfigSynonym(name=key.name, value=value, source=source) for source, value in layers if value]
+    return [ConfigSynonym(name=name, value=value, source=source) for source, name, value in layers if value]
 
 
 def _config(request: Request, broker: Broker, topic: Topic, key: ConfigKey) -> TopicConfigEntry:

@@ -42,7 +42,7 @@ from logstore.errors import IdempotencyKeyReusedError
 from logstore.records.batch import DecodedRecords, Records
 from logstore.records.batch_identity import IdempotencyKey
 from logstore.records.decode import ArrowRequest, decode_binary, decode_json, decode_ndjson
-from logstore.records.json_decoder import PlainRecords, decode_plain, plain_columns
+from logstore.records.json_decoder import PLAIN_RECORD_BYTES, PlainRecords, decode_plain, plain_columns
 from logstore.topic_config import TopicConfig
 
 router = declared_router(tags=["records"])
@@ -150,10 +150,10 @@ def decode_small(topic: Topic, body: bytes) -> PlainRecords | None:
 
 
 def held_bytes(body: bytes, records: PlainRecords) -> int:
-    """Bytes of memory that ``decode_small``'s records hold while they wait for others: for tiny records many times
-    their body.
+    """Bytes of memory that ``decode_small``'s records hold at most while they wait for others: the body, their texts,
+    and an object for each text. For tiny records that is many times their body.
     """
-    return len(body) + records.nbytes
+    return 2 * len(body) + PLAIN_RECORD_BYTES * len(records)
 
 
 # Producers send the same heads again and again.

@@ -101,7 +101,7 @@ async def refresh(
 async def drop_foreign_files(
     broker: StoreBroker, context: Context, topic: TopicInPath, _: DropForeignFilesRequest | None = None
 ) -> DroppedForeignFiles:
-    """Take files that other writers added out of the Delta table, so that its partitions are served again."""
+    """Take files of other writers that are not served out of the Delta table."""
     return DroppedForeignFiles(files=[*await broker.drop_foreign_files(context, topic)])
 
 

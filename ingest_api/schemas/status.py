@@ -14,7 +14,7 @@ class Health(Answer):
 class TopicProblem(Answer):
     topic: str
     partition: Int32 | None = Field(description="Null: the whole topic.")
-    state: Literal["quarantined", "records_missing", "unreadable", "journal_full"]
+    state: Literal["quarantined", "records_missing", "unreadable", "foreign_file", "rolls_fail", "journal_full"]
     reason: str
     remedy: str
 

@@ -146,6 +146,7 @@ class Batcher:
     """On the broker's event loop."""
 
     def __init__(self, produce: Produce, authorizer: Authorizer, admission: Admission) -> None:
+        self._loop = asyncio.get_running_loop()
         self._produce = produce
         self._authorizer = authorizer
         self._admission = admission
@@ -186,7 +187,7 @@ class Batcher:
     def _time_out(self, timeout_ms: int) -> _TimeOut:
         """The timer for a request that begins now: late by ``_TIME_OUT_LATE`` of ``timeout_ms``, at most by 100 ms."""
         found = self._time_outs.get(timeout_ms)
-        if found is None or found.ends_s < asyncio.get_running_loop().time():
+        if found is None or found.ends_s < self._loop.time():
             if len(self._time_outs) == _TIME_OUTS_MAX:
                 self._time_outs.clear()  # these timers still ring, but no further request joins them
             interval_s = min(0.1, timeout_ms / 1000 * _TIME_OUT_LATE)

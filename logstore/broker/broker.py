@@ -2,7 +2,7 @@
 
 Everything runs on one event loop; disk work runs in threads. The rooms: ``topics`` (create, delete, alter, grow),
 ``topic_tables`` (roll, refresh, delete records), ``producing``, ``batcher`` (small requests), ``fetching``,
-``admission`` and ``roll_schedule``. They ask ``authorizer`` themselves who may do what.
+``admission``, ``roll_schedule`` and ``upkeep``. They ask ``authorizer`` themselves who may do what.
 """
 
 import functools
@@ -23,6 +23,7 @@ from logstore.broker.secret import load_secret
 from logstore.broker.topic_catalog import TopicCatalog
 from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
+from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
 from logstore.errors import BrokerNotReadyError
 from logstore.filesystem import FileSystem, local_filesystem
@@ -72,6 +73,7 @@ class Broker:
         self._roller = roller = Roller(journal, clock, self._writers, functools.partial(require_all, locks))
         self._schedule = RollSchedule(roller, journal, clock, settings, by_name)
         self.admission = Admission(settings, journal, locks, self._schedule.press, quotas, clock)
+        self._upkeep = Upkeep(roller, clock, by_name, functools.partial(require_all, locks))
         self._topics = Topics(
             by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
         )
@@ -155,6 +157,7 @@ class Broker:
         began = self.clock.monotonic()
         await self._topics.recover(self._filesystem)
         self._schedule.start()
+        self._upkeep.start()
         self.admission.not_ready = None
         seconds = round(self.clock.monotonic() - began, 3)
         log.info("broker.started", data=str(self.settings.data), seconds=seconds, **self._topics.facts())
@@ -162,6 +165,7 @@ class Broker:
     async def stop(self) -> None:
         """Refuse new appends, seal as much as ``ROLL_AT_STOP_S`` allows, and release the data directory."""
         self.admission.not_ready = "the store is stopping"
+        await self._upkeep.stop()
         await self._schedule.stop()
         await self._topics.stop()
         if self.admission.lost_lock is None:  # without its locks another process may be writing to the tables

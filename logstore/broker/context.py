@@ -6,8 +6,7 @@ from typing import Final
 import msgspec
 
 
-@dataclass(frozen=True, slots=True)
-class Principal:
+class Principal(msgspec.Struct, frozen=True, cache_hash=True):
     """The principal of a request, as Kafka's KafkaPrincipal: ``type`` and ``name`` together are the identity.
 
     ``mechanism`` names the authentication (a SASL mechanism, "SSL"), "" without one. ``expires_at_ms``: its end (ms
@@ -22,10 +21,6 @@ class Principal:
 
     def __str__(self) -> str:
         return f"{self.type}:{self.name}"
-
-    def __hash__(self) -> int:
-        # The name tells most principals apart, in a third of the time of all fields.
-        return hash(self.name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,18 @@
 """Topics that are due to roll, found without a walk over idle ones.
 
 Invariant: every topic with un-sealed records is either among the ``touched``, which the next ``take`` looks at, or has
-a time to be looked at again, at the latest when its oldest record reaches ``segment.ms`` or a minute has passed.
+a time to be looked at again, at the latest when its oldest record reaches ``segment.ms``, all its records have expired
+(``retention.ms``) or a minute has passed.
 """
 
 import heapq
 import itertools
 import math
 
+from logstore.clock import Clock
+from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
+from logstore.topic_config import TopicConfig
 
 #: A topic rolls when this part of its share of the journal is used: producers then need not wait for room.
 PRESSURE = 0.5
@@ -18,10 +22,14 @@ _SAME_S = 0.01
 
 
 class DueTopics:
-    """Times are those of a monotonic clock, in seconds. The journal may hold ``journal_bytes_max`` of a topic."""
+    """Times are those of a monotonic clock, in seconds. The journal may hold ``journal_bytes_max`` of a topic. Records
+    that have expired are due after ``check_interval_ms`` at the earliest.
+    """
 
-    def __init__(self, journal_bytes_max: int) -> None:
+    def __init__(self, clock: Clock, journal_bytes_max: int, check_interval_ms: int) -> None:
+        self._clock = clock
         self._journal_bytes_max = journal_bytes_max
+        self._check_interval_ms = check_interval_ms
         self._touched: set[Topic] = set()
         self._wakes: list[tuple[float, int, Topic]] = []
         self._next_wake: dict[Topic, float] = {}
@@ -52,7 +60,7 @@ class DueTopics:
         for topic in looked_at:
             if topic.deleted:
                 continue
-            wait_s = 0.0 if self.is_pressed(topic) and topic.has_unsealed else _seconds_until_due(topic)
+            wait_s = 0.0 if self.is_pressed(topic) and topic.has_unsealed else self._seconds_until_due(topic)
             if wait_s <= 0:
                 due.append(topic)
                 continue
@@ -62,15 +70,33 @@ class DueTopics:
                 self._touched.add(topic)  # records that are being fsynced have no age yet
         return due
 
+    def ms_until_due(self, partition_log: PartitionLog, config: TopicConfig, segment_ms: float) -> float:
+        """The shortest time until the un-sealed range of a partition can be big enough, ``segment_ms`` old or expired;
+        at most 0 if it is now, inf without un-sealed records.
 
-def _seconds_until_due(topic: Topic) -> float:
-    """Seconds until the un-sealed range of a partition is big or old enough to roll. At most 0 if one is already; inf
-    without un-sealed records.
-    """
-    config, wait_ms = topic.config, math.inf
-    for partition_log in topic.partitions:
-        if partition_log.has_unsealed:
-            if partition_log.unsealed_bytes >= config.segment_bytes:
-                return 0.0
-            wait_ms = min(wait_ms, config.segment_ms - partition_log.unsealed_ms)
-    return wait_ms / 1000
+        It has expired, as Kafka's active segment, when ``retention.ms`` lets go of all its records: rolled, they can
+        be removed.
+        """
+        if not partition_log.has_unsealed:
+            return math.inf
+        if partition_log.unsealed_bytes >= config.segment_bytes:
+            return 0.0
+        age_ms = partition_log.unsealed_ms
+        wait_ms = segment_ms - age_ms
+        if "delete" in config.cleanup_policy and config.retention_ms >= 0:
+            # Records that a producer dates far back have expired when they come: they do not roll one by one.
+            check_ms = self._check_interval_ms - age_ms
+            wait_ms = min(wait_ms, check_ms if check_ms > 0 else self._ms_until_expired(partition_log, config))
+        return wait_ms
+
+    def _ms_until_expired(self, partition_log: PartitionLog, config: TopicConfig) -> float:
+        index, since_ms = partition_log.index, config.retention_ms + 1 - self._clock.now_ms()
+        last = index.newest_timestamp_ms
+        if last is None or last + since_ms > 0:
+            return math.inf if last is None else last + since_ms
+        return (index.largest_timestamp_ms or 0) + since_ms
+
+    def _seconds_until_due(self, topic: Topic) -> float:
+        """As ``ms_until_due`` of the partition that is due first, in seconds."""
+        config = topic.config
+        return min((self.ms_until_due(p, config, config.segment_ms) for p in topic.partitions), default=math.inf) / 1000

@@ -1,10 +1,11 @@
 """Problems of topics and partitions, as `topic list`, `doctor`, the metrics and `/health/ready` tell of them."""
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from logstore.broker.recovery import Unserved
+from logstore.delta.foreign_ranges import RefusedFile
 from logstore.errors import QuarantinedError
 from logstore.log.topic import Topic
 
@@ -14,8 +15,12 @@ class ProblemState(enum.StrEnum):
     QUARANTINED = "quarantined"
     #: A segment cannot be read: it is damaged, or another writer's and not in our form. Others are served.
     UNREADABLE = "unreadable"
+    #: A file of another writer has offsets that are taken or were never given out. It is not served; all else is.
+    FOREIGN_FILE = "foreign_file"
     #: Sealed records were taken out of the table by another writer; reads of their offsets are refused.
     RECORDS_MISSING = "records_missing"
+    #: The last roll of the topic failed: its newest records stay in the journal, and are served.
+    ROLLS_FAIL = "rolls_fail"
     #: Records are refused with 429 for want of room in the journal, because rolls of the topic fail.
     JOURNAL_FULL = "journal_full"
 
@@ -35,11 +40,13 @@ def find_problems(
     topics: Mapping[str, Topic],
     unopened: Mapping[str, QuarantinedError],
     unserved: Unserved,
-    refused: Mapping[Topic, str],
+    roll_failures: Mapping[Topic, str],
+    refused: Collection[Topic],
 ) -> list[TopicProblem]:
     """Problems of the ``topics`` that are served, of those ``unopened``, and of others whose records the journal holds.
 
-    ``refused``: topics whose producers have to wait for room in the journal, and the errors of their last rolls.
+    ``roll_failures``: the errors of the last rolls of topics. ``refused``: those of them whose producers have to wait
+    for room in the journal.
     """
     quarantined = ProblemState.QUARANTINED
     found = [TopicProblem(name, None, quarantined, e.reason, e.remedy) for name, e in unopened.items()]
@@ -48,11 +55,16 @@ def find_problems(
         count = unserved.unsealed_records.get(topic_id, 0)
         reason = f"The journal holds {count} records of the topic with id {topic_id}, whose table is not served"
         remedy = (
-            "Mend the topic that is quarantined, or bring its directory back, and restart the store. To give the "
+            "Mend the topic that is quarantined, bring its directory back, or make a lost _delta_log anew (stop the "
+            "store; logstore topic rebuild TOPIC), and start the store again. To give the "
             f"records up, make an empty directory deleted/{topic_id} in the data directory"
         )
         found.append(TopicProblem(str(topic_id), None, quarantined, reason, remedy))
     for topic in topics.values():
+        drop = f"Run: logstore topic drop-foreign-files {topic.name}"
+        foreign: list[tuple[int | None, RefusedFile]] = [(None, file) for file in topic.snapshot.homeless]
+        foreign += [(p.partition, file) for p in topic.partitions for file in p.segments.refused]
+        found += [TopicProblem(topic.name, p, ProblemState.FOREIGN_FILE, _not_served(f), drop) for p, f in foreign]
         for p in topic.partitions:
             if (error := p.quarantined) is not None:
                 found.append(TopicProblem(topic.name, p.partition, quarantined, error.reason, error.remedy))
@@ -63,8 +75,13 @@ def find_problems(
                 reason, remedy = p.explain_missing(gap)
                 missing = ProblemState.RECORDS_MISSING
                 found.append(TopicProblem(topic.name, p.partition, missing, reason, remedy))
-    for topic, why in refused.items():
+    for topic, why in roll_failures.items():
         reason = f"The journal holds {topic.journal_bytes} bytes of it that cannot be rolled: {why}"
         remedy = f"Mend the cause; rolls are tried again within a minute, or by: logstore topic roll {topic.name}"
-        found.append(TopicProblem(topic.name, None, ProblemState.JOURNAL_FULL, reason, remedy))
+        state = ProblemState.JOURNAL_FULL if topic in refused else ProblemState.ROLLS_FAIL
+        found.append(TopicProblem(topic.name, None, state, reason, remedy))
     return sorted(found, key=lambda problem: (problem.topic, problem.partition or 0))
+
+
+def _not_served(file: RefusedFile) -> str:
+    return f"{file.path} was added by another writer and is not served: {file.reason}"

@@ -25,6 +25,7 @@ from logstore.log.journal_tail import JournalTail
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import SegmentFooter
+from logstore.segments.inherited_state import inherited_footer
 from logstore.segments.reader import read_footer
 from logstore.table_files import TableFiles
 
@@ -115,17 +116,31 @@ def _kept(tail: JournalTail) -> KeptFrames:
 
 def _newest_footers(topic: Topic, partition_log: PartitionLog) -> list[SegmentFooter]:
     """Footers, newest first: of the last segment, and of earlier ones that may have idempotency keys within their
-    window.
+    window. Where another writer rewrote or removed segments, those on disk tell.
     """
     footers: list[SegmentFooter] = []
-    for segment in reversed(partition_log.segments.files):
-        footer = _footer_of(topic.table.files, segment.path)
+    files, segments = topic.table.files, partition_log.segments.files
+    sealed = topic.snapshot.partitions[partition_log.partition].sealed
+    end = segments[-1].end_offset if segments else partition_log.log_start_offset
+    if end < sealed and (last := _footer_at(files, partition_log.partition, end, sealed)) is not None:
+        footers.append(last)
+    for segment in reversed(segments):
+        footer = _footer_of(files, segment.path)
         if footer is None:
             break
         footers.append(footer)
         if footer.append_time_ms + topic.config.idempotency_window_ms <= footers[0].append_time_ms:
             break
     return footers
+
+
+def _footer_at(files: TableFiles, partition: int, start: int, sealed: int) -> SegmentFooter | None:
+    """The state at ``sealed`` after removed records of [start, sealed); None if no segment on disk tells it."""
+    try:
+        footer = inherited_footer(files, partition, start, sealed)
+    except OSError as error:
+        raise storage_error(f"reading the segments of {files}", error) from error
+    return footer if footer.leader_epochs else None
 
 
 def _footer_of(files: TableFiles, name: str) -> SegmentFooter | None:
@@ -144,10 +159,7 @@ def _finish(
     topic: Topic, partition_log: PartitionLog, tail: JournalTail, producer_ids_begin: Callable[[], int]
 ) -> None:
     in_table = topic.snapshot.partitions[partition_log.partition].sealed
-    # Frames are freed only once they are sealed: where the journal begins above the table's sealed offset, the records
-    # between the two were sealed.
-    journal_start = tail.index.lowest_above(in_table)
-    sealed = max(in_table, tail.sealed_offset, journal_start or 0)
+    sealed = tail.sealed_beyond(in_table)
     epochs: tuple[tuple[int, int], ...] = () if tail.snapshot is None else tail.snapshot.leader_epochs
     footers: list[SegmentFooter] = []
     if tail.snapshot is None or tail.end_offset < in_table:

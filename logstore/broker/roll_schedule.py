@@ -1,4 +1,4 @@
-"""The schedule of rolls (by size, by age, because the journal fills up), and of the refreshes of tables."""
+"""The schedule of rolls (by size, by age, as records expire, as the journal fills up), and of refreshes of tables."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from logstore.journal.journal_file import PartitionKey
 from logstore.limits import MIB
 from logstore.log.partition_log import PartitionLog
 from logstore.log.relocation import KeepsFrames, relocate_oldest
-from logstore.log.roller import Roller, due
+from logstore.log.roller import Roller
 from logstore.log.topic import Topic
 from logstore.observability import ROLLS
 from logstore.settings import Settings
@@ -56,7 +56,7 @@ class RollSchedule:
         self._topics = topics
         #: The journal frames of partitions that are not served.
         self.unserved: Mapping[PartitionKey, KeepsFrames] = {}
-        self._due = DueTopics(settings.topic_journal_bytes_max)
+        self._due = DueTopics(clock, settings.topic_journal_bytes_max, settings.log_retention_check_interval_ms)
         self._rolling: dict[Topic, asyncio.Task[None]] = {}
         #: The mark of each topic's Delta log before it was last read; topics that were read longest ago come first.
         self._seen: dict[Topic, int] = {}
@@ -150,7 +150,7 @@ class RollSchedule:
 
         def select(partition_log: PartitionLog) -> bool:
             nearly = config.segment_ms * _NEARLY_OLD
-            return everything or due(partition_log, segment_bytes=config.segment_bytes, segment_ms=nearly)
+            return everything or self._due.ms_until_due(partition_log, config, nearly) <= 0
 
         try:
             async with self._slots:

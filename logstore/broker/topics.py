@@ -218,8 +218,10 @@ class Topics:
 
     def problems(self, context: RequestContext) -> list[TopicProblem]:
         """Problems of topics that the principal may describe, by name; empty when all are served whole."""
-        refused = {t: why for t, why in self._schedule.failures.items() if self._admission.refuses(t)}
-        found = find_problems(self._topics, self._quarantined, self._unserved, refused)
+        # A roll by request may have succeeded since.
+        failures = {topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed}
+        refused = {topic for topic in failures if self._admission.refuses(topic)}
+        found = find_problems(self._topics, self._quarantined, self._unserved, failures, refused)
         shown = self._authorizer.described(context, [problem.topic for problem in found])
         return [problem for problem in found if problem.topic in shown]
 

@@ -5,7 +5,20 @@ from typing import Annotated
 import typer
 
 from logstore import __version__
-from logstore.cli import consume, doctor, group, job, journal, produce, profile, segment, serve, status, topic
+from logstore.cli import (
+    consume,
+    doctor,
+    group,
+    job,
+    journal,
+    produce,
+    profile,
+    segment,
+    serve,
+    status,
+    topic,
+    topic_table,
+)
 from logstore.cli.command_group import CommandGroup
 from logstore.cli.options import ProfileOption, UrlOption
 from logstore.cli.profiles import chosen_profile, option_defaults
@@ -51,6 +64,9 @@ def _logstore(
 
 app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command(epilog=status.EXAMPLES)(status.status)
+# These two look at files. The other commands of `topic` ask a store, and need no extra.
+topic.app.command(epilog=topic_table.VERIFY_EXAMPLES)(topic_table.verify)
+topic.app.command(epilog=topic_table.REBUILD_EXAMPLES)(topic_table.rebuild)
 app.add_typer(topic.app, name="topic")
 app.command(epilog=produce.EXAMPLES)(produce.produce)
 app.command(epilog=consume.EXAMPLES)(consume.consume)

@@ -1,6 +1,6 @@
 """A store's data directory seen from outside: its journals, its topics, and whether a store runs on it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -8,7 +8,9 @@ import msgspec
 import typer
 
 from logstore.errors import DataDirectoryError, LogStoreError
+from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.lock_file import LockFile
+from logstore.names import is_legal_name
 
 
 def journal_directories(directory: Path | None, data: Path | None) -> list[Path]:
@@ -39,6 +41,33 @@ def running_url(home: Path) -> str | None:
     return str(url)
 
 
+def given_data(data: Path | None) -> Path:
+    """``--data``, else the setting ``data``. DataDirectoryError if no store has been there."""
+    from logstore.settings import load_settings
+
+    given = data or load_settings().data
+    if not (given / "topics").is_dir():
+        raise DataDirectoryError(f"There is no data directory of a store at {given}: name one with --data DIR.")
+    return given
+
+
+def require_topics(data: Path, names: Sequence[str]) -> list[str]:
+    """``names``; without any all tables below ``data``, and directories that have lost their Delta log.
+    DataDirectoryError for a name that has no directory.
+    """
+    from logstore.table_root import open_root
+
+    if not names:
+        root = open_root(data)
+        return sorted(
+            [*root.tables(), *(name for name in root.strays() if [*(data / "topics" / name).glob("partition=*")])]
+        )
+    for name in names:
+        if not is_legal_name(name, TOPIC_NAME_LENGTH_MAX) or not (data / "topics" / name).is_dir():
+            raise DataDirectoryError(f"There is no topic {name!r} in {data}: it has no directory in {data / 'topics'}.")
+    return list(dict.fromkeys(names))
+
+
 @contextmanager
 def stopped_store(home: Path) -> Iterator[None]:
     """Keeps stores from starting on the data directory of ``home``, a broker's; DataDirectoryError if one runs."""
@@ -56,14 +85,14 @@ def stopped_store(home: Path) -> Iterator[None]:
 
 def topic_names(data: Path) -> dict[str, str]:
     """Topic id to name, of the tables below ``data`` that can be read."""
-    from logstore.delta.topic_table import TopicTable
+    from logstore.delta.log_check import observed_snapshot
     from logstore.table_root import open_root
 
     root = open_root(data)
     names: dict[str, str] = {}
     for name in root.tables():
         try:
-            names[str(TopicTable.open(root.open(name)).snapshot().topic_id)] = name
+            names[str(observed_snapshot(root.open(name)).topic_id)] = name
         except LogStoreError:
             # Its frames then show with the id alone.
             continue

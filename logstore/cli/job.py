@@ -1,4 +1,4 @@
-"""``logstore job ...``: the Spark applications that keep topics small. They need the data directory, not the store."""
+"""``logstore job ...``: the jobs that keep topics small. They need the data directory, not the store."""
 
 import sys
 from pathlib import Path
@@ -9,10 +9,13 @@ import typer
 from logstore.cli.command_group import USAGE, CommandGroup, fail
 from logstore.cli.options import JsonOption, UrlOption, given_url
 
+#: Exit code of a run that passed over a topic, because another run of the job was working on it. All else was done.
+BUSY = 3
+
 
 class _JobGroup(CommandGroup):
-    extra = "spark"
-    extra_in_words = "Spark"
+    extra = "delta"
+    extra_in_words = "the packages for tables"
 
 
 # A whole application of its own under spark-submit.
@@ -20,7 +23,7 @@ app = typer.Typer(
     cls=_JobGroup,
     add_completion=False,
     no_args_is_help=True,
-    help="Run retention, compaction or vacuum with Spark.",
+    help="Run retention, compaction, merge or vacuum on the storage.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -41,6 +44,27 @@ TopicOption = Annotated[
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
 
 
+def _size(text: str) -> int:
+    from logstore.quantities import size_bytes
+
+    try:
+        return int(text) if text.isdecimal() else size_bytes(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+RateOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-bytes-per-second",
+        metavar="SIZE",
+        parser=_size,
+        help="Bytes to read and write at most, such as 50MiB. [default: log.cleaner.io.max.bytes.per.second]",
+        show_default=False,
+    ),
+]
+
+
 @app.command(
     epilog="""\b
 Examples:
@@ -52,6 +76,7 @@ def retention(
     ctx: typer.Context,
     data: DataOption = None,
     topic: TopicOption = None,
+    max_bytes_per_second: RateOption = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     url: UrlOption = None,
@@ -60,7 +85,7 @@ def retention(
 
     retention.ms, retention.bytes and deleted records decide which.
     """
-    _run(ctx, "retention", data, topic, url, dry_run=dry_run, json=json)
+    _run(ctx, "retention", data, topic, url, dry_run=dry_run, json=json, rate=max_bytes_per_second)
 
 
 @app.command(
@@ -74,6 +99,17 @@ def compact(
     ctx: typer.Context,
     data: DataOption = None,
     topic: TopicOption = None,
+    max_bytes_per_second: RateOption = None,
+    spark_above: Annotated[
+        int | None,
+        typer.Option(
+            "--spark-above",
+            metavar="SIZE",
+            parser=_size,
+            help="Leave a topic with more bytes to compact to Spark. [default: 16GiB]",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
     url: UrlOption = None,
@@ -82,7 +118,40 @@ def compact(
 
     It works on topics whose cleanup.policy has compact.
     """
-    _run(ctx, "compact", data, topic, url, dry_run=dry_run, json=json)
+    _run(
+        ctx,
+        "compact",
+        data,
+        topic,
+        url,
+        dry_run=dry_run,
+        json=json,
+        rate=max_bytes_per_second,
+        spark_above=spark_above,
+    )
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore job merge --data ./data
+  logstore job merge --data ./data --topic 'web-*' --dry-run
+"""
+)
+def merge(
+    ctx: typer.Context,
+    data: DataOption = None,
+    topic: TopicOption = None,
+    max_bytes_per_second: RateOption = None,
+    dry_run: DryRunOption = False,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """Join small segments.
+
+    They become files of merge.target.bytes. A store does it by itself; this is for a backlog.
+    """
+    _run(ctx, "merge", data, topic, url, dry_run=dry_run, json=json, rate=max_bytes_per_second)
 
 
 @app.command(
@@ -97,7 +166,8 @@ def vacuum(
     data: DataOption = None,
     topic: TopicOption = None,
     full: Annotated[
-        bool, typer.Option("--full", help="Also delete files older than 7 days that no commit ever named.")
+        bool,
+        typer.Option("--full", help="Also delete files of other writers that no commit names and that are 7 days old."),
     ] = False,
     dry_run: DryRunOption = False,
     json: JsonOption = False,
@@ -120,14 +190,17 @@ def _run(
     dry_run: bool,
     json: bool,
     full: bool = False,
+    rate: int | None = None,
+    spark_above: int | None = None,
 ) -> None:
     from rich.console import Console
 
     from compaction_jobs.applications import SparkApplication
-    from compaction_jobs.context import JobContext
+    from compaction_jobs.context import HERE_BYTES_MAX, JobContext
     from compaction_jobs.jobs import run_job, topics_of
     from compaction_jobs.report import Progress, print_summary
     from compaction_jobs.storage_clock import StorageClock
+    from compaction_jobs.throttle import Throttle
     from logstore.client.local_store import running_store
     from logstore.errors import DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError
     from logstore.settings import load_settings
@@ -139,8 +212,17 @@ def _run(
         topics = topics_of(job, root, patterns or (), settings.topic_defaults)
     except (DataDirectoryError, InvalidConfigError, InvalidRequestError, UnknownTopicError) as error:
         fail(error.message, USAGE)
+    rate = rate or settings.log_cleaner_io_max_bytes_per_second
     with SparkApplication(job) as spark:
-        context = JobContext(spark, Progress(Console(stderr=True)), StorageClock(root), dry_run=dry_run, full=full)
+        context = JobContext(
+            spark,
+            Progress(Console(stderr=True)),
+            StorageClock(root),
+            dry_run=dry_run,
+            full=full,
+            here_bytes_max=HERE_BYTES_MAX if spark_above is None else spark_above,
+            throttle=Throttle(rate) if rate else None,
+        )
         report = run_job(job, topics, context, running_store(settings.data) or given_url(ctx, url))
     if json:
         sys.stdout.write(f"{report.as_json()}\n")
@@ -148,3 +230,5 @@ def _run(
         print_summary(report, Console(file=sys.stdout, width=None if sys.stdout.isatty() else 10_000))
     if report.failed:
         raise typer.Exit(1)
+    if report.busy:
+        raise typer.Exit(BUSY)

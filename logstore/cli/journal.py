@@ -1,9 +1,10 @@
 """``logstore journal ...``: look at journals, and give up the damaged end of one."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -11,9 +12,22 @@ from logstore.cli.command_group import FAILED, confirm
 from logstore.cli.data_directory import journal_directories, stopped_store, topic_names
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
+from logstore.cli.record_dump import (
+    FromOption,
+    RecordFormatOption,
+    RecordsOption,
+    ToOption,
+    Wanted,
+    print_records,
+    require_records,
+    wanted_records,
+)
 from logstore.errors import CorruptionError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from logstore.journal.frame import FrameHeader
     from logstore.journal.inspect import DumpRow, RepairReport, VerifyReport
 
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
@@ -32,24 +46,50 @@ _DUMP_LINE = "{:>14} {:>10} {:11} {:36} {:>9} {:>12} {:>8} {:>6}  {}"
 Examples:
   logstore journal dump
   logstore journal dump data/brokers/0/journal/0 --limit 100 --json
+  logstore journal dump --records --topic events --partition 0 --from 1000 --to 1010
 """
 )
 def dump(
     directory: DirectoryArgument = None,
     data: DataOption = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="At most so many frames; with --records, records.")
+    ] = None,
+    records: RecordsOption = False,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="Only of this topic, by its name or id.")
+    ] = None,
+    partition: Annotated[
+        int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="Only of this partition.")
+    ] = None,
+    start: FromOption = None,
+    end: ToOption = None,
+    format: RecordFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the frames, oldest first.
+    """Print the frames, or with --records the records in them, oldest first.
 
-    Changes nothing, and works while the store runs.
+    Records come in the order of the journal: copies that were relocated come again, and records that a truncation took
+    back come, too. Changes nothing, and works while the store runs.
     """
     from logstore.journal import inspect
 
+    require_records(records, **{"from": start, "to": end, "format": format})
+    if records:
+        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        print_records(_records(journal_directories(directory, data), topic, partition, wanted), wanted)
+        return
     remaining = limit
     for journal in journal_directories(directory, data):
-        rows = _limited(inspect.dump(journal), remaining)
-        shown = _print_rows(rows) if json else _print_lines(rows, journal)
+        names = _topic_names(journal)
+        ids = _topic_ids(names, topic)
+        found = (
+            row
+            for row in inspect.dump(journal)
+            if (ids is None or row.topic_id in ids) and partition in (None, row.partition)
+        )
+        rows = _limited(found, remaining)
+        shown = _print_rows(rows) if json else _print_lines(rows, names)
         if remaining is not None:
             remaining -= shown
             if not remaining:
@@ -70,9 +110,48 @@ def _print_rows(rows: "Iterable[DumpRow]") -> int:
     return count
 
 
-def _print_lines(rows: "Iterable[DumpRow]", journal: Path) -> int:
-    # A data directory's topics lie beside its brokers.
-    names = topic_names(journal.parents[3]) if len(journal.resolve().parents) > 3 else {}
+def _topic_names(journal: Path) -> dict[str, str]:
+    """Names by topic id: a data directory's topics lie beside its brokers."""
+    return topic_names(journal.parents[3]) if len(journal.resolve().parents) > 3 else {}
+
+
+def _topic_ids(names: dict[str, str], topic: str | None) -> set[UUID] | None:
+    """The id of a topic, which may be given itself; None for all topics. A usage error if it is neither."""
+    if topic is None:
+        return None
+    named = {UUID(topic_id) for topic_id, name in names.items() if name == topic}
+    if named:
+        return named
+    try:
+        return {UUID(topic)}
+    except ValueError:
+        known = ", ".join(sorted(names.values())) or "none that can be read"
+        raise typer.BadParameter(f"{topic!r} is neither a topic ({known}) nor an id", param_hint="--topic") from None
+
+
+def _records(
+    journals: Iterable[Path], topic: str | None, partition: int | None, wanted: Wanted
+) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
+    from logstore.journal.observed import ObservedJournal
+    from logstore.log.frame_records import frame_records
+
+    for journal in journals:
+        names = _topic_names(journal)
+        ids = _topic_ids(names, topic)
+
+        def is_wanted(header: "FrameHeader", ids: set[UUID] | None = ids) -> bool:
+            return (
+                (ids is None or header.topic_id in ids)
+                and partition in (None, header.partition)
+                and wanted.holds_any(header.base_offset, header.end_offset)
+            )
+
+        for frame in ObservedJournal(journal).records(is_wanted):
+            for batch in frame_records([frame]):
+                yield names.get(str(frame.header.topic_id), str(frame.header.topic_id)), frame.header.partition, batch
+
+
+def _print_lines(rows: "Iterable[DumpRow]", names: dict[str, str]) -> int:
     print(_DUMP_LINE.format("position", "bytes", "type", "topic", "partition", "offset", "records", "epoch", "notes"))
     count = 0
     for count, row in enumerate(rows, 1):  # noqa: B007 (the number of rows)
@@ -131,7 +210,7 @@ Examples:
 def verify(directory: DirectoryArgument = None, data: DataOption = None, json: JsonOption = False) -> None:
     """Check every byte, and change nothing.
 
-    Reports whether a start would accept the journal; exit code 1 if not.
+    Reports whether a start would accept the journal; exit code 1 if not. Takes no lock, and works while the store runs.
     """
     from logstore.journal import inspect
 

@@ -51,7 +51,8 @@ def print_problems(problems: Sequence["TopicProblem"]) -> None:
 
 def problem_text(problem: "TopicProblem") -> str:
     where = problem.topic if problem.partition is None else f"{problem.topic}-{problem.partition}"
-    return f"{where}: {problem_reason(problem)}. {problem.remedy}"
+    reason = problem_reason(problem)
+    return f"{reason if reason.startswith(where) else f'{where}: {reason}'}. {problem.remedy}"
 
 
 def problem_reason(problem: "TopicProblem") -> str:

@@ -1,69 +1,160 @@
-"""``logstore segment dump``: the footer, row groups and records of one Parquet file of a topic."""
+"""``logstore segment ...``: footer, row groups and records of a topic's Parquet files, and whether they are whole."""
 
-from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import fail
+from logstore.cli.command_group import FAILED, fail
+from logstore.cli.data_directory import given_data, require_topics
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_table
+from logstore.cli.record_dump import (
+    FromOption,
+    RecordFormatOption,
+    RecordsOption,
+    ToOption,
+    Wanted,
+    print_records,
+    require_records,
+    time_text,
+    wanted_records,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from logstore.segments.reader import RowGroup
+    from logstore.delta.log_check import LogRemains
     from logstore.table_files import TableFiles
 
-app = typer.Typer(no_args_is_help=True, help="Look at segment files.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Look at segment files, and check them.", rich_markup_mode=None)
 
-_SHOWN_CHARACTERS = 60
-
-
-@app.callback()
-def _segment() -> None:
-    """Look at segment files."""
+FilesArgument = Annotated[
+    list[Path] | None, typer.Argument(metavar="FILE", help="Parquet files below <data>/topics/<topic>.")
+]
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", "-t", metavar="TOPIC", help="All files in the table of this topic.")
+]
+PartitionOption = Annotated[
+    int | None, typer.Option("--partition", "-p", min=0, metavar="N", help="With --topic: only of this partition.")
+]
+DataOption = Annotated[
+    Path | None,
+    typer.Option("--data", metavar="DIR", help="With --topic: the data directory. Default: the setting data (data)."),
+]
 
 
 @app.command(
     epilog="""\b
 Examples:
-  logstore segment dump data/topics/events/partition=0/00000000000000000000-1-*.parquet
-  logstore segment dump FILE --records 10 --json
+  logstore segment dump data/topics/events/partition=0/00000000000000000000-*.parquet
+  logstore segment dump FILE --records --limit 10 --json
+  logstore segment dump --topic events --partition 0 --records --from 1000 --to 1010
 """
 )
 def dump(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A Parquet file below <data>/topics/<topic>.")],
-    records: Annotated[int, typer.Option("--records", "-n", min=0, help="Also print this many records.")] = 0,
+    files: FilesArgument = None,
+    topic: TopicOption = None,
+    partition: PartitionOption = None,
+    data: DataOption = None,
+    records: RecordsOption = False,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many records.")] = None,
+    start: FromOption = None,
+    end: ToOption = None,
+    format: RecordFormatOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print a segment's footer, its row groups, and records. The table cuts texts short; --json has them whole."""
-    from logstore.segments.reader import read_footer, row_groups
-    from logstore.table_files import find_file
+    """Print the footer and the row groups of segments, or with --records their records.
 
-    if not file.is_file():
-        fail(f"There is no file {file}")
-    files, name = find_file(file)
-    footer, groups = read_footer(files, name), row_groups(files, name)
-    shown = _first_records(files, name, groups, records)
-    size = files.head(name).size
+    Changes nothing, and works while the store runs. The table cuts long keys and values short; --json and --format
+    have them whole.
+    """
+    require_records(records, **{"from": start, "to": end, "format": format, "limit": limit})
+    chosen = _chosen(files, topic, partition, data)
+    if records:
+        wanted = wanted_records(start=start, end=end, limit=limit, format=format, json=json)
+        print_records(_records(chosen, wanted), wanted)
+        return
+    for number, found in enumerate(chosen):
+        if number and not json:
+            print()
+        _dump_one(found, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: Path
+    files: "TableFiles"
+    name: str
+
+
+def _chosen(paths: list[Path] | None, topic: str | None, partition: int | None, data: Path | None) -> list[_File]:
+    """The files that the arguments name, those of a topic by partition and offset. Usage errors."""
+    from logstore.segments.names import known_segment_name
+    from logstore.table_files import find_file
+    from logstore.table_root import open_root
+
+    if bool(paths) == (topic is not None):
+        raise typer.BadParameter("name files, or a topic with --topic")
+    if paths:
+        if partition is not None or data is not None:
+            raise typer.BadParameter("--partition and --data go with --topic")
+        for path in paths:
+            if not path.is_file():
+                fail(f"There is no file {path}")
+        return [_File(path, *find_file(path)) for path in paths]
+    assert topic is not None
+    directory = given_data(data)
+    require_topics(directory, [topic])
+    from logstore.delta.log_check import observed_snapshot
+
+    table = open_root(directory).open(topic)
+    snapshot = observed_snapshot(table)
+    if partition is not None and partition >= snapshot.num_partitions:
+        fail(f"Partition {partition} not found: topic {topic} has partitions 0 to {snapshot.num_partitions - 1}")
+
+    def place(name: str) -> tuple[int, int, str]:
+        known = known_segment_name(name)
+        if known is not None:
+            return known.partition, known.base_offset, name
+        number, base, _ = snapshot.ranges().get(name, (-1, -1, -1))
+        return number, base, name
+
+    places = sorted(map(place, snapshot.paths))
+    return [
+        _File(Path(table.where(name)), table, name)
+        for number, _, name in places
+        if partition is None or number == partition
+    ]
+
+
+def _records(chosen: Sequence[_File], wanted: Wanted) -> "Iterator[tuple[str, int, pa.RecordBatch]]":
+    from logstore.segments.reader import read_footer, row_group_batches, row_groups
+
+    for found in chosen:
+        footer = read_footer(found.files, found.name)
+        if not wanted.holds_any(footer.base_offset, footer.end_offset):
+            continue
+        for group in row_groups(found.files, found.name):
+            if wanted.holds_any(group.first_offset, group.last_offset + 1):
+                for batch in row_group_batches(found.files, found.name, group):
+                    yield found.files.name, footer.partition, batch
+
+
+def _dump_one(file: _File, *, json: bool) -> None:
+    from logstore.segments.reader import read_footer, row_groups
+
+    footer, groups = read_footer(file.files, file.name), row_groups(file.files, file.name)
+    size = file.files.head(file.name).size
     if json:
-        print_json(
-            {
-                "file": str(file),
-                "size_bytes": size,
-                "footer": asdict(footer),
-                "row_groups": groups,
-                "records": [_json_record(record) for record in shown],
-            }
-        )
+        print_json({"file": str(file.path), "size_bytes": size, "footer": asdict(footer), "row_groups": groups})
         return
     count = sum(group.num_rows for group in groups)
     print(
-        f"{file.name}: partition {footer.partition}, offsets {footer.base_offset} to {footer.end_offset} (exclusive), "
-        f"{counted(count, 'record')}, {bytes_text(size)}"
+        f"{file.path.name}: partition {footer.partition}, offsets {footer.base_offset} to {footer.end_offset} "
+        f"(exclusive), {counted(count, 'record')}, {bytes_text(size)}"
     )
     epochs = ", ".join(f"{epoch} from offset {start}" for epoch, start in footer.leader_epochs)
     print(f"Leader epoch {footer.leader_epoch}; epochs so far: {epochs or 'none'}")
@@ -81,61 +172,107 @@ def dump(
                 group.last_offset,
                 group.num_rows,
                 bytes_text(group.encoded_bytes),
-                _time_text(group.min_timestamp_ms),
-                _time_text(group.max_timestamp_ms),
+                time_text(group.min_timestamp_ms),
+                time_text(group.max_timestamp_ms),
             )
             for group in groups
         ],
     )
-    if shown:
-        print()
+
+
+@app.command(
+    epilog="""\b
+Examples:
+  logstore segment verify data/topics/events/partition=0/*.parquet
+  logstore segment verify --topic events --json
+"""
+)
+def verify(
+    files: FilesArgument = None,
+    topic: TopicOption = None,
+    partition: PartitionOption = None,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Check every byte and every record of segments, and compare them with the Delta log.
+
+    Checksums; offsets that rise; statistics that are true; name, footer and add action that agree. Exit code 1 if a
+    file is damaged. Changes nothing, and works while the store runs. A file that the Delta log does not name is no
+    damage: a job has replaced it, or it comes from a crash.
+    """
+    from logstore.delta.log_check import read_remains
+
+    chosen = _chosen(files, topic, partition, data)
+    logs: dict[str, LogRemains] = {}
+    checked: list[_Checked] = []
+    for found in chosen:
+        remains = logs.get(found.files.uri) or logs.setdefault(found.files.uri, read_remains(found.files))
+        checked.append(_check(found, remains))
+    if json:
+        print_json(checked)
+    else:
         print_table(
-            ["offset", "timestamp", "key", "value", "headers"],
+            ["file", "in the table", "records", "first offset", "last offset", "bytes", "state"],
             [
                 (
-                    record["offset"],
-                    _time_text(record["timestamp"]),
-                    _short(record["key"]),
-                    _short(record["value"]),
-                    len(record["headers"] or ()),
+                    Path(found.file).name,
+                    found.in_table,
+                    *("-" if value is None else value for value in (found.records, found.min_offset, found.max_offset)),
+                    bytes_text(found.size_bytes),
+                    "damaged" if found.problems else "another writer's" if found.foreign else "good",
                 )
-                for record in shown
+                for found in checked
             ],
         )
+    for result in checked:
+        for text in result.problems:
+            typer.echo(f"logstore: {text}", err=True)
+    if any(found.problems for found in checked):
+        raise typer.Exit(FAILED)
 
 
-def _first_records(files: "TableFiles", name: str, groups: "tuple[RowGroup, ...]", count: int) -> list[dict[str, Any]]:
-    from logstore.segments.reader import read_row_group
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    """``in_table``: ``active``, ``removed`` by a commit, or ``not named`` in what can be read of the Delta log."""
 
-    found: list[dict[str, Any]] = []
-    for group in groups:
-        if len(found) >= count:
-            break
-        found += _rows(read_row_group(files, name, group.index).slice(0, count - len(found)))
-    return found
-
-
-def _rows(batch: "pa.RecordBatch") -> list[dict[str, Any]]:
-    import pyarrow as pa
-
-    timestamps = batch.column("timestamp").cast(pa.int64()).to_pylist()
-    rows = batch.drop_columns(["timestamp"]).to_pylist()
-    return [{**row, "timestamp": timestamp} for row, timestamp in zip(rows, timestamps, strict=True)]
+    file: str
+    in_table: str
+    size_bytes: int
+    foreign: bool
+    records: int | None
+    min_offset: int | None
+    max_offset: int | None
+    problems: list[str]
 
 
-def _json_record(record: dict[str, Any]) -> dict[str, Any]:
-    """Bytes become base64 text when they are encoded."""
-    return {name: record[name] for name in ("offset", "timestamp", "key", "value", "headers")}
+def _check(found: _File, remains: "LogRemains") -> _Checked:
+    from logstore.delta.actions import Add
+    from logstore.errors import LogStoreError
+    from logstore.log.table_check import check_active
+    from logstore.segments.checking import check_file
 
-
-def _time_text(timestamp_ms: int) -> str:
-    """ISO 8601, UTC. Not ``fromtimestamp``: that refuses years that a table may hold."""
-    time = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=timestamp_ms)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-def _short(content: bytes | None) -> str:
-    if content is None:
-        return "null"
-    text = content[: 4 * _SHOWN_CHARACTERS].decode("utf-8", "backslashreplace").replace("\n", "\\n")
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 3]}..."
+    problems: list[str] = []
+    add: Add | None = remains.added.get(found.name)
+    in_table = "active" if add else "removed" if found.name in remains.removed else "not named"
+    try:
+        size = found.files.head(found.name).size
+    except FileNotFoundError:
+        text = f"{found.path} is not there, and the Delta log names it"
+        return _Checked(str(found.path), in_table, 0, False, None, None, None, [text])
+    try:
+        if add is None:
+            checked = check_file(found.files, found.name)
+        else:
+            checked = check_active(found.files, add, lambda finding: problems.append(finding.text))
+    except (LogStoreError, OSError) as error:
+        return _Checked(str(found.path), in_table, size, False, None, None, None, [str(error)])
+    return _Checked(
+        str(found.path),
+        in_table,
+        size,
+        checked.footer is None,
+        checked.num_records,
+        checked.min_offset,
+        checked.max_offset,
+        problems,
+    )

@@ -13,6 +13,7 @@ Examples:
   logstore serve --data /srv/log --port 9092
   logstore serve --config conf/logstore.toml --host 0.0.0.0
   logstore serve --log-level debug
+  logstore serve --jobs
 """
 
 
@@ -32,6 +33,10 @@ def serve(
             help="Settings file (TOML). [default: conf/logstore.toml, if it is there]", show_default=False, exists=True
         ),
     ] = None,
+    jobs: Annotated[
+        bool,
+        typer.Option("--jobs", help="Run retention, key compaction and vacuum beside the store, on a schedule."),
+    ] = False,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"] | None,
         typer.Option("--log-level", help="Log events from this level on. [default: info]", show_default=False),
@@ -55,5 +60,5 @@ def serve(
 
     if config is not None:
         os.environ["LOGSTORE_CONFIG"] = str(config)
-    settings = load_settings(data=data, port=port, host=host, log_level=log_level)
+    settings = load_settings(data=data, port=port, host=host, log_level=log_level, jobs_enable=jobs or None)
     raise typer.Exit(run_node(settings))

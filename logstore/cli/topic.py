@@ -255,17 +255,17 @@ Examples:
 def drop_foreign_files(ctx: typer.Context, name: NameArgument, json: JsonOption = False, url: UrlOption = None) -> None:
     """Take foreign files out of a table.
 
-    They are files that other writers added. Without them the partitions of the topic are served again.
+    They are files of other writers with offsets that are taken, or were never given out: nobody is served their rows.
     """
     with admin_of(ctx, url) as admin:
         files = admin.drop_foreign_files(name)
     if json:
         print_json({"topic": name, "files": files})
     elif files:
-        print(f"Took {counted(len(files), 'file')} out of the table of topic {name}; they stay on disk:")
+        print(f"Took {counted(len(files), 'file')} out of the table of topic {name}, to be deleted by a vacuum:")
         print("\n".join(files))
     else:
-        print(f"The table of topic {name} has no files of other writers")
+        print(f"The table of topic {name} has no files of other writers that are not served")
 
 
 @app.command(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from logstore import __version__
 from logstore.crc32c import crc32c
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ OWN_PREFIX = "logstore."
 #: Key in ``commitInfo`` of a value that no other commit has.
 COMMIT_ID_KEY = OWN_PREFIX + "commit_id"
 DIGEST_KEY = OWN_PREFIX + "digest"
+OPERATION_KEY = OWN_PREFIX + "operation"
+#: The operation that takes refused files of other writers out of the table.
+DROP_FOREIGN_FILES = "drop-foreign-files"
 #: The one field of ours that Spark's DESCRIBE HISTORY shows.
 USER_METADATA_KEY = "userMetadata"
 
@@ -149,6 +153,24 @@ def removed(action: "RemoveAction") -> Action:
 
 def transactions(values: dict[str, int]) -> list[Action]:
     return [Action(txn=Txn(app, value)) for app, value in values.items()]
+
+
+def encode_entry(info: dict[str, str], timestamp_ms: int, actions: Iterable[Action]) -> bytes:
+    """A whole entry as delta-rs writes it for an append: ``info``, with the digest of ``actions``, comes first."""
+    commit_info = {
+        "timestamp": timestamp_ms,
+        "operation": "WRITE",
+        "operationParameters": {"mode": "Append", "partitionBy": '["partition"]'},
+        "engineInfo": f"logstore/{__version__}",
+        **info,
+    }
+    lines: list[Any] = [{"commitInfo": commit_info}]
+    for action in actions:
+        line = msgspec.to_builtins(action)
+        if action.remove is not None:
+            line["remove"]["extendedFileMetadata"] = True  # size and partition values are there
+        lines.append(line)
+    return b"\n".join(map(msgspec.json.encode, lines))
 
 
 def with_properties(table: "DeltaTable", properties: dict[str, str]) -> Action:

@@ -1,10 +1,11 @@
 """The one commit protocol to a topic table (rules R4 and R5), for the roll, for administration and for jobs.
 
-An attempt: open a fresh snapshot V; check every precondition on V; commit with the handle at V and no retries, a
-compare-and-set of version V + 1; fsync the log entry (R7). On a conflict the handle is thrown away and the next attempt
-starts at the check. A handle is never refreshed between check and commit, nor kept for the next attempt: a kept handle
-would not see a foreign commit that overwrote an entry it has read. All entries up to V, foreign ones too, are durable
-before V + 1 is written: a power cut can tear only the newest.
+An attempt: open a fresh snapshot V; check every precondition on V; put the entry of version V + 1 if there is none, a
+compare-and-set; fsync the log entry (R7). A log that only this store has written to needs no Delta reader or writer for
+that; any other is committed to through delta-rs, with the handle at V and no retries. On a conflict the handle is
+thrown away and the next attempt starts at the check. A handle is never refreshed between check and commit, nor kept for
+the next attempt: a kept handle would not see a foreign commit that overwrote an entry it has read. All entries up to V,
+foreign ones too, are durable before V + 1 is written: a power cut can tear only the newest.
 
 An exception of a commit does not say whether the commit happened. The committer then looks for its unique commit id in
 the log, and for its transaction values and files in a fresh snapshot. If it cannot look, it raises
@@ -25,9 +26,11 @@ import structlog
 
 from logstore.delta.actions import (
     COMMIT_ID_KEY,
+    OPERATION_KEY,
     OWN_PREFIX,
     USER_METADATA_KEY,
     added,
+    encode_entry,
     removed,
     transactions,
     with_digest,
@@ -40,6 +43,7 @@ from logstore.delta.log_entries import (
     read_entry,
 )
 from logstore.delta.log_repair import drop_bad_hint
+from logstore.delta.protocol_upgrade import require_readable, upgraded
 from logstore.delta.schema import FORBIDDEN_PROPERTY, PARTITION_COLUMNS, PROTOCOL, add_action, remove_action
 from logstore.delta.snapshot import Removal, TopicSnapshot, plain_snapshot, read_snapshot
 from logstore.errors import (
@@ -51,8 +55,9 @@ from logstore.errors import (
     storage_error,
 )
 from logstore.limits import COMMIT_ATTEMPTS_MAX
+from logstore.segments.foreign_file import OffsetRuns, read_offset_runs
 from logstore.segments.writer import Segment
-from logstore.table_files import Entry, TableFiles
+from logstore.table_files import Entry, OutcomeUnknownError, TableFiles
 
 if TYPE_CHECKING:
     from deltalake import CommitProperties, DeltaTable
@@ -66,7 +71,7 @@ _OPEN_ATTEMPTS = 5
 class Plan:
     """The actions of one commit. ``properties`` are table properties to set; they exclude adds and removes.
     ``restated`` are transactions that hold already. They are repeated, so that they outlive a commit that is
-    overwritten. ``details`` are numbers for the table's history.
+    overwritten. ``details`` are numbers for the table's history. ``removed_before``: a commit has removed the adds.
     """
 
     operation: str
@@ -77,6 +82,7 @@ class Plan:
     properties: dict[str, str] = field(default_factory=dict)
     restated: dict[str, int] = field(default_factory=dict)
     details: dict[str, int] = field(default_factory=dict)
+    removed_before: bool = False
 
 
 class Committer:
@@ -90,6 +96,8 @@ class Committer:
         self._synced: dict[str, Entry] = {}
         #: Entries whose fsync failed. A later fsync that succeeds does not bring back the pages that were lost.
         self._doubtful: set[str] = set()
+        #: Offsets of other writers' files, by path, or why they cannot be told.
+        self._runs: dict[str, OffsetRuns | CorruptionError] = {}
 
     def open(self) -> tuple["DeltaTable", TopicSnapshot]:
         """A fresh handle and the snapshot it holds. CorruptionError; StorageError if it cannot be read.
@@ -107,7 +115,9 @@ class Committer:
                 if table.version() != state.version:
                     state = self._replay.state(table.version())
                     contents = {}
-                snapshot = read_snapshot(table, state, self._files.uri)
+                snapshot = read_snapshot(table, state, self._files.uri, self._read_runs)
+                require_readable(self._files, snapshot, table.protocol().reader_features or ())
+                self._place_foreign_files(snapshot)
                 self._known = contents, snapshot
                 return table, snapshot
             except (KeyboardInterrupt, SystemExit, CorruptionError):
@@ -118,6 +128,30 @@ class Committer:
                 with contextlib.suppress(OSError):
                     drop_bad_hint(self._files)
         raise StorageError(f"Cannot read the Delta table {self._files}: {failure}") from failure
+
+    def _place_foreign_files(self, snapshot: TopicSnapshot) -> None:
+        """Whoever asks the snapshot later may not wait for a disk."""
+        if not snapshot.has_foreign_files:
+            self._runs.clear()
+            return
+        for path in self._runs.keys() - snapshot.paths:
+            del self._runs[path]
+        for partition in snapshot.partitions:
+            with contextlib.suppress(CorruptionError):
+                snapshot.check(partition)
+
+    def _read_runs(self, path: str) -> OffsetRuns:
+        known = self._runs.get(path)
+        if known is None:
+            try:
+                others = [runs for runs in self._runs.values() if isinstance(runs, OffsetRuns)]
+                known = read_offset_runs(self._files, path, others)
+            except CorruptionError as error:
+                known = error
+            self._runs[path] = known
+        if isinstance(known, CorruptionError):
+            raise known
+        return known
 
     @property
     def latest(self) -> TopicSnapshot:
@@ -132,28 +166,38 @@ class Committer:
         delta-rs takes ten times as long to read a log as it takes to see that there is nothing new in it. It reads only
         logs that are not plain.
         """
+        return self._read() or self.open()[1]
+
+    def _read(self) -> TopicSnapshot | None:
+        """The newest version; None if delta-rs has to read it."""
         with contextlib.suppress(OSError):
             state = self._replay.state()
             contents = self._replay.contents
             if self._known is not None and self._known[0] == contents:
                 return self._known[1]
             if state.plain is not None:
+                if self._known is None and state.has_checkpoint:
+                    drop_bad_hint(self._files)  # other readers fail over one
                 snapshot = plain_snapshot(state.plain, state, self._files.uri)
                 self._known = contents, snapshot
                 return snapshot
-        return self.open()[1]
+        return None
 
     def commit(self, plan: Callable[[TopicSnapshot], Plan | None]) -> int:
         """Commit the actions that ``plan`` chooses on a fresh snapshot, and return the version that holds it, durably.
 
-        ``plan`` is called once an attempt; it raises CommitRefusedError, or returns None for nothing to do. Raises
+        ``plan`` is called for each attempt, on its snapshot; it raises CommitRefusedError, or returns None for nothing
+        to do. Raises
         CommitRefusedError, CommitConflictError (others kept winning), CommitStateUnknownError, CorruptionError,
         StorageFullError, StorageError; nothing is committed but perhaps with CommitStateUnknownError.
         """
         for attempt in range(COMMIT_ATTEMPTS_MAX):
-            table, snapshot = self.open()
+            table, snapshot = self._open_to_commit()
             self._files.reached("delta.opened")
             wanted = plan(snapshot)
+            if wanted is not None and wanted.properties and table is None:
+                table, snapshot = self.open()
+                wanted = plan(snapshot)
             if wanted is None:
                 self.sync(snapshot.version)
                 return snapshot.version
@@ -163,12 +207,14 @@ class Committer:
             commit_id = uuid.uuid4().hex
             failure: BaseException | None = None
             try:
-                self._write(table, wanted, commit_id)
+                self._write(snapshot.version + 1, table, wanted, commit_id)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  a Rust panic is no Exception; what happened is looked up
                 failure = error
             self._files.reached("delta.committed")
+            if isinstance(failure, OutcomeUnknownError):
+                raise _not_durable(snapshot.version + 1, self._files, failure) from failure
             version = self._find(wanted, commit_id, snapshot.version, failure)
             if version is not None:
                 self.sync(version)
@@ -182,6 +228,13 @@ class Committer:
             f"Commit to {self._files}: {COMMIT_ATTEMPTS_MAX} attempts lost against other commits; try again"
         )
 
+    def _open_to_commit(self) -> tuple["DeltaTable | None", TopicSnapshot]:
+        """As ``open``; no handle where the snapshot needs no Delta reader."""
+        snapshot = self._read()
+        if snapshot is None or snapshot.log.plain is None:
+            return self.open()
+        return None, snapshot
+
     def _check(self, plan: Plan, snapshot: TopicSnapshot) -> None:
         """Rule R4: the preconditions of any commit on the snapshot. delta-rs checks none of it."""
         if FORBIDDEN_PROPERTY in snapshot.properties:
@@ -190,10 +243,7 @@ class Committer:
                 f"as transactions. Run: ALTER TABLE delta.`{self._files}` UNSET TBLPROPERTIES ('{FORBIDDEN_PROPERTY}')"
             )
         if snapshot.protocol != PROTOCOL:
-            raise CommitRefusedError(
-                f"{self._files} was upgraded to reader {snapshot.protocol[0]} / writer {snapshot.protocol[1]}; "
-                "a topic stays at reader 1 / writer 2"
-            )
+            raise CommitRefusedError(upgraded(self._files, snapshot).message)
         for app, value in plan.transactions.items():
             current = snapshot.transactions.get(app)
             if current is not None and value <= current:
@@ -206,7 +256,7 @@ class Committer:
         for segment in plan.adds:
             if segment.path in snapshot.paths:
                 raise CommitRefusedError(f"{self._files}: {segment.path} is active already")
-            if segment.path in snapshot.tombstones:
+            if not plan.removed_before and snapshot.log.was_removed(segment.path):
                 raise CommitRefusedError(f"{self._files}: {segment.path} was removed by a later commit")
             try:
                 size = self._files.head(segment.path).size
@@ -217,12 +267,32 @@ class Committer:
                     f"{self._files.where(segment.path)} has {size} bytes, written were {segment.size}"
                 )
 
-    def _write(self, table: "DeltaTable", plan: Plan, commit_id: str) -> None:
+    def _put(self, version: int, plan: Plan, commit_id: str) -> None:
+        """Add a plain entry to a table of plain ones.
+
+        delta-rs would read the log again for that, which takes longer the more entries and removals there are.
+        """
+        removes = [remove_action(r.path, r.size, r.partition, data_change=plan.data_change) for r in plan.removes]
+        adds = [add_action(segment, data_change=plan.data_change) for segment in plan.adds]
+        actions = [*map(removed, removes), *map(added, adds), *transactions(plan.restated | plan.transactions)]
+        info = with_digest(version, commit_info(plan.operation, commit_id, plan.details), actions)
+        name = entry_name(version)
+        try:
+            if not self._files.put_if_absent(name, encode_entry(info, time.time_ns() // 1_000_000, actions)):
+                raise FileExistsError(errno.EEXIST, "another commit was first", self._files.where(name))
+        except OutcomeUnknownError:
+            self._doubtful.add(name)
+            raise
+
+    def _write(self, version: int, table: "DeltaTable | None", plan: Plan, commit_id: str) -> None:
+        """Write the entry of a plan, if there is none; by ``table``, a handle at the version before it, if given."""
+        if table is None:
+            self._put(version, plan, commit_id)
+            return
         from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction
 
         info = commit_info(plan.operation, commit_id, plan.details)
         values = plan.restated | plan.transactions
-        version = table.version() + 1
         hooks = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
         if plan.properties:
             info = with_digest(version, info, [with_properties(table, plan.properties), *transactions(values)])
@@ -299,12 +369,16 @@ class Committer:
             self._files.sync(sorted(due.keys() - self._doubtful))
         except OSError as error:
             self._doubtful |= due.keys()
-            raise CommitStateUnknownError(
-                f"Version {version} of {self._files} is committed, but its fsync failed: {error}. It may not survive a "
-                "power cut; look again before freeing anything"
-            ) from error
+            raise _not_durable(version, self._files, error) from error
         self._synced = {name: then for name, then in self._synced.items() if name in seen} | due
         self._doubtful -= due.keys()
+
+
+def _not_durable(version: int, files: TableFiles, error: OSError) -> CommitStateUnknownError:
+    return CommitStateUnknownError(
+        f"Version {version} of {files} is committed, but its fsync failed: {error}. It may not survive a power cut; "
+        "look again before freeing anything"
+    )
 
 
 def commit_info(operation: str, commit_id: str, details: dict[str, int] | None = None) -> dict[str, str]:
@@ -312,7 +386,7 @@ def commit_info(operation: str, commit_id: str, details: dict[str, int] | None =
     details = details or {}
     shown = {USER_METADATA_KEY: json.dumps({"operation": operation, **details})} if details else {}
     return {
-        f"{OWN_PREFIX}operation": operation,
+        OPERATION_KEY: operation,
         COMMIT_ID_KEY: commit_id,
         **{OWN_PREFIX + name: str(number) for name, number in details.items()},
         **shown,

@@ -1,4 +1,5 @@
-"""The first entry of a topic table's log: protocol, metadata, and a ``sealed`` of 0 for each partition.
+"""The first entry of a topic table's log: protocol, metadata, and a ``sealed`` for each partition, which is 0 in a new
+table. In a log that is rebuilt it also has the other facts of partitions, and all files.
 
 It is the same as delta-rs writes for a new table. Here it is made in memory, so that a table appears by one step on any
 storage, and with its digest.
@@ -6,27 +7,37 @@ storage, and with its digest.
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
 from logstore import __version__
-from logstore.delta.actions import signed
+from logstore.delta.actions import Add, signed
 from logstore.delta.schema import PARTITION_COLUMNS, PROTOCOL, SEALED, app_id
 
 
 def first_entry(
-    schema: pa.Schema, configuration: Mapping[str, str], num_partitions: int, info: Mapping[str, str]
+    schema: pa.Schema,
+    configuration: Mapping[str, str],
+    num_partitions: int,
+    info: Mapping[str, str],
+    *,
+    table_id: uuid.UUID | None = None,
+    transactions: Mapping[str, int] | None = None,
+    added: Sequence[Add] = (),
 ) -> bytes:
-    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``."""
+    """``schema`` of the table's columns; ``configuration`` are its properties; ``info`` our keys of ``commitInfo``.
+
+    A new table has a new ``table_id``, no ``transactions`` but a ``sealed`` of 0 for each partition, and no files.
+    """
     from deltalake import Schema
 
     now_ms = time.time_ns() // 1_000_000
     protocol = {"minReaderVersion": PROTOCOL[0], "minWriterVersion": PROTOCOL[1]}
     metadata = {
-        "id": str(uuid.uuid4()),
+        "id": str(table_id or uuid.uuid4()),
         "name": None,
         "description": None,
         "format": {"provider": "parquet", "options": {}},
@@ -42,11 +53,12 @@ def first_entry(
         "engineInfo": f"logstore/{__version__}",
         **info,
     }
-    sealed = [{"txn": {"appId": app_id(partition, SEALED), "version": 0}} for partition in range(num_partitions)]
+    facts = {app_id(partition, SEALED): 0 for partition in range(num_partitions)} | dict(transactions or {})
     actions: list[dict[str, Any]] = [
         {"commitInfo": commit_info},
         {"protocol": protocol},
         {"metaData": metadata},
-        *sealed,
+        *({"txn": {"appId": app, "version": value}} for app, value in facts.items()),
+        *({"add": add} for add in added),
     ]
     return signed(0, b"\n".join(map(msgspec.json.encode, actions)))

@@ -15,22 +15,29 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
-from logstore.delta.actions import COMMIT_ID_KEY, DECODER, Action, Add, entry_digest, stored_digest
-from logstore.delta.plain_entries import PlainEntry, PlainTable, plain_entry, plain_table
+from logstore.delta.actions import (
+    COMMIT_ID_KEY,
+    DECODER,
+    Action,
+    entry_digest,
+    stored_digest,
+)
+from logstore.delta.plain_entries import PlainEntry, PlainTable, plain_checkpoint, plain_entry, plain_table
 from logstore.errors import CorruptionError
-from logstore.segments.names import known_segment_name
 from logstore.table_files import LOG_DIRECTORY, Entry, TableFiles
 
 #: Suffix of the file with the CRC-32C of a checkpoint's parts, beside each checkpoint of ours. No Delta reader or
 #: clean-up knows it.
 CHECKSUM_SUFFIX = ".checkpoint.crc32c"
+
+T = TypeVar("T")
 
 _ENTRY_NAME_LENGTH = len("00000000000000000000.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
@@ -42,11 +49,14 @@ _CUT_LETTER = "unexpected end of data"
 
 @dataclass(frozen=True, slots=True)
 class LogEntry:
-    """Transactions and paths in one commit or one checkpoint part; ``plain`` is the rest of an entry that is plain."""
+    """Transactions and paths in one commit or one checkpoint part; ``plain`` is the rest of an entry that is plain.
+
+    ``removed`` paths come with the time (ms) of their removal; None if the entry does not say it.
+    """
 
     transactions: dict[str, int]
     added: frozenset[str]
-    removed: frozenset[str]
+    removed: dict[str, int | None]
     commit_id: str | None = None
     plain: PlainEntry | None = None
 
@@ -105,10 +115,11 @@ def _read(files: TableFiles, version: int) -> tuple[bytes, list[Action]]:
             raise CorruptionError(
                 f"{path} is torn, as by a power cut ({error}). If it is the newest entry: start the store on this data "
                 "directory, it sets the entry aside and commits its records again. If later entries stand on it: "
-                "restore it from a backup"
+                f"restore it from a backup, or rebuild the log: logstore topic rebuild {files.name}"
             ) from error
         raise CorruptionError(
-            f"{path} is damaged, it is not the entry that was committed ({error}). Restore it from a backup"
+            f"{path} is damaged, it is not the entry that was committed ({error}). Restore it from a backup, or stop "
+            f"the store and rebuild the log: logstore topic rebuild {files.name}"
         ) from error
 
 
@@ -118,82 +129,25 @@ def read_entry(files: TableFiles, version: int) -> LogEntry:
     commit_id = None
     transactions: dict[str, int] = {}
     added: set[str] = set()
-    removed: set[str] = set()
+    removed: dict[str, int | None] = {}
     for action in actions:
         if action.txn is not None:
             transactions[action.txn.app_id] = action.txn.version
         elif action.add is not None:
             added.add(action.add.path)
         elif action.remove is not None:
-            removed.add(action.remove.path)
+            removed[action.remove.path] = action.remove.deletion_timestamp
         elif action.commit_info is not None:
             commit_id = action.commit_info.get(COMMIT_ID_KEY)
-    return LogEntry(transactions, frozenset(added), frozenset(removed), commit_id, plain_entry(raw, actions))
+    return LogEntry(transactions, frozenset(added), removed, commit_id, plain_entry(raw, actions))
 
 
-@dataclass(frozen=True, slots=True)
-class Removal:
-    """The commit that took a file out of the table: ``ours``, or another writer's ``operation``.
-
-    ``bounds`` are the file's partition, base offset and end, if the entry that added it is still there.
-    """
-
-    version: int
-    operation: str
-    ours: bool
-    bounds: tuple[int, int, int] | None = None
-
-
-def removals_since(files: TableFiles, version: int) -> dict[str, Removal]:
-    """The files that entries after ``version`` removed for good, as far as those entries are still there.
-
-    CorruptionError, OSError.
-    """
-    found: dict[str, Removal] = {}
-    bounds: dict[str, tuple[int, int, int]] = {}
-    for number in sorted(list_log(files).entries):
-        try:
-            actions = read_actions(files, number)
-        except FileNotFoundError:
-            continue  # cleaned up meanwhile
-        info: dict[str, Any] = next((a.commit_info for a in actions if a.commit_info is not None), {})
-        added = [action.add for action in actions if action.add is not None]
-        bounds.update((add.path, known) for add in added if (known := _bounds(add)) is not None)
-        if number <= version:
-            continue
-        for action in actions:
-            if action.remove is not None:
-                path = action.remove.path
-                ours = info.get(COMMIT_ID_KEY) is not None
-                found[path] = Removal(number, str(info.get("operation")), ours, bounds.get(path))
-        for add in added:
-            found.pop(add.path, None)
-    return found
-
-
-def _bounds(add: Add) -> tuple[int, int, int] | None:
-    """Partition, base offset and end of a file, as its name or its statistics have them."""
+def is_ours(files: TableFiles, version: int) -> bool:
+    """Whether this project made the commit; also if its entry is gone. CorruptionError, OSError."""
     try:
-        name = known_segment_name(add.path)
-        if name is not None and name.end_offset is not None:
-            return name.partition, name.base_offset, name.end_offset
-        stats = msgspec.json.decode(add.stats or "null", type=_Stats)
-        return (
-            int((add.partition_values or {})["partition"] or ""),
-            stats.min_values.offset,
-            stats.max_values.offset + 1,
-        )
-    except (msgspec.MsgspecError, KeyError, ValueError):
-        return None
-
-
-class _Offset(msgspec.Struct):
-    offset: int
-
-
-class _Stats(msgspec.Struct, rename="camel"):
-    min_values: _Offset
-    max_values: _Offset
+        return read_entry(files, version).commit_id is not None
+    except FileNotFoundError:
+        return True
 
 
 def _parse(version: int, raw: bytes) -> list[Action]:
@@ -282,7 +236,8 @@ def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
     """
     remedy = (
         "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
-        "they do not, restore it from a backup"
+        "they do not, restore it from a backup, or stop the store and rebuild the log: logstore topic rebuild "
+        f"{files.name}"
     )
     path, short = files.where(name), _in_log(name)
     version = int(short[:20])
@@ -294,14 +249,19 @@ def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
             f"{stored.get(short, 'none')}. {remedy}"
         )
     try:
+        # Of removals there may be many, and only these two fields are of use.
         table = pq.ParquetFile(pa.BufferReader(raw)).read(
-            columns=["txn.appId", "txn.version", "add.path", "remove.path"]
+            columns=["txn", "add", "protocol", "metaData", "remove.path", "remove.deletionTimestamp"]
         )
-    except (pa.ArrowException, OSError) as error:
+        transactions = {row["appId"]: row["version"] for row in _rows(table, "txn")}
+        adds = _rows(table, "add")
+        removed = _removed(table)
+    except (pa.ArrowException, OSError, KeyError) as error:
         raise CorruptionError(f"{path} is not a readable Delta checkpoint: {error}. {remedy}") from error
-    transactions = {row["appId"]: row["version"] for row in _rows(table, "txn")}
-    added, removed = (frozenset(row["path"] for row in _rows(table, column)) for column in ("add", "remove"))
-    return LogEntry(transactions, added, removed)
+    plain = None
+    if stored is not None:
+        plain = plain_checkpoint(_rows(table, "protocol"), _rows(table, "metaData"), adds)
+    return LogEntry(transactions, frozenset(row["path"] for row in adds), removed, plain=plain)
 
 
 def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Action]:
@@ -320,8 +280,19 @@ def read_checkpoint_actions(files: TableFiles, parts: Sequence[str]) -> list[Act
 def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
     if column not in table.column_names:
         return []
-    rows: list[dict[str, Any]] = table.column(column).drop_null().to_pylist()
+    rows: list[dict[str, Any]] = table.column(column).drop_null().to_pylist(maps_as_pydicts="strict")
     return rows
+
+
+def _removed(table: pa.Table) -> dict[str, int | None]:
+    """Paths and times (ms) of a checkpoint's removals; ten thousand take 5 ms, where rows would take 30."""
+    if "remove" not in table.column_names:
+        return {}
+    removals = table.column("remove").drop_null().combine_chunks()
+    paths = removals.field("path").to_pylist()
+    has_times = removals.type.get_field_index("deletionTimestamp") >= 0
+    times = removals.field("deletionTimestamp").to_pylist() if has_times else [None] * len(paths)
+    return dict(zip(paths, times, strict=True))
 
 
 class LogState:
@@ -334,19 +305,39 @@ class LogState:
         for entry in entries:
             self.transactions.update(entry.transactions)
 
+    @property
+    def has_checkpoint(self) -> bool:
+        """Whether it begins with a checkpoint."""
+        return len(self._entries) <= self.version
+
     @cached_property
     def plain(self) -> PlainTable | None:
         """The table that the log makes; None if a Delta reader has to read it."""
-        return plain_table([(entry.plain, entry.removed) for entry in self._entries])
+        return plain_table([(entry.plain, entry.removed.keys()) for entry in self._entries])
+
+    @cached_property
+    def removals(self) -> dict[str, int | None]:
+        """Paths that a commit removed, and when (ms); None if the log does not say when.
+
+        A checkpoint forgets them after a while: see ``schema.removals_kept_ms``.
+        """
+        removed: dict[str, int | None] = {}
+        for entry in self._entries:
+            for path in entry.added & removed.keys():
+                del removed[path]
+            # A deletion vector replaces a file by itself.
+            removed |= {path: at for path, at in entry.removed.items() if path not in entry.added}
+        return removed
+
+    def was_removed(self, path: str) -> bool:
+        """As ``path in tombstones``, without a walk over all of them."""
+        last = next((e for e in reversed(self._entries) if path in e.removed or path in e.added), None)
+        return last is not None and path in last.removed
 
     @cached_property
     def tombstones(self) -> frozenset[str]:
-        """Paths that a commit removed, while the log remembers (``delta.deletedFileRetentionDuration``, 7 days)."""
-        removed: set[str] = set()
-        for entry in self._entries:
-            removed -= entry.added
-            removed |= entry.removed
-        return frozenset(removed)
+        """The paths of ``removals``."""
+        return frozenset(self.removals)
 
 
 class LogReplay:
@@ -407,7 +398,10 @@ class LogReplay:
         for number in range(base + 1, version + 1):
             if number not in found.entries:
                 path = self._files.where(entry_name(number))
-                raise CorruptionError(f"{path} is missing, and no checkpoint covers it: restore it")
+                raise CorruptionError(
+                    f"{path} is missing, and no checkpoint covers it: restore it from a backup, or stop the store and "
+                    f"rebuild the log: logstore topic rebuild {self._files.name}"
+                )
             names.append(entry_name(number))
         self._base = max(base, 0)
         return version, names

@@ -2,17 +2,18 @@
 
 delta-rs takes 2 ms of a processor to open the log of a table, however short. A store with a thousand topics opens a
 thousand of them at its start. From plain entries the table follows by plain rules: the last metadata counts, and a file
-is active from the commit that adds it to the one that removes it.
+is active from the commit that adds it to the one that removes it. A checkpoint that has a checksum of ours stands for
+the entries before it: it was compared with them.
 
 Invariant: an entry is plain only if it carries our digest (and matches it, which is checked where it is parsed), its
 protocol is ours, and every action and every field of it is known here. Whatever else is in an entry makes delta-rs read
-the log: another writer's commit, a newer protocol, deletion vectors, names and statistics of another form. So does a
-checkpoint.
+the log: another writer's commit or checkpoint, a newer protocol, deletion vectors, names and statistics of another
+form.
 """
 
 import datetime as dt
-from collections.abc import Sequence
-from typing import Annotated, NamedTuple
+from collections.abc import Collection, Sequence
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
@@ -135,6 +136,33 @@ def plain_entry(raw: bytes, actions: Sequence[Action]) -> PlainEntry | None:
     return PlainEntry(PROTOCOL if protocols else None, table_id, properties, added)
 
 
+def plain_checkpoint(
+    protocols: Sequence[dict[str, Any]], tables: Sequence[dict[str, Any]], adds: Sequence[dict[str, Any]]
+) -> PlainEntry | None:
+    """The plain entry that a checkpoint of ours (or a part of one) stands for, from its actions as full rows.
+    None if a Delta reader has to read it.
+    """
+    try:
+        known = [msgspec.convert(_without_nulls(row), _PlainProtocol) for row in protocols]
+        metadata = [_table(msgspec.convert(_without_nulls(row), _PlainMetaData)) for row in tables]
+        files = [_added(msgspec.convert(_without_nulls(row), _PlainAdd)) for row in adds]
+    except msgspec.ValidationError:
+        return None
+    if len(known) > 1 or any((p.min_reader_version, p.min_writer_version) != PROTOCOL for p in known):
+        return None
+    if len(metadata) > 1 or None in metadata:
+        return None
+    added = tuple(file for file in files if file is not None)
+    if len({file.path for file in added}) < len(files):
+        return None
+    table_id, properties = (metadata and metadata[0]) or (None, None)
+    return PlainEntry(PROTOCOL if known else None, table_id, properties, added)
+
+
+def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+    return {field: value for field, value in row.items() if value is not None and value != []}
+
+
 def _parts(action: Action) -> int:
     parts = (action.commit_info, action.protocol, action.meta_data, action.add, action.remove, action.txn)
     return sum(part is not None for part in parts)
@@ -177,7 +205,7 @@ class PlainTable(NamedTuple):
     files: list[AddedFile]
 
 
-def plain_table(entries: Sequence[tuple[PlainEntry | None, frozenset[str]]]) -> PlainTable | None:
+def plain_table(entries: Sequence[tuple[PlainEntry | None, Collection[str]]]) -> PlainTable | None:
     """The table that entries make, with the paths that each removed; None if one of them is not plain."""
     protocol: tuple[int, int] | None = None
     table_id: str | None = None
@@ -189,8 +217,9 @@ def plain_table(entries: Sequence[tuple[PlainEntry | None, frozenset[str]]]) -> 
         protocol = entry.protocol or protocol
         if entry.table_id is not None:
             table_id, properties = entry.table_id, entry.properties
-        for path in removed:
-            files.pop(path, None)
+        if files:  # the removals of a checkpoint come first
+            for path in removed:
+                files.pop(path, None)
         files.update((file.path, file) for file in entry.added)
     if protocol is None or table_id is None or properties is None:
         return None

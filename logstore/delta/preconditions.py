@@ -34,7 +34,8 @@ class RollPart:
 class RewritePart:
     """One partition's share of a rewrite: ``removes`` (paths) give way to ``adds``; the facts that change with it.
 
-    ``log_start`` and ``cleaned`` only rise: a value below the table's changes nothing.
+    ``log_start`` and ``cleaned`` only rise: a value below the table's changes nothing. Without ``removes`` only
+    ``cleaned`` rises: a compaction found nothing to remove.
     """
 
     partition: int
@@ -99,9 +100,17 @@ def rewrite_facts(
     if gone:
         raise CommitRefusedError(f"{files}: {', '.join(gone)} not active in partition {part.partition}")
     old = [active[removed] for removed in part.removes]
-    removed = set(part.removes)
-    kept = [file for file in active.values() if file.path not in removed]
-    check_replacement(part.adds, old, kept, state.sealed, files)
+    if old:
+        removed = set(part.removes)
+        kept = [file for file in active.values() if file.path not in removed]
+        paths = {path for file in old if file.shared for path in file.paths}
+        for file in kept:
+            if not paths.isdisjoint(file.paths):
+                raise CommitRefusedError(
+                    f"{files}: {', '.join(paths.intersection(file.paths))} has records of [{file.base_offset}, "
+                    f"{file.end_offset}), too: it can only be replaced together with these"
+                )
+        check_replacement(part.adds, old, kept, state.sealed, files)
     transactions = {app_id(part.partition, REWRITE): state.rewrite + 1}
     if part.log_start is not None and part.log_start > state.log_start:
         if part.log_start > state.sealed:
@@ -123,16 +132,17 @@ def check_replacement(
     first, last = min(file.base_offset for file in old), max(file.end_offset for file in old)
     low = max((file.end_offset for file in kept if file.end_offset <= first), default=0)
     high = min((file.base_offset for file in kept if file.base_offset >= last), default=sealed)
-    end = low
-    for segment in sorted(adds, key=lambda segment: segment.base_offset):
-        if segment.base_offset < end or segment.end_offset > high:
+    between = ((file.base_offset, file.end_offset, file.path, False) for file in kept if low < file.end_offset <= high)
+    ranges = sorted([*between, *((s.base_offset, s.end_offset, s.path, True) for s in adds)])
+    end, before = low, ""
+    for begin, its_end, path, added in ranges:
+        if added and (begin < low or its_end > high):
             raise CommitRefusedError(
-                f"{files}: {segment.path} does not fit into [{low}, {high}), the place of the files that it replaces"
+                f"{files}: {path} does not fit into [{low}, {high}), the place of the files that it replaces"
             )
-        end = segment.end_offset
-        for file in kept:
-            if file.base_offset < segment.end_offset and segment.base_offset < file.end_offset:
-                raise CommitRefusedError(f"{files}: {segment.path} overlaps {file.path}, which stays")
+        if begin < end:
+            raise CommitRefusedError(f"{files}: {path} overlaps {before}")
+        end, before = its_end, path
     if sum(segment.num_records for segment in adds) > sum(file.num_records for file in old):
         raise CommitRefusedError(f"{files}: a rewrite of [{first}, {last}) would add records")
 

@@ -4,7 +4,9 @@ All of them are part of the format, see ``docs/table-format.md``.
 """
 
 import json
+import re
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,9 +29,12 @@ PROTOCOL = (1, 2)
 #: Columns of the topic's layout.
 LOG_RETENTION_PROPERTY = "delta.logRetentionDuration"
 
+_DAY_MS = 24 * 3_600_000
 #: The log keeps a removal at least this long (Delta's default of the property is a week).
-TOMBSTONES_KEPT_MS = 6 * 24 * 3_600_000
+TOMBSTONES_KEPT_MS = 6 * _DAY_MS
 TOMBSTONE_RETENTION_PROPERTY = "delta.deletedFileRetentionDuration"
+_REMOVALS_KEPT_DAYS = 7
+_DAYS = re.compile(r"(?:interval )?([1-9][0-9]{0,6}) days?", re.IGNORECASE)
 
 #: Set when a topic is created.
 DELTA_PROPERTIES = {
@@ -44,6 +49,18 @@ SEALED, EPOCH, START, REWRITE, CLEANED = "sealed", "epoch", "start", "rewrite", 
 def app_id(partition: int, fact: str) -> str:
     """The application id under which a commit stores one fact of a partition."""
     return f"logstore/{partition}/{fact}"
+
+
+def removals_kept_ms(properties: Mapping[str, str]) -> int | None:
+    """How long checkpoints keep the removal of a file; None if the property is set to anything but whole days."""
+    text = properties.get(TOMBSTONE_RETENTION_PROPERTY) or f"{_REMOVALS_KEPT_DAYS} days"
+    days = _DAYS.fullmatch(text)
+    return None if days is None else int(days[1]) * _DAY_MS
+
+
+def removals_kept_for(delay_ms: int) -> str:
+    """The value of ``TOMBSTONE_RETENTION_PROPERTY`` with which a vacuum within a day after ``delay_ms`` finds them."""
+    return f"interval {max(-(-delay_ms // _DAY_MS) + 1, _REMOVALS_KEPT_DAYS)} days"
 
 
 def timestamp_stat(timestamp_us: int) -> str:

@@ -1,15 +1,16 @@
 """One version of a topic's Delta table, and its invariants.
 
 They are checked where they are relied on: every partition below ``logstore.partitions`` has a ``sealed`` transaction;
-active files of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach,
-for example by a foreign append, is a CorruptionError with the names of the files: no record is served twice.
+segments of a partition stand for ranges of offsets that do not overlap and end at ``sealed`` or below. A breach is a
+CorruptionError with the names of the files. Files of other writers are placed among the segments, or refused
+(``foreign_ranges``): no record is served twice.
 
-The name of a file says its range [base, end), with records or without. Names of earlier releases and of other writers
-do not say it; the range of such a file is that of its records, as its statistics have them.
+The name of a segment says its range [base, end), with records or without. Names of earlier releases and of other
+writers do not say it; the range of such a file is that of its records, as its statistics have them.
 """
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,8 +18,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from logstore.delta.added_files import Added, FileColumns, added_of_actions, added_of_files
+from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange
 from logstore.delta.log_entries import LogState
-from logstore.delta.plain_entries import AddedFile, PlainTable
+from logstore.delta.plain_entries import PlainTable
 from logstore.delta.schema import (
     CLEANED,
     EPOCH,
@@ -32,10 +35,15 @@ from logstore.delta.schema import (
     app_id,
 )
 from logstore.errors import CorruptionError
-from logstore.segments.names import Flags, NameColumns, Numbers, known_segment_name, parse_segment_names, unknown_name
+from logstore.segments.foreign_file import OffsetRuns
+from logstore.segments.foreign_names import foreign_records
+from logstore.segments.names import Flags, Numbers, known_segment_name, unknown_name
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
+
+
+ReadRuns = Callable[[str], OffsetRuns]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,10 @@ class SegmentFile(NamedTuple):
 
     Bounds of its records are inclusive; timestamps are rounded outwards to ms. All four are -1 if it has none. A tuple,
     because a snapshot makes one of every file.
+
+    ``foreign``: records of other writers, and ``path`` is the name by which they are read, perhaps of several files
+    (``paths``). ``shared``: a file of them has records in another range, too, so that it can be replaced only together
+    with that.
     """
 
     path: str
@@ -65,6 +77,13 @@ class SegmentFile(NamedTuple):
     max_offset: int
     min_timestamp_ms: int
     max_timestamp_ms: int
+    foreign: bool = False
+    shared: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files in the table that hold the records."""
+        return foreign_records(self.path).paths if self.foreign else (self.path,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +110,9 @@ class TopicSnapshot:
     log: LogState
     properties: dict[str, str]
     protocol: tuple[int, int]
-    _added: "_Added"
+    _added: "Added"
+    #: Reads the offsets of a file of another writer; asked once for each, where the statistics do not suffice.
+    _read_runs: ReadRuns
 
     def segments(self, partition: int) -> tuple[SegmentFile, ...]:
         """Active files of a partition by rising offset. CorruptionError if the invariants do not hold."""
@@ -112,14 +133,24 @@ class TopicSnapshot:
     def _check(self, partition: int) -> None:
         columns = self._columns
         rows = columns.rows_of(partition)
-        if not len(rows):
-            return
+        foreign = rows[columns.foreign[rows]]
+        if len(foreign):
+            rows = rows[~columns.foreign[rows]]
+        if len(rows):
+            self._check_segments(partition, rows)
+        if len(foreign):
+            ranges = list(zip(columns.base[rows].tolist(), columns.end[rows].tolist(), strict=True))
+            sealed = self.partitions[partition].sealed
+            self._arrangements[partition] = arrange(columns.foreign_adds(foreign), ranges, sealed, self._read_runs)
+
+    def _check_segments(self, partition: int, rows: Numbers) -> None:
+        columns = self._columns
         for row in rows[columns.unknown[rows]]:
             raise unknown_name(f"{self.location}: {columns.path(row)}")
         for row in rows[columns.incomplete[rows]]:
             raise CorruptionError(
-                f"{self.location}: {columns.path(row)} has no statistics of offset and timestamp: "
-                "a foreign write; remove the file from the table (DELETE) to go on"
+                f"{self.location}: {columns.path(row)} has no statistics of offset and timestamp: not what a roll or a "
+                "job committed. Restore _delta_log from a backup"
             )
         for row in rows[columns.misnamed[rows]]:
             raise CorruptionError(
@@ -130,14 +161,39 @@ class TopicSnapshot:
         for at in np.nonzero(columns.base[rows][1:] < ends[:-1])[0]:
             raise CorruptionError(
                 f"{self.location}: {columns.path(rows[at + 1])} and {columns.path(rows[at])} overlap in offset: "
-                "the records of one of them would be served twice. Remove the foreign one from the table (DELETE)"
+                "the records of one of them would be served twice. Restore the table to the version before"
             )
         sealed = self.partitions[partition].sealed
         if ends[-1] > sealed:
             raise CorruptionError(
                 f"{self.location}: {columns.path(rows[-1])} reaches offset {ends[-1] - 1}, but partition {partition} "
-                f"is sealed up to {sealed}: a foreign write. Remove the file from the table (DELETE) to go on"
+                f"is sealed up to {sealed}: no roll has committed it. Remove the file from the table (DELETE) to go on"
             )
+
+    def refused(self, partition: int) -> tuple[RefusedFile, ...]:
+        """Files of other writers that are in the table and are not served. CorruptionError as ``segments``."""
+        self.check(partition)
+        arranged = self._arrangements.get(partition)
+        return () if arranged is None else arranged.refused
+
+    @property
+    def homeless(self) -> tuple[RefusedFile, ...]:
+        """Files of other writers in partitions that the topic does not have."""
+        columns = self._columns
+        rows = np.flatnonzero(columns.foreign & self._not_there)
+        return tuple(
+            RefusedFile(columns.path(row), f"the topic has {self.num_partitions} partitions, and this is another")
+            for row in rows.tolist()
+        )
+
+    @property
+    def has_foreign_files(self) -> bool:
+        return bool(self._columns.foreign.any())
+
+    @property
+    def _not_there(self) -> Flags:
+        partition = self._columns.partition
+        return (partition < 0) | (partition >= self.num_partitions)
 
     @property
     def transactions(self) -> dict[str, int]:
@@ -154,12 +210,19 @@ class TopicSnapshot:
         return frozenset(self._added.paths.to_pylist())
 
     def uncovered(self, partition: int, start: int) -> list[tuple[int, int]]:
-        """Ranges from ``start`` to ``sealed`` that no active file stands for; they must not overlap (``check``)."""
-        columns = self._columns
-        rows = columns.rows_of(partition)
+        """Ranges from ``start`` to ``sealed`` that no served file stands for. CorruptionError as ``segments``."""
+        self.check(partition)
         sealed = self.partitions[partition].sealed
-        begins = np.append(columns.base[rows], sealed)
-        ends = np.maximum(np.append(start, columns.end[rows]), start)
+        if partition in self._arrangements:
+            segments = self.segments(partition)
+            bases = np.array([segment.base_offset for segment in segments], dtype=np.int64)
+            reach = np.array([segment.end_offset for segment in segments], dtype=np.int64)
+        else:
+            columns = self._columns
+            rows = columns.rows_of(partition)
+            bases, reach = columns.base[rows], columns.end[rows]
+        begins = np.append(bases, sealed)
+        ends = np.maximum(np.append(start, reach), start)
         gaps = np.flatnonzero(begins > ends)
         return list(zip(ends[gaps].tolist(), begins[gaps].tolist(), strict=True))
 
@@ -181,16 +244,29 @@ class TopicSnapshot:
         return dict(zip(paths, zip(*(column.tolist() for column in values), strict=True), strict=True))
 
     def foreign_removals(self) -> tuple[Removal, ...]:
-        """Active files that logstore did not write, of a partition that the topic does not have, or with names of ours
-        that reach beyond ``sealed``: no roll has committed them. A file that a later release named is none of these.
+        """Active files that are not served: refused ones of other writers, those of a partition that the topic does not
+        have, and those with names of ours that reach beyond ``sealed``: no roll has committed them. A file that a later
+        release named is none of these.
         """
         columns = self._columns
-        not_there = columns.partition >= self.num_partitions
+        not_there = self._not_there
         sealed = np.array([state.sealed for _, state in sorted(self.partitions.items())], dtype=np.int64)
-        beyond = columns.end > sealed[np.where(not_there, 0, columns.partition)]
-        rows = np.flatnonzero((columns.foreign | not_there | beyond) & ~columns.unknown)
+        beyond = ~columns.foreign & (columns.end > sealed[np.where(not_there, 0, columns.partition)])
+        refused = np.zeros(len(columns.partition), dtype=bool)
+        for partition in np.unique(columns.partition[columns.foreign & ~not_there]).tolist():
+            rows = columns.rows_of(partition)
+            paths = {file.path for file in self._arrange_alone(partition).refused}
+            refused[rows] = [columns.path(row) in paths for row in rows.tolist()]
+        rows = np.flatnonzero((refused | not_there | beyond) & ~columns.unknown)
         paths = columns.paths.take(pa.array(rows)).to_pylist()
         return tuple(map(Removal, paths, columns.size[rows].tolist(), columns.partition[rows].tolist()))
+
+    def removals_of(self, paths: Iterable[str]) -> tuple[Removal, ...]:
+        """Removals of active files, each once."""
+        columns = self._columns
+        wanted = set(paths)
+        rows = [row for row, path in enumerate(columns.paths.to_pylist()) if path in wanted]
+        return tuple(Removal(columns.path(r), int(columns.size[r]), int(columns.partition[r])) for r in rows)
 
     def lost_since(self, earlier: "TopicSnapshot") -> tuple[str, ...]:
         """Files of ours that ``earlier`` shows and this version does not, though no commit removed them.
@@ -198,12 +274,33 @@ class TopicSnapshot:
         A foreign commit overwrote the one that added them (rule R7), or one of a job that did. ``earlier`` must be
         younger than ``TOMBSTONES_KEPT_MS``.
         """
-        gone = earlier.paths - self.paths - self.tombstones
-        return tuple(sorted(path for path in gone if known_segment_name(path) is not None))
+        gone = earlier.paths - self.paths
+        return tuple(
+            sorted(path for path in gone if known_segment_name(path) is not None and not self.log.was_removed(path))
+        )
+
+    def _arrange_alone(self, partition: int) -> Arrangement:
+        """The place of other writers' files among the segments up to ``sealed``, even where these are not sound."""
+        columns = self._columns
+        rows = columns.rows_of(partition)
+        foreign = rows[columns.foreign[rows]]
+        sealed = self.partitions[partition].sealed
+        reach = -1
+        ranges: list[tuple[int, int]] = []
+        for row in rows[~columns.foreign[rows]]:
+            base, end = max(int(columns.base[row]), reach), int(columns.end[row])
+            if base < end <= sealed:
+                ranges.append((base, end))
+                reach = end
+        return arrange(columns.foreign_adds(foreign), ranges, sealed, self._read_runs)
 
     @cached_property
-    def _columns(self) -> "_Columns":
-        return _Columns(self._added)
+    def _arrangements(self) -> dict[int, Arrangement]:
+        return {}
+
+    @cached_property
+    def _columns(self) -> "FileColumns":
+        return FileColumns(self._added)
 
     @cached_property
     def _sound(self) -> set[int]:
@@ -216,7 +313,10 @@ class TopicSnapshot:
     def _parse(self, partition: int) -> tuple[SegmentFile, ...]:
         self.check(partition)
         columns = self._columns
+        arranged = self._arrangements.get(partition)
         rows = columns.rows_of(partition)
+        if arranged is not None:
+            rows = rows[~columns.foreign[rows]]
         fields = (
             columns.paths.take(pa.array(rows)).to_pylist(),
             *(
@@ -233,131 +333,34 @@ class TopicSnapshot:
                 )
             ),
         )
-        return tuple(map(SegmentFile._make, zip(*fields, strict=True)))
+        no = [False] * len(rows)
+        segments = tuple(map(SegmentFile._make, zip(*fields, no, no, strict=True)))
+        if arranged is None:
+            return segments
+        foreign = (
+            SegmentFile(
+                file.name,
+                file.size,
+                file.num_records,
+                file.min_offset,
+                file.max_offset + 1,
+                file.min_offset,
+                file.max_offset,
+                *file.timestamps_ms,
+                foreign=True,
+                shared=file.shared,
+            )
+            for file in arranged.ranges
+        )
+        return tuple(sorted((*segments, *foreign), key=lambda segment: segment.base_offset))
 
 
-#: -1 ms.
-_NO_TIMESTAMP_US = -1000
-_OFFSET_MAX = 2**63 - 1
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """Add actions as columns in any order, with what the names say; -1 and ``_NO_TIMESTAMP_US`` stand for no value."""
-
-    paths: pa.StringArray
-    names: NameColumns
-    partition: Numbers
-    size: Numbers
-    num_records: Numbers
-    min_offset: Numbers
-    max_offset: Numbers
-    min_timestamp_us: Numbers
-    max_timestamp_us: Numbers
-    #: All statistics are there.
-    complete: Flags
-
-
-def _added_of_actions(actions: pa.Table) -> _Added:
-    """Of the add actions that delta-rs hands out."""
-    paths = actions.column("path").combine_chunks()
-    complete = np.ones(len(paths), dtype=bool)
-    for name in ("num_records", "min.offset", "max.offset", "min.timestamp", "max.timestamp"):
-        complete &= actions.column(name).is_valid().to_numpy() if name in actions.column_names else False
-    return _Added(
-        paths,
-        parse_segment_names(paths),
-        _numbers(actions, "partition.partition"),
-        _numbers(actions, "size_bytes", 0),
-        _numbers(actions, "num_records"),
-        _numbers(actions, "min.offset"),
-        _numbers(actions, "max.offset"),
-        _numbers(actions, "min.timestamp", _NO_TIMESTAMP_US),
-        _numbers(actions, "max.timestamp", _NO_TIMESTAMP_US),
-        complete,
-    )
-
-
-def _added_of_files(files: Sequence[AddedFile]) -> _Added:
-    """Of the files in plain entries: their names are known, and of this release's form."""
-    every = np.ones(len(files), dtype=bool)
-
-    def numbers(missing: int, values: Iterable[int | None]) -> Numbers:
-        return np.array([missing if value is None else value for value in values], dtype=np.int64)
-
-    return _Added(
-        pa.array([file.path for file in files], pa.string()),
-        NameColumns(
-            ours=every,
-            unknown=~every,
-            has_range=every,
-            base=numbers(-1, (file.base_offset for file in files)),
-            end=numbers(-1, (file.end_offset for file in files)),
-        ),
-        numbers(-1, (file.partition for file in files)),
-        numbers(0, (file.size for file in files)),
-        numbers(-1, (file.num_records for file in files)),
-        numbers(-1, (file.min_offset for file in files)),
-        numbers(-1, (file.max_offset for file in files)),
-        numbers(_NO_TIMESTAMP_US, (file.min_timestamp_us for file in files)),
-        numbers(_NO_TIMESTAMP_US, (file.max_timestamp_us for file in files)),
-        np.array([file.min_offset is not None for file in files], dtype=bool),
-    )
-
-
-class _Columns:
-    """Add actions as numpy columns, ordered by partition and base offset: rows of a partition are adjacent."""
-
-    def __init__(self, added: _Added) -> None:
-        names, first, last = added.names, added.min_offset, added.max_offset
-        base = np.where(names.has_range, names.base, first)
-        order = np.lexsort((base, added.partition))
-        self.partition = added.partition[order]
-        self.paths = added.paths.take(pa.array(order))
-        self.size = added.size[order]
-        self.num_records = added.num_records[order]
-        self.base = base[order]
-        # Behind the largest int64 there is none.
-        self.end = np.where(names.has_range, names.end, np.minimum(last, _OFFSET_MAX - 1) + 1)[order]
-        self.min_offset, self.max_offset = first[order], last[order]
-        self.min_timestamp_us = added.min_timestamp_us[order]
-        self.max_timestamp_us = added.max_timestamp_us[order]
-        empty = names.has_range & (added.num_records == 0)
-        self.unknown = names.unknown[order]
-        #: The name tells the range.
-        self.named = names.has_range[order]
-        self.foreign = ~names.ours[order]
-        #: Neither known records nor an empty range.
-        self.incomplete = ~(added.complete | empty)[order]
-        #: Records outside the file's range.
-        self.misnamed = (names.has_range & ~empty & ((first < names.base) | (last >= names.end)))[order]
-
-    def rows_of(self, partition: int) -> Numbers:
-        low, high = np.searchsorted(self.partition, [partition, partition + 1])
-        return np.arange(low, high)
-
-    def path(self, row: int) -> str:
-        return str(self.paths[int(row)].as_py())
-
-
-def _numbers(actions: pa.Table, name: str, missing: int = -1) -> Numbers:
-    if name not in actions.column_names:
-        return np.full(actions.num_rows, missing, dtype=np.int64)
-    column = actions.column(name)
-    # With few files each of these steps takes longer than plain numbers, even with nothing to do.
-    if pa.types.is_timestamp(column.type) and column.type.unit != "us":
-        column = column.cast(pa.timestamp("us", "UTC"))
-    if column.type != pa.int64():
-        column = column.cast(pa.int64())
-    if column.null_count:
-        column = column.fill_null(missing)
-    values: Numbers = column.to_numpy()
-    return values
-
-
-def read_snapshot(table: "DeltaTable", log: LogState, location: str) -> TopicSnapshot:
+def read_snapshot(
+    table: "DeltaTable", log: LogState, location: str, read_runs: ReadRuns | None = None
+) -> TopicSnapshot:
     """The snapshot of a freshly opened handle; ``log`` is the log up to its version, ``location`` the table's for
-    messages. CorruptionError if an invariant is broken.
+    messages; ``read_runs`` as ``arrange`` asks it, if there may be files of other writers. CorruptionError if an
+    invariant is broken.
     """
     metadata = table.metadata()
     protocol = table.protocol()
@@ -368,14 +371,19 @@ def read_snapshot(table: "DeltaTable", log: LogState, location: str) -> TopicSna
         dict(metadata.configuration),
         (protocol.min_reader_version, protocol.min_writer_version),
         log,
-        _added_of_actions(pa.table(table.get_add_actions(flatten=True))),
+        added_of_actions(pa.table(table.get_add_actions(flatten=True))),
+        read_runs or _no_runs,
     )
 
 
 def plain_snapshot(table: PlainTable, log: LogState, location: str) -> TopicSnapshot:
     """As ``read_snapshot``, of a log of plain entries."""
-    added = _added_of_files(table.files)
-    return _snapshot(location, log.version, table.table_id, table.properties, table.protocol, log, added)
+    added = added_of_files(table.files)
+    return _snapshot(location, log.version, table.table_id, table.properties, table.protocol, log, added, _no_runs)
+
+
+def _no_runs(path: str) -> OffsetRuns:
+    raise AssertionError(f"{path} cannot be read here")
 
 
 def _snapshot(
@@ -385,7 +393,8 @@ def _snapshot(
     properties: dict[str, str],
     protocol: tuple[int, int],
     log: LogState,
-    added: _Added,
+    added: Added,
+    read_runs: ReadRuns,
 ) -> TopicSnapshot:
     count = properties.get(PARTITIONS_PROPERTY, "")
     in_log = _partitions_in(log)
@@ -429,6 +438,7 @@ def _snapshot(
         properties=properties,
         protocol=protocol,
         _added=added,
+        _read_runs=read_runs,
     )
 
 

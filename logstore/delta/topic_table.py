@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from logstore.delta.actions import DROP_FOREIGN_FILES
 from logstore.delta.committer import Committer, Plan, commit_info
 from logstore.delta.first_entry import first_entry
 from logstore.delta.log_repair import repair_log
@@ -33,8 +34,11 @@ from logstore.delta.schema import (
     PROPERTY_PREFIX,
     SEALED,
     START,
+    TOMBSTONE_RETENTION_PROPERTY,
     TOPIC_PROPERTY,
     app_id,
+    removals_kept_for,
+    removals_kept_ms,
 )
 from logstore.delta.snapshot import Removal, SegmentFile, TopicSnapshot
 from logstore.errors import (
@@ -176,24 +180,27 @@ class TopicTable:
             version = self._committer.commit(plan)
         return PartsCommit(version, committed, dict(refused))
 
-    def recommit(self, segments: Sequence[Segment]) -> int:
+    def recommit(self, segments: Sequence[Segment], *, removed: bool = False) -> int:
         """Commit again files that a foreign commit took out of the log while later rolls went on (rule R7).
 
-        For files below ``sealed``; those that are active, or that a commit removed, are left alone. Raises as
-        ``Committer.commit``.
+        For files below ``sealed``; those that are active are left alone, and those that a commit ``removed`` unless
+        told. Files of other writers do not keep them out: they give way. Raises as ``Committer.commit``.
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
-            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in snapshot.tombstones)
+            gone = frozenset() if removed else snapshot.tombstones
+            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in gone)
             for segment in lost:
                 partition_state(snapshot, segment.partition, self.files)
                 if segment.end_offset > snapshot.partitions[segment.partition].sealed:
                     raise CommitRefusedError(f"{self.files}: {segment.path} reaches past sealed: roll it instead")
                 snapshot.check(segment.partition)
                 for other in snapshot.segments(segment.partition):
+                    if other.foreign:
+                        continue
                     if other.base_offset < segment.end_offset and segment.base_offset < other.end_offset:
                         raise CommitRefusedError(f"{self.files}: {segment.path} overlaps {other.path}, which is active")
-            return Plan("recommit", adds=lost) if lost else None
+            return Plan("recommit", adds=lost, removed_before=removed) if lost else None
 
         with self._lock:
             return self._committer.commit(plan)
@@ -232,8 +239,8 @@ class TopicTable:
         the removed ones did not. Raises ValueError for removes with dataChange beside adds (plain streams would lose
         the adds), and as ``Committer.commit``.
         """
-        if not all(part.removes for part in parts):
-            raise ValueError("a rewrite removes files")
+        if not all(part.removes or (part.cleaned is not None and not part.adds) for part in parts):
+            raise ValueError("a rewrite removes files, or only moves the clean point")
         if data_change and any(part.adds for part in parts):
             raise ValueError("a commit never mixes dataChange removes with adds")
         if any(segment.partition != part.partition for part in parts for segment in part.adds):
@@ -263,7 +270,7 @@ class TopicTable:
                 # If that roll's commit is lost, files that replace its files must not stand above ``sealed``.
                 restated[app_id(part.partition, SEALED)] = snapshot.partitions[part.partition].sealed
                 old += files
-                removes += (Removal(file.path, file.size, part.partition) for file in files)
+                removes += snapshot.removals_of(path for file in files for path in file.paths)
                 adds += part.adds
             committed = tuple(sorted(passed))
             if not passed:
@@ -299,8 +306,8 @@ class TopicTable:
             return self._committer.commit(plan)
 
     def drop_foreign_files(self) -> tuple[str, ...]:
-        """Remove files that logstore did not write from the table, so that its own are served again. Returns their
-        paths. They stay on disk until a vacuum. Raises as ``Committer.commit``.
+        """Remove files of other writers that are not served from the table (``foreign_removals``). Returns their paths.
+        They stay on disk until a vacuum. Raises as ``Committer.commit``.
         """
         dropped: tuple[str, ...] = ()
 
@@ -308,11 +315,26 @@ class TopicTable:
             nonlocal dropped
             removes = snapshot.foreign_removals()
             dropped = tuple(removal.path for removal in removes)
-            return Plan("drop-foreign-files", removes=removes) if removes else None
+            return Plan(DROP_FOREIGN_FILES, removes=removes) if removes else None
 
         with self._lock:
             self._committer.commit(plan)
         return dropped
+
+    def keep_removals(self, delay_ms: int) -> int:
+        """Have checkpoints keep removals of files for longer than ``delay_ms``, if they do not yet.
+
+        A property of the table that is not in whole days is its owner's, and stays. Raises as ``Committer.commit``.
+        """
+
+        def plan(snapshot: TopicSnapshot) -> Plan | None:
+            kept_ms = removals_kept_ms(snapshot.properties)
+            if kept_ms is None or delay_ms <= kept_ms:
+                return None
+            return Plan("keep-removals", properties={TOMBSTONE_RETENTION_PROPERTY: removals_kept_for(delay_ms)})
+
+        with self._lock:
+            return self._committer.commit(plan)
 
     def record_name(self) -> int:
         """Say in the table which topic it is, if it does not yet."""

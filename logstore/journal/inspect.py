@@ -4,7 +4,6 @@
 takes out of the journal.
 """
 
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +14,10 @@ from logstore.errors import LogStoreError, StorageError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.errors import JournalCorruptionError
 from logstore.journal.frame import HEADER_BYTES, KNOWN, FrameFlags, FrameType
-from logstore.journal.journal_file import JournalFile, PartitionKey, file_path, list_files
+from logstore.journal.journal_file import JournalFile, PartitionKey, list_files
+from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
-from logstore.journal.scan import JournalScan, find_headers, payload_is_good
+from logstore.journal.scan import WINDOW_BYTES, JournalScan, find_headers, payload_is_good
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
 from logstore.records.transactions import EndTransactionMarker, Marker, OpenTransaction
 
@@ -129,15 +129,13 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
     """Every good frame in journal order, also those that a start refuses. Raises CorruptionError behind the last good
     one, StorageError, DataDirectoryError on a frame that has no name here.
     """
-    _check_directory(directory)
-    scan = JournalScan(directory, filesystem or local_filesystem(), KNOWN)
-    starts = [start for start, _ in list_files(directory)]
+    journal = ObservedJournal(directory, filesystem, KNOWN)
     current = 0
-    for header, location, payload in scan.frames():
-        while current + 1 < len(starts) and starts[current + 1] <= location.position:
+    for header, location, payload in journal.frames():
+        while current + 1 < len(journal.files) and journal.files[current + 1][0] <= location.position:
             current += 1
         yield DumpRow(
-            file_path(directory, starts[current]).name,
+            journal.files[current][1].name,
             location.position,
             location.length,
             header.type.name,
@@ -159,27 +157,21 @@ def dump(directory: Path, filesystem: FileSystem | None = None) -> Iterator[Dump
             else None,
             header.is_honoured,
         )
-    _close(scan.verdict.files)
 
 
 def verify(directory: Path, filesystem: FileSystem | None = None) -> VerifyReport:
     """Read every byte and report the findings of a start. On a running broker's journal the last group may show as a
     tail.
     """
-    _check_directory(directory)
-    scan = JournalScan(directory, filesystem or local_filesystem())
-    files = len(list_files(directory))
-    frames = length = end = 0
+    journal = ObservedJournal(directory, filesystem)
+    frames = 0
+    damage: LogStoreError | None = None
     try:
-        for frame in scan.frames():
+        for _ in journal.frames():
             frames += 1
-            length += frame.location.length
-            end = sum(frame.location)
-    except LogStoreError as e:
-        return VerifyReport(files, frames, length, end, 0, e)
-    verdict = scan.verdict
-    _close(verdict.files)
-    return VerifyReport(files, frames, length, verdict.end, verdict.tail_bytes, None)
+    except LogStoreError as error:
+        damage = error
+    return VerifyReport(len(journal.files), frames, journal.frame_bytes, journal.end, journal.tail_bytes, damage)
 
 
 def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairReport | None:
@@ -214,8 +206,7 @@ def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem
     keep = {path: damage.position - start for start, path in files if start < damage.position < start + _size(path)}
     for path in keep:
         copies.append(_copy_path(path))
-        shutil.copyfile(path, copies[-1])
-        filesystem.sync_file(copies[-1])
+        _copy(path, copies[-1], filesystem)
         filesystem.sync_directory(directory)
     for start, path in reversed(files):
         if start >= damage.position:
@@ -230,6 +221,22 @@ def _cut(directory: Path, damage: JournalCorruptionError, filesystem: FileSystem
         finally:
             filesystem.close(fd)
     return tuple(copies)
+
+
+def _copy(path: Path, copy: Path, filesystem: FileSystem) -> None:
+    """The bytes are durable; the name is not yet."""
+    source = filesystem.open_read(path)
+    try:
+        target = filesystem.create(copy)
+        try:
+            at = 0
+            while chunk := filesystem.read_at(source, WINDOW_BYTES, at):
+                at += filesystem.write_at(target, [chunk], at)
+            filesystem.fsync(target)
+        finally:
+            filesystem.close(target)
+    finally:
+        filesystem.close(source)
 
 
 def _size(path: Path) -> int:

@@ -65,6 +65,11 @@ class FrameIndex:
         """The largest timestamp of the last frame."""
         return self._max_timestamp[-1] if self._max_timestamp else None
 
+    @property
+    def largest_timestamp_ms(self) -> int | None:
+        """The largest timestamp of all frames, by a walk over them."""
+        return max(self._max_timestamp, default=None)
+
     def lowest_above(self, offset: int) -> int | None:
         """The lowest base offset of the frames that hold anything from ``offset`` on, in whatever order they are."""
         return min((b for b, e in zip(self._base, self._end, strict=True) if e > offset), default=None)

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from logstore.delta.log_entries import Removal
+from logstore.delta.file_history import Removal
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.errors import CorruptionError
 from logstore.segments.footer import ROLL
@@ -78,16 +78,21 @@ def removed_ranges(
     known = before.ranges() if before is not None else {}
     found: dict[int, list[RemovedRange]] = {}
     for path, removal in removals.items():
-        bounds = known.get(path) or removal.bounds or _named_bounds(files, path)
+        bounds = known.get(path) or segment_bounds(files, path, removal)
         if bounds is None:
             continue
         partition, start, end = bounds
-        found.setdefault(partition, []).append(RemovedRange(start, end, removal))
+        if max(start, removal.since) < end:
+            found.setdefault(partition, []).append(RemovedRange(max(start, removal.since), end, removal))
     return found
 
 
-def _named_bounds(files: TableFiles, path: str) -> tuple[int, int, int] | None:
-    """Partition, base offset and end of a file by its name, and its footer if that does not tell the end."""
+def segment_bounds(files: TableFiles, path: str, removal: Removal) -> tuple[int, int, int] | None:
+    """Partition, base offset and end of a file that was removed: from the log, its name, or its footer if that does not
+    tell the end. None for another writer's file that the log no longer tells of.
+    """
+    if removal.bounds is not None:
+        return removal.bounds
     name = known_segment_name(path)
     if name is None:
         return None
@@ -101,7 +106,7 @@ def _named_bounds(files: TableFiles, path: str) -> tuple[int, int, int] | None:
 def missing_ranges(
     gaps: Sequence[tuple[int, int]], removed: Sequence[RemovedRange], *, unexplained: str | None
 ) -> tuple[MissingRange, ...]:
-    """The parts of ``gaps`` in a partition's history that neither a DELETE nor a job of ours removed, by offset. If
+    """The parts of ``gaps`` in a partition's history that nobody meant to remove (``Removal.meant``), by offset. If
     several commits removed an offset, the last one counts. A part that no commit removed has the cause ``unexplained``;
     it is left out if that is None.
     """
@@ -113,7 +118,7 @@ def missing_ranges(
             last = max(removals, key=lambda removal: removal.version, default=None)
             if last is None:
                 cause = unexplained
-            elif last.ours or last.operation == "DELETE":
+            elif last.meant:
                 cause = None
             else:
                 cause = f"{last.operation} in version {last.version}"

@@ -121,6 +121,15 @@ class JournalTail:
         """Everything below was in the log, whether or not the journal still holds it."""
         return max(self.snapshot_end, self.index.end_offset or 0)
 
+    def sealed_beyond(self, in_table: int) -> int:
+        """The sealed offset: the table's, ``in_table``, or a higher one that the journal tells.
+
+        The journal frees only what was sealed. Where its frames go on above the table's offset, the records between
+        the two were sealed; where it has no frame above, all records were that it knows of.
+        """
+        begin = self.index.lowest_above(in_table)
+        return max(in_table, self.sealed_offset, self.end_offset if begin is None else begin)
+
     def batches(self) -> Iterator[RememberedBatch | Marker]:
         """The batches with an identity, and the markers, behind the snapshot by rising offset. To be read before
         ``index`` changes.

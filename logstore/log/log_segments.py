@@ -1,4 +1,5 @@
-"""The segments of one partition in Delta, by offset: how large they are, and which of them cannot be read.
+"""The segments of one partition in Delta, by offset: how large they are, and which of them cannot be read. Records
+that other writers rewrote are among them.
 
 Invariant: the ranges of the files rise and do not overlap; between two of them there may be a gap.
 """
@@ -6,16 +7,19 @@ Invariant: the ranges of the files rise and do not overlap; between two of them 
 from bisect import bisect_right
 from collections.abc import Iterator
 
+from logstore.delta.foreign_ranges import RefusedFile
 from logstore.delta.snapshot import SegmentFile
 
 
 class LogSegments:
-    __slots__ = ("files", "unreadable")
+    __slots__ = ("files", "refused", "unreadable")
 
     def __init__(self) -> None:
         self.files: tuple[SegmentFile, ...] = ()
         #: The reasons why segments cannot be read, by path, as readers have found them.
         self.unreadable: dict[str, str] = {}
+        #: Files of other writers that are in the table and are not served.
+        self.refused: tuple[RefusedFile, ...] = ()
 
     def __len__(self) -> int:
         return len(self.files)
@@ -23,9 +27,9 @@ class LogSegments:
     def __iter__(self) -> Iterator[SegmentFile]:
         return iter(self.files)
 
-    def follow(self, files: tuple[SegmentFile, ...]) -> None:
+    def follow(self, files: tuple[SegmentFile, ...], refused: tuple[RefusedFile, ...] = ()) -> None:
         """Take over the files of a newer snapshot."""
-        self.files = files
+        self.files, self.refused = files, refused
         if self.unreadable:
             paths = {segment.path for segment in files}
             self.unreadable = {path: why for path, why in self.unreadable.items() if path in paths}

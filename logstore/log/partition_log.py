@@ -205,10 +205,12 @@ class PartitionLog:
     def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
         """The missing records in words, and a remedy."""
         give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
-        return (
-            f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition} are missing: {gap.cause}",
-            f"Restore the table to its version before, or give up these records and all before them: {give_up}",
+        remedy = (
+            "Restore the table to the version before that commit, in Python with deltalake: DeltaTable(path)"
+            f".restore(version); or give up these records and all before them: {give_up}"
         )
+        offsets = f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition}"
+        return f"{offsets} are missing: {gap.cause}", remedy
 
     # ---- leading ----------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from logstore.errors import (
     NotLeaderOrFollowerError,
     StorageError,
     UnknownTopicError,
+    UnsupportedTableError,
     storage_error,
 )
 from logstore.journal.errors import JournalRangeFreedError
@@ -92,13 +93,14 @@ class _Range:
 
 def roll_threads() -> ThreadPoolExecutor:
     """The executor of a ``Roller``. Nobody waits for a roll, so its threads give way to those of requests."""
-    return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=_step_back)
+    return ThreadPoolExecutor(2, thread_name_prefix="roll", initializer=step_back, initargs=(_NICENESS,))
 
 
-def _step_back() -> None:
-    if sys.platform == "linux":  # where a thread has a priority of its own
+def step_back(niceness: int) -> None:
+    """Lower the priority of the calling thread, where a thread has one of its own."""
+    if sys.platform == "linux":
         thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
 class Roller:
@@ -135,6 +137,11 @@ class Roller:
         CorruptionError if sealed records are neither in the table nor on disk.
         """
         await self._to_the_end(self._refresh(topic, at_start=at_start))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a roll or another commit is under way."""
+        return bool(self._running)
 
     async def drain(self) -> None:
         """Wait for the rolls under way."""
@@ -309,6 +316,9 @@ class Roller:
             self._require_lock()
             try:
                 await self._follower.follow(topic, at_start=at_start)
+            except UnsupportedTableError as error:
+                topic.quarantine(error.reason, error.remedy)
+                raise
             except CorruptionError as error:
                 topic.quarantine(str(error), "Restore _delta_log from a backup, then restart the store")
                 raise
@@ -369,10 +379,3 @@ def _in_chunks(frames: list[IndexedFrame], max_bytes: int) -> list[list[IndexedF
 def _require(topic: Topic) -> None:
     if topic.deleted:
         raise UnknownTopicError(f"Topic {topic.name!r} was deleted.")
-
-
-def due(partition_log: PartitionLog, *, segment_bytes: int, segment_ms: float) -> bool:
-    """Whether the un-sealed range is big or old enough to roll."""
-    if not partition_log.has_unsealed:
-        return False
-    return partition_log.unsealed_bytes >= segment_bytes or partition_log.unsealed_ms >= segment_ms

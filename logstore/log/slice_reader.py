@@ -25,7 +25,9 @@ from logstore.log.frame_records import frame_records
 from logstore.protocol.record_batch import LOG_APPEND_TIME, PARQUET, RecordBatch
 from logstore.records.batch import record_sizes
 from logstore.records.log_batches import int64_values
-from logstore.segments.reader import RowGroup, read_row_group, row_group_batches, row_groups
+from logstore.segments.foreign_names import is_joined
+from logstore.segments.reader import read_row_group, row_group_batches, row_groups
+from logstore.segments.row_group import RowGroup
 from logstore.segments.row_group_files import (
     RowGroupFile,
     read_row_group_file,
@@ -268,7 +270,8 @@ class SliceReader:
     def _groups(self, files: TableFiles, segment: SegmentFile) -> tuple[RowGroup, ...]:
         def checked(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
             groups = row_groups(files, name)
-            _check_against_log(files.where(name), groups, segment)
+            if not is_joined(name):
+                _check_against_log(files.where(name), groups, segment)
             return groups
 
         return self._cached(self._row_groups, files, segment.path, checked)

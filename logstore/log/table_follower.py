@@ -1,8 +1,9 @@
 """A topic follows its table: commits of others are taken over, and files of ours that the table has lost are committed
 again (rule R7).
 
-If a later snapshot shows less than was sealed, a foreign commit has overwritten ours. If it shows gaps that neither a
-DELETE nor a job explains, another writer took records out: readers are told so.
+If a later snapshot shows less than was sealed, a foreign commit has overwritten ours. If it lacks segments that a
+``RESTORE`` or an overwrite dropped, these are committed again, too (``dropped_segments``). If gaps are left that nobody
+meant, another writer took records out: readers are told so.
 """
 
 import asyncio
@@ -14,11 +15,13 @@ from typing import TypeVar
 import structlog
 
 from logstore.clock import Clock
-from logstore.delta.log_entries import removals_since
-from logstore.delta.schema import TOMBSTONE_RETENTION_PROPERTY, TOMBSTONES_KEPT_MS
-from logstore.delta.snapshot import TopicSnapshot
-from logstore.delta.topic_table import RollPart
+from logstore.delta.file_history import file_history, removals_since
+from logstore.delta.log_entries import is_ours
+from logstore.delta.schema import TOMBSTONES_KEPT_MS, removals_kept_ms
+from logstore.delta.snapshot import SegmentFile, TopicSnapshot
+from logstore.delta.topic_table import RewritePart, RollPart
 from logstore.errors import CorruptionError, StorageError
+from logstore.log.dropped_segments import dropped_segments
 from logstore.log.history import (
     MissingSegmentsError,
     RemovedRange,
@@ -29,9 +32,11 @@ from logstore.log.history import (
     sealed_segments_on_disk,
 )
 from logstore.log.isolation import Isolation
+from logstore.log.merging import MERGE
 from logstore.log.partition_log import PartitionLog
 from logstore.log.topic import Topic
 from logstore.segments.footer import ROLL
+from logstore.segments.names import known_segment_name
 from logstore.segments.reader import segment_from_file, verify_segment
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
@@ -67,6 +72,7 @@ class TableFollower:
             snapshot = topic.table.snapshot()
             return snapshot, self._restore(topic, snapshot, at_start=at_start)
 
+        before = topic.snapshot
         snapshot, restored = await self._look(topic, look)
         if restored.any:
             snapshot = await self._look(topic, topic.table.snapshot)
@@ -78,17 +84,20 @@ class TableFollower:
         for partition_log in topic.partitions:
             self._adopt(partition_log, snapshot)
         self._note_missing(topic, gaps, removed)
+        if not at_start and snapshot.version > before.version:
+            await self._look(topic, lambda: _tell_of_changes(topic.name, topic.table.files, before, snapshot.version))
 
     async def _removed(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], before: TopicSnapshot | None
     ) -> dict[int, list[RemovedRange]]:
-        """The commits that removed files from the table: since ``before``, or all of them for a first look."""
+        """The commits that removed files from the table. All of them: a gap that a RESTORE brings back is as old as its
+        ``DELETE``.
+        """
         looked_at = topic.gaps
         if all(found == looked_at.get(partition, []) for partition, found in gaps.items()):
             return {}
-        first = before is None or any(found and p not in looked_at for p, found in gaps.items())
-        files, seen = topic.table.files, -1 if first or before is None else before.version
-        return await self._look(topic, lambda: removed_ranges(removals_since(files, seen), before, files))
+        files = topic.table.files
+        return await self._look(topic, lambda: removed_ranges(removals_since(files, -1), before, files))
 
     def _note_missing(
         self, topic: Topic, gaps: Mapping[int, list[tuple[int, int]]], removed: Mapping[int, list[RemovedRange]]
@@ -147,19 +156,25 @@ class TableFollower:
         starts = {p.partition: p.log_start_offset for p in ours}
         starts = {p: start for p, start in starts.items() if snapshot.partitions[p].log_start < start}
         lost = [segment for file in snapshot.lost_since(topic.snapshot) if (segment := _on_disk(files, file))]
-        # The files of a job come and go with its commit, as a whole.
-        lost = [s for s in lost if s.operation == ROLL and s.partition in sound]
-        lost = [s for s in lost if s.end_offset <= snapshot.partitions[s.partition].sealed]
+        lost = [s for s in lost if s.partition in sound and s.end_offset <= snapshot.partitions[s.partition].sealed]
+        merges, lost = _lost_merges(files, snapshot, lost)
         if at_start:
             lost += self._to_fill_gaps(files, snapshot, sorted(sound))
-        if not behind and not lost and not starts:
+        again = [*lost, *(segment for part in merges for segment in part.adds)]
+        # A foreign commit may have overwritten a merge of ours, and dropped what the merge had joined.
+        dropped = [
+            segment
+            for segment in _dropped(topic, snapshot, sorted(sound), at_start=at_start)
+            if not any(segment.partition == other.partition and _overlap(segment, other) for other in again)
+        ]
+        if not (behind or lost or starts or merges or dropped):
             return _Restored(any=grown, failed={})
         log.error(
             "roll.overwritten",
             topic=topic.name,
             version=snapshot.version,
             partitions=[p.partition for p in behind],
-            files=[s.path for s in lost],
+            files=[s.path for s in (*again, *dropped)],
             log_starts=starts,
         )
         parts = []
@@ -182,6 +197,10 @@ class TableFollower:
                 raise next(iter(refused.values()))
         if lost:
             topic.table.recommit(lost)
+        if merges:
+            topic.table.commit_rewrites(merges, data_change=False, operation=MERGE)
+        if dropped:
+            topic.table.recommit(dropped, removed=True)
         if starts:
             topic.table.advance_log_start(starts, {p: topic.partitions[p].leader_epoch for p in starts})
         return _Restored(any=True, failed=failed)
@@ -194,7 +213,7 @@ class TableFollower:
         commit removed stay away, too, whatever files hold them.
         """
         oldest_ms = self._clock.now_ms() - TOMBSTONES_KEPT_MS
-        kept = TOMBSTONE_RETENTION_PROPERTY not in snapshot.properties
+        kept = (removals_kept_ms(snapshot.properties) or 0) >= TOMBSTONES_KEPT_MS
 
         def was_lost(name: str) -> bool:
             return kept and name not in snapshot.tombstones and files.head(name).modified_ms > oldest_ms
@@ -221,6 +240,78 @@ class TableFollower:
             return await asyncio.get_running_loop().run_in_executor(self._executor, work)
         except OSError as error:
             raise StorageError(f"Cannot read topic {topic.name!r}: {error}. Check the disk; try again.") from error
+
+
+def _tell_of_changes(topic: str, files: TableFiles, before: TopicSnapshot, version: int) -> None:
+    """Log the commits since ``before`` by which others changed or removed records, as their owner may."""
+    if all(is_ours(files, number) for number in range(before.version + 1, version + 1)):
+        return
+    for partition, removed in removed_ranges(removals_since(files, before.version), before, files).items():
+        commits: dict[int, list[RemovedRange]] = {}
+        for found in removed:
+            if found.removal.meant and not found.removal.ours and not found.removal.rewritten:
+                commits.setdefault(found.removal.version, []).append(found)
+        for number, ranges in sorted(commits.items()):
+            log.warning(
+                "history.changed",
+                topic=topic,
+                partition=partition,
+                start=min(found.start for found in ranges),
+                end=max(found.end for found in ranges),
+                cause=f"{ranges[0].removal.operation} in version {number}",
+            )
+
+
+def _lost_merges(
+    files: TableFiles, snapshot: TopicSnapshot, lost: Sequence[Segment]
+) -> tuple[list[RewritePart], list[Segment]]:
+    """Merges to commit again, and files to commit again as they are.
+
+    The files of a job come and go with its commit, as a whole: after a merge's commit was overwritten the files that it
+    had joined count again. If one of these was deleted meanwhile, the merge is made again with its own file. If the
+    commits of these were overwritten, too, its file takes their place.
+    """
+    removes: dict[int, dict[str, None]] = {}
+    adds: dict[int, list[Segment]] = {}
+    again = [segment for segment in lost if segment.operation == ROLL]
+    for segment in lost:
+        if segment.operation != MERGE:
+            continue
+        joined = [file for file in snapshot.segments(segment.partition) if _overlap(file, segment)]
+        if not joined:
+            again.append(segment)
+            continue
+        paths = tuple(path for file in joined for path in file.paths)
+        if any(not _is_on_disk(files, path) for path in paths):
+            removes.setdefault(segment.partition, {}).update(dict.fromkeys(file.path for file in joined))
+            adds.setdefault(segment.partition, []).append(segment)
+    return [RewritePart(partition, tuple(removes[partition]), tuple(adds[partition])) for partition in adds], again
+
+
+def _overlap(one: Segment | SegmentFile, other: Segment) -> bool:
+    """Whether files of the same partition stand for a common offset."""
+    return one.base_offset < other.end_offset and other.base_offset < one.end_offset
+
+
+def _is_on_disk(files: TableFiles, name: str) -> bool:
+    try:
+        files.head(name)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _dropped(topic: Topic, snapshot: TopicSnapshot, partitions: Sequence[int], *, at_start: bool) -> list[Segment]:
+    """Segments that another writer dropped; the log is read only if the history looks different."""
+    if not at_start:
+        came = snapshot.paths - topic.snapshot.paths
+        foreign = snapshot.has_foreign_files and any(known_segment_name(path) is None for path in came)
+        if not foreign and all(history_gaps(snapshot, p) == topic.gaps.get(p, []) for p in partitions):
+            return []
+    elif not snapshot.has_foreign_files and not any(history_gaps(snapshot, p) for p in partitions):
+        return []
+    files = topic.table.files
+    return dropped_segments(files, snapshot, file_history(files, -1), partitions)
 
 
 def _lost_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int]]:

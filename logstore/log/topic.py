@@ -7,6 +7,7 @@ one topic happen under ``commit_lock``, so that its own commits never race each 
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 
 import structlog
 
@@ -128,9 +129,14 @@ class Topic:
     def _follow_segments(self, partition_log: PartitionLog, snapshot: TopicSnapshot, lost: str | None) -> None:
         why, remedy = lost, "It is served again when the store finds them"
         try:
-            partition_log.segments.follow(snapshot.segments(partition_log.partition))
+            partition = partition_log.partition
+            before = partition_log.segments.refused
+            partition_log.segments.follow(snapshot.segments(partition), snapshot.refused(partition))
+            for file in partition_log.segments.refused:
+                if file not in before:
+                    log.error("partition.foreign_file", topic=self.name, partition=partition, **asdict(file))
         except CorruptionError as error:
-            why, remedy = str(error), f"Run: logstore topic drop-foreign-files {self.name}"
+            why, remedy = str(error), "Restore the table to the version before, or _delta_log from a backup"
             if isinstance(error, NewerFormatError):
                 remedy = "Start the release that wrote it"
         if why is not None:

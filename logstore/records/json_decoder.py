@@ -22,6 +22,7 @@ from logstore.records.json_strings import string_texts
 from logstore.records.schema import HEADERS_TYPE, WIRE_SCHEMA, null_headers
 from logstore.records.strict_json import (
     ABSENT,
+    VECTOR_ROWS_MIN,
     Texts,
     count_strings,
     has_doubled_field,
@@ -92,20 +93,15 @@ class PlainRecords:
     __slots__ = ("keys", "values")
 
     def __init__(self, records: Sequence[_PlainRecord]) -> None:
-        self.keys = Texts.of([record.key for record in records])
-        self.values = Texts.of([record.value for record in records])
+        self.keys = Texts([record.key for record in records])
+        self.values = Texts([record.value for record in records])
 
     def __len__(self) -> int:
         return len(self.keys.texts)
 
-    @property
-    def nbytes(self) -> int:
-        """What they take in memory, besides the body that their texts are slices of."""
-        return len(self.keys.data) + len(self.values.data) + len(self) * _PLAIN_RECORD_BYTES
 
-
-#: An object and a length for each text of a record.
-_PLAIN_RECORD_BYTES = 160
+#: Bytes of memory that a plain record takes beside its texts: an object for each of them.
+PLAIN_RECORD_BYTES = 160
 _PLAIN_DECODER = msgspec.json.Decoder(_PlainRequest)
 _JSON_DECODER = msgspec.json.Decoder(_Request[_JsonRecord])
 _BINARY_DECODER = msgspec.json.Decoder(_Request[_BinaryRecord])
@@ -122,8 +118,8 @@ def decode_json(body: bytes, *, max_message_bytes: int, string_keys: bool = Fals
         check_records(decoded.batch, max_message_bytes)
         return decoded
     request = _decode_body(body, _JSON_DECODER, _JsonRecord)
-    keys = Texts.of([record.key for record in request.records])
-    values = Texts.of([record.value for record in request.records])
+    keys = Texts([record.key for record in request.records])
+    values = Texts([record.value for record in request.records])
     others = _Others.of(request.records)
     strings = keys.present + values.present + count_strings(keys.data) + count_strings(values.data)
     _require_each_field_once(body, request, others, strings)
@@ -299,10 +295,10 @@ def _key_column(keys: Texts, *, string_keys: bool) -> pa.Array:
 def _json_text_column(texts: Texts) -> pa.Array:
     """JSON texts as a binary column; the text ``null``, and none at all, as null."""
     rows = len(texts.texts)
-    if texts.lengths is None:
+    if rows < VECTOR_ROWS_MIN:
         values = map(bytes, texts.texts)
         return pa.array([None if value in (b"null", b"") else value for value in values], pa.binary())
-    data, lengths = np.frombuffer(texts.data, np.uint8), texts.lengths
+    data, lengths = np.frombuffer(texts.data, np.uint8), np.fromiter(map(len, texts.texts), np.int32, rows)
     # Of all JSON texts only null has four letters and begins with n.
     is_null = lengths == len(b"null")
     is_null[is_null] = data[np.cumsum(lengths)[is_null] - len(b"null")] == ord("n")

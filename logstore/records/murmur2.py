@@ -13,8 +13,9 @@ from logstore.records.batch import binary_offsets
 
 _SEED = np.uint32(0x9747B28C)
 _M = np.uint32(0x5BD1E995)
-# With fewer keys a numpy step costs more than the same words in plain Python.
+# With fewer keys the steps of numpy cost more than the same words in plain Python; keys of one length need fewer steps.
 _VECTOR_KEYS_MIN = 24
+_ONE_LENGTH_KEYS_MIN = 14
 # Words mixed at once: bounds the memory for positions to 2 MiB beyond one step.
 _BLOCK_WORDS = 256 * 1024
 
@@ -44,26 +45,53 @@ def _murmur2(data: bytes) -> int:
 
 def murmur2_column(keys: pa.BinaryArray) -> np.ndarray:
     """Kafka's murmur2 per key: uint32, one per row. The number of a null key has no meaning."""
-    hashes = np.empty(len(keys), np.uint32)
-    if len(keys) < _VECTOR_KEYS_MIN:
-        for row, key in enumerate(keys.to_pylist()):
-            hashes[row] = _murmur2(key or b"")
-        return hashes
+    if len(keys) < _ONE_LENGTH_KEYS_MIN:
+        return _one_by_one(keys)
     data_buffer = keys.buffers()[2]
     offsets = binary_offsets(keys).astype(np.int64)
     data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None else np.empty(0, np.uint8)
     lengths = np.diff(offsets)
+    length = int(lengths[0])
+    if len(keys) * length <= 4 * _BLOCK_WORDS and (lengths == length).all():
+        return _of_one_length(data[offsets[0] : offsets[-1]].reshape(len(keys), length))
+    if len(keys) < _VECTOR_KEYS_MIN:
+        return _one_by_one(keys)
     # Longest first: the keys that still have a w-th word are then a prefix.
     order = _longest_first(lengths >> 2)
     starts, lengths = offsets[:-1][order], lengths[order]
     state = _SEED ^ lengths.astype(np.uint32)
     _mix_words(state, data, starts, lengths >> 2)
     _mix_tails(state, data, starts + (lengths & ~3), lengths & 3)
+    hashes = np.empty(len(keys), np.uint32)
+    hashes[order] = _finished(state)
+    return hashes
+
+
+def _one_by_one(keys: pa.BinaryArray) -> np.ndarray:
+    return np.array([_murmur2(key or b"") for key in keys.to_pylist()], np.uint32)
+
+
+def _of_one_length(keys: npt.NDArray[np.uint8]) -> np.ndarray:
+    """murmur2 of keys of the same length, a row of bytes each: they need no order, and no look at where each ends."""
+    count, length = keys.shape
+    state = np.full(count, _SEED ^ np.uint32(length), np.uint32)
+    whole = length & ~3
+    if whole:
+        for mixed in _mix(np.ascontiguousarray(keys[:, :whole]).view("<u4").T):
+            state *= _M
+            state ^= mixed
+    if length > whole:
+        for byte in range(whole, length):
+            state ^= keys[:, byte].astype(np.uint32) << np.uint32(8 * (byte - whole))
+        state *= _M
+    return _finished(state)
+
+
+def _finished(state: np.ndarray) -> np.ndarray:
     state ^= state >> np.uint32(13)
     state *= _M
     state ^= state >> np.uint32(15)
-    hashes[order] = state
-    return hashes
+    return state
 
 
 def _longest_first(words: npt.NDArray[np.int64]) -> np.ndarray:

@@ -7,7 +7,7 @@ object for each record, or looks at a body more than a few times.
 import binascii
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,47 +16,37 @@ import numpy as np
 ABSENT: Final = msgspec.Raw(b"")
 #: With fewer texts the steps over all of them cost more than an object for each.
 VECTOR_ROWS_MIN: Final = 64
+# The least bytes of a request, beside its texts: in all, for a record's value, for its key.
+_ENVELOPE: Final = len('{"records":[]}') - len(",")
+_VALUE: Final = len('{"value":},')
+_KEY: Final = len('"key":,')
 # With fewer bytes a loop is faster than a vector.
 _VECTOR_BYTES_MIN: Final = 1024
 
 
-class Texts(NamedTuple):
-    """The JSON texts of one field of all records; ``data`` is all of them. ``lengths`` (int32) only of many."""
+class Texts:
+    """The JSON texts of one field of all records; ``data`` is all of them, ``present`` how many records have the
+    field.
+    """
 
-    texts: Sequence[msgspec.Raw]
-    data: bytes
-    lengths: np.ndarray | None
+    __slots__ = ("data", "present", "texts")
 
-    @classmethod
-    def of(cls, texts: Sequence[msgspec.Raw]) -> Self:
-        rows = len(texts)
-        lengths = None if rows < VECTOR_ROWS_MIN else np.fromiter(map(len, texts), np.int32, rows)
-        return cls(texts, b"".join(texts), lengths)
+    def __init__(self, texts: Sequence[msgspec.Raw]) -> None:
+        self.texts = texts
+        self.data = b"".join(texts)
+        self.present = len(texts) - texts.count(ABSENT)
 
     @classmethod
     def joined(cls, parts: "Sequence[Texts]") -> "Texts":
-        """The texts of ``parts`` one after another; nothing is counted or copied twice."""
-        if len(parts) == 1:
-            return parts[0]
-        lengths = [part.lengths for part in parts if part.lengths is not None]
-        texts = list(chain.from_iterable(part.texts for part in parts))
-        if len(lengths) < len(parts):
-            return cls.of(texts)
-        return cls(texts, b"".join(part.data for part in parts), np.concatenate(lengths))
-
-    @property
-    def present(self) -> int:
-        """How many records have the field."""
-        return sum(map(bool, self.texts)) if self.lengths is None else int(np.count_nonzero(self.lengths))
+        """The texts of ``parts`` one after another."""
+        return parts[0] if len(parts) == 1 else cls(list(chain.from_iterable([part.texts for part in parts])))
 
 
 def has_doubled_field(body: bytes, keys: Texts, values: Texts) -> bool:
     """Whether a field is there twice in a request of nothing but records of keys and values."""
     rows, with_key, with_value = len(keys.texts), keys.present, values.present
     outside = len(body) - len(keys.data) - len(values.data)
-    if rows == with_value and outside == len('{"records":[]}') + len('{"value":},') * rows - 1 + with_key * len(
-        '"key":,'
-    ):
+    if rows == with_value and outside == _ENVELOPE + _VALUE * rows + _KEY * with_key:
         return False  # these fields, once each, do not fit into less
     return _quotes(body) - _quotes(keys.data) - _quotes(values.data) != 2 * (1 + with_key + with_value)
 

@@ -62,6 +62,8 @@ class ParquetFile:
                 metadata=self.metadata,
                 pre_buffer=False,
                 page_checksum_verification=not self.chain,
+                # As Spark writes timestamps.
+                coerce_int96_timestamp_unit="us",
             )
             # One column has nearly all of the bytes: threads would gain little, and each keeps memory of its own.
             yield from parquet.iter_batches(rows, row_groups=[row_group], columns=list(columns), use_threads=False)

@@ -1,5 +1,7 @@
 """Reads segments: the footer, the list of row groups, and one row group, whole or in parts.
 
+Files of other writers, and the joined names of their records, are read by the same functions (``foreign_file``).
+
 Invariant: records that are handed out have rising offsets and LOG_SCHEMA; anything else is a CorruptionError with the
 file's name. Memory is bounded by one row group; in parts, by its compressed bytes and a few MiB.
 """
@@ -13,34 +15,30 @@ from logstore.errors import CorruptionError
 from logstore.limits import MIB
 from logstore.records.log_batches import int64_values
 from logstore.records.schema import LOG_SCHEMA, SEGMENT_SCHEMA
-from logstore.segments.footer import SegmentFooter
-from logstore.segments.names import parse_segment_name, partition_directory
+from logstore.segments.footer import SegmentFooter, is_segment
+from logstore.segments.foreign_file import ForeignFile, open_foreign
+from logstore.segments.foreign_names import foreign_records, is_joined
+from logstore.segments.inherited_state import inherited_footer
+from logstore.segments.names import known_segment_name, parse_segment_name, partition_directory
 from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
+from logstore.segments.row_group import RowGroup
 from logstore.segments.writer import Segment
 from logstore.table_files import TableFiles
 
 _BATCH_BYTES = MIB
 
 
-@dataclass(frozen=True, slots=True)
-class RowGroup:
-    """One unit of reading. Bounds are inclusive; ``encoded_bytes`` is its uncompressed size in Parquet; with many
-    repetitions its decoded size is far larger. ``stored_bytes`` is its size in the file.
-    """
-
-    index: int
-    first_offset: int
-    last_offset: int
-    num_rows: int
-    encoded_bytes: int
-    stored_bytes: int
-    min_timestamp_ms: int
-    max_timestamp_ms: int
-
-
 def read_footer(files: TableFiles, name: str) -> SegmentFooter:
-    """Raises FileNotFoundError, or CorruptionError if the file is not a whole segment."""
-    return open_parquet(files, name).footer
+    """The footer of a segment; for a file of another writer, the state that it inherits (``inherited_footer``).
+
+    Raises FileNotFoundError, OSError, or CorruptionError if the file is not whole.
+    """
+    if (foreign := _foreign(files, name)) is None:
+        return open_parquet(files, name).footer
+    groups = foreign.groups
+    base, end = (groups[0].first_offset, groups[-1].last_offset + 1) if groups else (0, 0)
+    (path, *_) = foreign_records(name).paths
+    return inherited_footer(files, int(path.partition("/")[0].removeprefix("partition=")), base, end)
 
 
 def segment_from_file(files: TableFiles, name: str) -> Segment:
@@ -100,7 +98,8 @@ def find_segments(files: TableFiles, partition: int, start: int, end: int) -> Fo
 
 def row_groups(files: TableFiles, name: str) -> tuple[RowGroup, ...]:
     """The index of a segment: rising and disjoint. FileNotFoundError; CorruptionError if it is not."""
-    return _row_groups(open_parquet(files, name))
+    foreign = _foreign(files, name)
+    return _row_groups(open_parquet(files, name)) if foreign is None else foreign.groups
 
 
 def read_row_group(
@@ -110,6 +109,11 @@ def read_row_group(
 
     Raises FileNotFoundError, OSError; CorruptionError if it does not read back.
     """
+    if (foreign := _foreign(files, name)) is not None:
+        schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+        parts = foreign.batches(index, schema.names, foreign.groups[index].num_rows)
+        (whole,) = pa.Table.from_batches(parts, schema).combine_chunks().to_batches()
+        return whole
     file = open_parquet(files, name)
     batches = list(_batches(file, index, columns, file.metadata.row_group(index).num_rows))
     if len(batches) != 1:
@@ -120,7 +124,20 @@ def read_row_group(
 def row_group_batches(files: TableFiles, name: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
     """As ``read_row_group``, about 1 MiB at a time."""
     rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
+    if (foreign := _foreign(files, name)) is not None:
+        return foreign.batches(group.index, LOG_SCHEMA.names, rows)
     return _batches(open_parquet(files, name), group.index, LOG_SCHEMA.names, rows)
+
+
+def _foreign(files: TableFiles, name: str) -> ForeignFile | None:
+    """None for a segment, whatever its name."""
+    if not is_joined(name):
+        if known_segment_name(name) is not None:
+            return None
+        file = open_parquet(files, name)
+        if is_segment(file.metadata.metadata or {}, file.place):
+            return None
+    return open_foreign(files, name)
 
 
 def _batches(file: ParquetFile, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:

@@ -18,6 +18,7 @@ from logstore.crc32c import crc32c
 from logstore.limits import RECORD_OVERHEAD_BYTES
 from logstore.segments import thrift
 from logstore.segments.checksums import MAGIC
+from logstore.segments.foreign_names import is_joined
 from logstore.segments.parquet_file import BAD_BYTES, damaged, open_parquet
 from logstore.table_files import TableFiles
 
@@ -54,6 +55,8 @@ def row_group_files(files: TableFiles, name: str) -> tuple[RowGroupFile, ...]:
 
     Raises FileNotFoundError, OSError, CorruptionError.
     """
+    if is_joined(name):
+        return ()
     file = open_parquet(files, name)
     if not file.chain:
         return ()

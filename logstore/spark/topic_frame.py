@@ -41,7 +41,11 @@ def client_id(spark: "SparkSession") -> str:
 
 
 def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan]) -> list["DataFrame"]:
-    table = read_table(spark, view.files).select(*_COLUMNS)
+    table = read_table(spark, view.files)
+    if view.refused_files:
+        names = ", ".join(f"'{name}'" for name in view.refused_files)
+        table = table.where(f"_metadata.file_name NOT IN ({names})")
+    table = table.select(*_COLUMNS)
     # The check first: a query for a few rows begins there. Delta has chosen the files before any task runs: if it is
     # the same table then, it was the same when they were chosen.
     return [_check(spark, view), *(table.where(scan.condition()) for scan in scans)]

@@ -55,6 +55,12 @@ class TopicView:
         )
         return plan_read(ranges, sealed, files)
 
+    @property
+    def refused_files(self) -> tuple[str, ...]:
+        """Names of files of other writers, without their directories, whose records are none of the log's."""
+        refused = (file for p in self.snapshot.partitions for file in self.snapshot.refused(p))
+        return tuple(sorted(file.path.rpartition("/")[2] for file in refused))
+
     def offsets_of_times(self, times_ms: Mapping[int, int]) -> dict[int, int | None]:
         """By partition the first offset of a time (ms) or later, None without one."""
         if self.urls:

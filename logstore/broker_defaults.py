@@ -1,0 +1,94 @@
+"""Kafka's broker settings: those that give keys of topics their defaults, and those that have no meaning here.
+
+Owns the pairs of names (Kafka: ``ServerTopicConfigSynonyms``), the rule which of several settings counts (ms over
+minutes over hours), and the reasons why other settings of Kafka's are refused.
+"""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+
+from logstore.errors import InvalidConfigError
+from logstore.topic_config import config_key, validate_overrides
+
+#: The settings of the store behind each key of a topic; the first one that is set counts.
+SYNONYMS: Mapping[str, tuple[str, ...]] = {
+    "segment.bytes": ("log.segment.bytes",),
+    "segment.ms": ("log.roll.ms", "log.roll.hours"),
+    "retention.ms": ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+    "retention.bytes": ("log.retention.bytes",),
+    "cleanup.policy": ("log.cleanup.policy",),
+    "min.cleanable.dirty.ratio": ("log.cleaner.min.cleanable.ratio",),
+    "min.compaction.lag.ms": ("log.cleaner.min.compaction.lag.ms",),
+    "max.compaction.lag.ms": ("log.cleaner.max.compaction.lag.ms",),
+    "delete.retention.ms": ("log.cleaner.delete.retention.ms",),
+    "file.delete.delay.ms": ("log.segment.delete.delay.ms",),
+    "max.message.bytes": ("message.max.bytes",),
+    "compression.type": ("compression.type",),
+    "message.timestamp.type": ("log.message.timestamp.type",),
+}
+
+#: Settings of Kafka's brokers that are refused, as names or globs, and why.
+WITHOUT_MEANING: Mapping[tuple[str, ...], str] = {
+    ("log.flush.*",): "every acknowledgement is synced",
+    ("log.index.*",): "there are no index files: Parquet and the Delta log have the indexes",
+    ("log.preallocate",): "segments are written whole",
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"): "a roll is one commit of a topic, and rolls take turns",
+    ("log.cleaner.dedupe.buffer.size", "log.cleaner.io.buffer.*"): "key compaction has no buffers of a fixed size",
+    ("log.message.timestamp.*.max.ms",): "timestamps are not bounded",
+    ("log.message.format.version", "log.message.downconversion.enable"): "there is one format of records",
+    ("log.local.retention.*", "remote.log.*"): "history is in the table from the first roll on",
+    ("log.dir", "log.dirs"): "the store has one directory, the setting data",
+    ("listeners", "advertised.listeners"): "there is one HTTP listener: host, port, allowed.hosts",
+    ("socket.request.max.bytes",): "the largest request is max.request.size",
+    ("num.network.threads", "num.io.threads", "background.threads"): "there is one event loop, and threads as needed",
+    ("default.replication.factor", "min.insync.replicas", "replica.*", "unclean.leader.election.*"): (
+        "there is one node"
+    ),
+}
+
+_TIME_UNITS_MS = {"minutes": 60_000, "hours": 3_600_000}
+_KEYS = {setting: key for key, settings in SYNONYMS.items() for setting in settings}
+
+
+def broker_default_names() -> list[str]:
+    """Every setting that gives a key of topics its default."""
+    return list(_KEYS)
+
+
+def why_without_meaning(name: str) -> str | None:
+    """Why a setting of Kafka's has no meaning here; None of any other name."""
+    found = (
+        reason for names, reason in WITHOUT_MEANING.items() if any(fnmatchcase(name, pattern) for pattern in names)
+    )
+    return next(found, None)
+
+
+def set_synonyms(key: str, settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Names and values of the ``settings`` that are set and belong to a topic's ``key``; the first one counts."""
+    return ((name, settings[name]) for name in SYNONYMS.get(key, ()) if name in settings)
+
+
+def topic_defaults_of(settings: Mapping[str, str]) -> dict[str, str]:
+    """The defaults of topic keys that Kafka's ``settings`` give, in the normal text of those keys.
+
+    Raises InvalidConfigError naming the setting, its value and what it takes.
+    """
+    values = {setting: _value(setting, text) for setting, text in settings.items()}
+    return {key: value for key in SYNONYMS for _, value in list(set_synonyms(key, values))[:1]}
+
+
+def _value(setting: str, text: str) -> str:
+    key, number = _KEYS[setting], text.strip()
+    factor = _TIME_UNITS_MS.get(setting.rpartition(".")[2], 1)
+    try:
+        # -1 says "no bound" in any unit.
+        value = str(int(number) * factor) if factor > 1 and int(number) > 0 else number
+        value = validate_overrides({key: value})[key]
+        if key == "retention.ms" and value == "0":
+            raise ValueError(text)  # Kafka refuses it, too: it would remove everything
+        return value
+    except (InvalidConfigError, ValueError):
+        takes = config_key(key).takes if factor == 1 else "a whole number of at least 1"
+        if key == "retention.ms":
+            takes = f"-1, or {takes.replace('-1', '1')}"
+        raise InvalidConfigError(f"{setting} cannot be '{text}': it takes {takes}") from None

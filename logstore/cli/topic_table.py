@@ -1,0 +1,309 @@
+"""``logstore topic verify`` and ``rebuild``: a topic's table on the disk, without a store."""
+
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from logstore.cli.command_group import FAILED, confirm, fail
+from logstore.cli.data_directory import given_data, require_topics, stopped_store, topic_names
+from logstore.cli.options import ConfigOption, JsonOption, parse_configs
+from logstore.cli.output import bytes_text, counted, print_json, print_table
+
+if TYPE_CHECKING:
+    from logstore.errors import LogStoreError
+    from logstore.log.table_check import Finding, Tails, TopicReport
+    from logstore.log.table_rebuild import RebuildPlan
+    from logstore.table_files import TableFiles
+
+DataOption = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="The data directory. Default: the setting data (data).")
+]
+
+
+VERIFY_EXAMPLES = """\b
+Examples:
+  logstore topic verify                     all topics of ./data
+  logstore topic verify events --data /srv/log
+  logstore topic verify --quick --json | jq '.topics[].problems'
+"""
+
+
+def verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="NAME", help="Topics; without a name all of them.")
+    ] = None,
+    data: DataOption = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read the ends of files only: neither their records nor all their bytes.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Check topics on the disk.
+
+    The Delta log, every file that it names, and the journal. Looks at a data directory, not at a store: it changes
+    nothing, takes no lock, and works while the store runs, too. Exit code 1 if anything is damaged, with a list. Files
+    of other writers are told of, and are no damage where they hold rewritten rows below the sealed offset.
+    """
+    from logstore.log.table_check import verify_topic
+    from logstore.table_root import open_root
+
+    directory = given_data(data)
+    # The journal first: a table that is read after it cannot be behind it.
+    tails, damage = journal_tails(directory)
+    root = open_root(directory)
+    topics = require_topics(directory, names or [])
+    lost = {} if names or not tails else _records_without_table(directory, tails)
+    reports = [verify_topic(root.open(name), None if damage else tails, quick=quick) for name in topics]
+    if json:
+        print_json(
+            {
+                "data": str(directory),
+                "journal": {"checked": tails is not None, "damage": damage and damage.message, "without_table": lost},
+                "topics": reports,
+            }
+        )
+    else:
+        _print_reports(reports, journal=tails is not None)
+    if damage:
+        typer.echo(f"logstore: {damage.message} The tables were not compared with it.", err=True)
+    for report in reports:
+        for finding in report.problems:
+            typer.echo(f"logstore: {finding_text(report.topic, finding)}", err=True)
+    for topic_id, count in lost.items():
+        records = counted(count, "record")
+        typer.echo(f"logstore: the journal has {records} of topic id {topic_id}, which no table here is", err=True)
+    if damage or lost or any(report.problems for report in reports):
+        raise typer.Exit(FAILED)
+
+
+def _records_without_table(data: Path, tails: "Tails") -> dict[str, int]:
+    """By topic id, records of topics that have no table and were not deleted, as far as the journal knows un-sealed."""
+    from logstore.table_root import open_root
+
+    known = topic_names(data).keys() | {str(topic_id) for topic_id in open_root(data).removed()}
+    found: dict[str, int] = {}
+    for (topic_id, _), tail in tails.items():
+        count = tail.index.offsets_from(tail.sealed_offset)
+        if count and str(topic_id) not in known:
+            found[str(topic_id)] = found.get(str(topic_id), 0) + count
+    return found
+
+
+def journal_tails(data: Path) -> "tuple[Tails | None, LogStoreError | None]":
+    """The state that the journals of a data directory tell, by topic id and partition, and their damage. None without a
+    journal.
+    """
+    from logstore.errors import LogStoreError
+    from logstore.journal.observed import ObservedJournal
+    from logstore.log.table_check import collect_tails
+
+    journals = sorted(data.glob("brokers/*/journal/*/"))
+    if not journals:
+        return None, None
+    try:
+        return collect_tails(chain.from_iterable(ObservedJournal(journal).frames() for journal in journals)), None
+    except LogStoreError as error:
+        return {}, error
+
+
+def finding_text(topic: str, finding: "Finding") -> str:
+    where = topic if finding.partition is None else f"{topic}-{finding.partition}"
+    return f"{where}: {finding.check}: {finding.text}"
+
+
+def _print_reports(reports: "list[TopicReport]", *, journal: bool) -> None:
+    print_table(
+        ["topic", "version", "partitions", "files", "records", "bytes", "state"],
+        [
+            (
+                report.topic,
+                "-" if report.version is None else report.version,
+                report.partitions or "-",
+                report.files,
+                report.records,
+                bytes_text(report.bytes),
+                counted(len(report.problems), "problem") if report.problems else "good",
+            )
+            for report in reports
+        ],
+    )
+    for report in reports:
+        for finding in report.notes:
+            print(f"note: {finding_text(report.topic, finding)}")
+        if report.unnamed_files:
+            files = counted(report.unnamed_files, "file")
+            print(f"note: {report.topic}: {files} on disk not in the table; a vacuum deletes what is old enough")
+    if not journal:
+        print("note: there is no journal: records that are not in Delta yet were not looked for")
+
+
+REBUILD_EXAMPLES = """\b
+Examples:
+  logstore topic rebuild events --dry-run
+  logstore topic rebuild events --data /srv/log
+  logstore topic rebuild events --topic-id 6ba7b810-9dad-11d1-80b4-00c04fd430c8 --config cleanup.policy=compact
+"""
+
+
+def rebuild(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The topic.")],
+    data: DataOption = None,
+    topic_id: Annotated[
+        str | None,
+        typer.Option("--topic-id", metavar="ID", help="The topic's id, if nothing else tells it; 'new' for a new one."),
+    ] = None,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="The number of partitions, if it was larger.")
+    ] = None,
+    config: ConfigOption = None,
+    log_start: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--log-start",
+            metavar="PARTITION=OFFSET",
+            help="Records of a partition below this offset were deleted; may be repeated.",
+        ),
+    ] = None,
+    give_up_missing: Annotated[
+        bool, typer.Option("--give-up-missing", help="Go on without records that no file has any more.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, and change nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Make a new Delta log from a topic's files.
+
+    For a log that is lost or beyond repair. The store must be stopped. Shows the plan, and asks first.
+
+    The files decide, with all that can still be read of the old log: of files for the same offsets the newest ones
+    count, so that what retention, compaction and merge took out stays out. The old log is kept beside the new one.
+    """
+    from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
+    from logstore.table_root import open_root
+    from logstore.topic_config import validate_overrides
+
+    directory = given_data(data)
+    require_topics(directory, [name])
+    known = Known(
+        topic_id=_uuid(topic_id),
+        new_topic_id=topic_id == "new",
+        partitions=partitions,
+        configs=validate_overrides(parse_configs(config)),
+        log_starts=_log_starts(log_start),
+        give_up_missing=give_up_missing,
+    )
+    home = next(iter(sorted(directory.glob("brokers/*/"))), directory / "brokers" / "0")
+    with stopped_store(home):
+        root = open_root(directory)
+        files = root.open(name)
+        if (aside := root.log_set_aside(name)) is not None:
+            if dry_run:
+                fail(f"An earlier rebuild of topic {name} was cut short: run it again, without --dry-run")
+            files.put_back(aside)
+        _require_damage(files)
+        tails, damage = journal_tails(directory)
+        if damage:
+            raise damage
+        if (other := topic_names(directory).get(str(known.topic_id), name)) != name:
+            fail(f"{known.topic_id} is the id of topic {other}")
+        plan = plan_rebuild(files, tails or {}, known, _orphans(directory, name, tails or {}))
+        if not json:
+            _print_plan(plan)
+        done = not dry_run and not plan.refusals
+        if done and not yes:
+            confirm(f"Rebuild the Delta log of topic {name} so?", otherwise="Nothing was changed.")
+        kept = carry_out(root, plan) if done else None
+        report = _verified(directory, name) if done else None
+    if json:
+        print_json({"topic": name, "rebuilt": done, "old_log": kept, "plan": plan, "problems": report or []})
+    elif done:
+        print(f"Rebuilt topic {name}. The old log: {files.where(kept) if kept else 'there was none'}")
+    for text in plan.refusals if not dry_run or not json else ():
+        typer.echo(f"logstore: {name}: {text}", err=True)
+    for finding in report or ():
+        typer.echo(f"logstore: {finding_text(name, finding)}", err=True)
+    if plan.refusals or report:
+        raise typer.Exit(FAILED)
+
+
+def _uuid(text: str | None) -> UUID | None:
+    if text in (None, "new"):
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no id, and not 'new'", param_hint="--topic-id") from None
+
+
+def _log_starts(given: list[str] | None) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for text in given or ():
+        partition, _, offset = text.partition("=")
+        if not (partition.isdecimal() and offset.isdecimal()):
+            raise typer.BadParameter(f"{text!r} is not PARTITION=OFFSET", param_hint="--log-start")
+        if int(partition) in found:
+            raise typer.BadParameter(f"partition {partition} is given twice", param_hint="--log-start")
+        found[int(partition)] = int(offset)
+    return found
+
+
+def _require_damage(files: "TableFiles") -> None:
+    """A log that can be read is the truth: nothing is rebuilt from less than it says."""
+    from logstore.delta.log_check import observed_snapshot, read_remains
+    from logstore.errors import LogStoreError
+
+    if read_remains(files).problems:
+        return
+    try:
+        observed_snapshot(files)
+    except LogStoreError:
+        return
+    fail(f"The Delta log of topic {files.name} is whole: there is nothing to rebuild. See: logstore topic verify")
+
+
+def _orphans(data: Path, name: str, tails: "Tails") -> dict[UUID, str]:
+    """Topics of which the journal has records, and that are no other table and were not deleted."""
+    from logstore.table_root import open_root
+
+    others = {UUID(topic_id) for topic_id, other in topic_names(data).items() if other != name}
+    others |= open_root(data).removed()
+    found: dict[UUID, str] = {}
+    for topic_id in sorted({topic_id for topic_id, _ in tails} - others):
+        ends = {partition: tail.end_offset for (found_id, partition), tail in tails.items() if found_id == topic_id}
+        found[topic_id] = ", ".join(f"partition {p} up to offset {end}" for p, end in sorted(ends.items()))
+    return found
+
+
+def _print_plan(plan: "RebuildPlan") -> None:
+    print(f"Topic {plan.topic}, id {plan.topic_id}, {counted(len(plan.partitions), 'partition')}")
+    print_table(
+        ["partition", "log start", "sealed", "clean point", "epoch", "files", "records", "bytes", "superseded", "gaps"],
+        [
+            (
+                part.partition,
+                part.log_start,
+                part.sealed,
+                part.cleaned,
+                part.leader_epoch,
+                len(part.files),
+                sum(file.num_records for file in part.files),
+                bytes_text(sum(file.size for file in part.files)),
+                len(part.superseded),
+                ", ".join(f"{start} to {end - 1}" for start, end in part.gaps) or "-",
+            )
+            for part in plan.partitions
+        ],
+    )
+    for text in plan.warnings:
+        print(f"note: {text}")
+
+
+def _verified(data: Path, name: str) -> "list[Finding]":
+    """The problems of the rebuilt topic."""
+    from logstore.log.table_check import verify_topic
+    from logstore.table_root import open_root
+
+    return verify_topic(open_root(data).open(name), journal_tails(data)[0]).problems

@@ -1,0 +1,184 @@
+"""Deletes files from storage that no version of the table needs any more; the Delta log tells which. No commit is made.
+
+Invariants:
+
+- An active file of the snapshot is never deleted.
+- ``delete_removed_files`` deletes only what a commit removed, durably. A file that a roll, a merge or a job has written
+  and not committed yet has no removal.
+- ``delete_unnamed_files`` deletes only files that no commit names, and of these only old ones: no roll, merge or job
+  takes days from its file to its commit.
+- A segment of offsets that the table lacks is deleted only if a commit meant its records to go (a ``DELETE``, a job).
+  The store may commit any other again (rule R7), after a ``RESTORE`` for example.
+- A deletion that is cut short, or that runs twice at once, leaves a table that a later one can go on with.
+
+Versions of the table from before a removal cannot be read, nor be restored with RESTORE, once its file is deleted.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote
+
+from logstore.delta.file_history import file_history
+from logstore.delta.log_entries import entry_name, list_log
+from logstore.delta.snapshot import TopicSnapshot
+from logstore.segments.names import SegmentName, known_segment_name
+from logstore.table_files import Entry, TableFiles
+
+_DATA_FILE = re.compile(r"(partition=[^/]*)/[^/]*\.parquet")
+
+
+@dataclass(frozen=True, slots=True)
+class DeletedFiles:
+    """Names within the table, by rising name, and the sum of their bytes."""
+
+    names: tuple[str, ...] = ()
+    bytes: int = 0
+
+
+def delete_removed_files(
+    files: TableFiles, snapshot: TopicSnapshot, *, delay_ms: int, now_ms: int, dry_run: bool = False
+) -> DeletedFiles:
+    """Delete what a commit removed at ``now_ms - delay_ms`` or before; with ``dry_run`` only say what that would be.
+
+    ``snapshot`` is of this moment. ``now_ms`` is a time that both the clock of this machine and that of the storage
+    have reached. The log forgets removals after a while (``schema.removals_kept_ms``); their files are then unnamed.
+    Costs a list of names per partition with such a file. OSError.
+    """
+    active = {unquote(path) for path in snapshot.paths}
+    due = {
+        name
+        for path, removed_ms in snapshot.log.removals.items()
+        if removed_ms is not None and removed_ms <= now_ms - delay_ms and (name := unquote(path)) not in active
+    }
+    found = _on_disk(files, due)
+    found = _without_dropped(files, snapshot, found)
+    if found and not dry_run:
+        _sync_removals(files, snapshot.version)
+    return _delete(files, found, dry_run=dry_run)
+
+
+def delete_unnamed_files(
+    files: TableFiles, unnamed: Mapping[str, Entry], *, age_ms: int, now_ms: int, dry_run: bool = False
+) -> DeletedFiles:
+    """Delete those of ``unnamed`` (see ``unnamed_files``) written at ``now_ms - age_ms`` or before. OSError."""
+    due = [entry for entry in unnamed.values() if entry.modified_ms <= now_ms - age_ms]
+    return _delete(files, due, dry_run=dry_run)
+
+
+@dataclass(frozen=True, slots=True)
+class UnnamedFiles:
+    """Files in storage that are neither active nor known as removed, by name.
+
+    ``superseded``: segments whose offsets the table has in other files, or had to give up. Their removal was forgotten
+    by the log, or a job was killed before its commit. ``needed``: segments of offsets that the table lacks, perhaps
+    because a commit was lost. ``others`` have names that are not ours.
+    """
+
+    superseded: dict[str, Entry]
+    needed: dict[str, Entry]
+    others: dict[str, Entry]
+
+
+def unnamed_files(snapshot: TopicSnapshot, entries: Iterable[Entry]) -> UnnamedFiles:
+    """The unnamed ones of ``entries`` of a table's files. CorruptionError if the table's own files overlap."""
+    found = UnnamedFiles({}, {}, {})
+    named = {unquote(path) for path in (*snapshot.paths, *snapshot.log.removals)}
+    gaps = _Gaps(snapshot)
+    for entry in entries:
+        if _DATA_FILE.fullmatch(entry.name) is None or entry.name in named:
+            continue
+        name = known_segment_name(entry.name)
+        if name is None or name.partition not in snapshot.partitions:
+            found.others[entry.name] = entry
+        elif gaps.reach(name):
+            found.needed[entry.name] = entry
+        else:
+            found.superseded[entry.name] = entry
+    return found
+
+
+class _Gaps:
+    """The offsets of each partition, from its log start on, for which the table has no file."""
+
+    def __init__(self, snapshot: TopicSnapshot) -> None:
+        self._snapshot = snapshot
+        self._known: dict[int, list[tuple[int, int]]] = {}
+
+    def reach(self, name: SegmentName) -> bool:
+        """Whether the segment of the name has offsets that the table lacks. CorruptionError if the table's own files
+        overlap.
+        """
+        state = self._snapshot.partitions[name.partition]
+        if name.partition not in self._known:
+            self._snapshot.check(name.partition)
+            self._known[name.partition] = self._snapshot.uncovered(name.partition, state.log_start)
+        # A name of an earlier release does not say where its range ends.
+        end = name.base_offset + 1 if name.end_offset is None else name.end_offset
+        return end > state.sealed or any(
+            low < end and name.base_offset < high for low, high in self._known[name.partition]
+        )
+
+
+def _without_dropped(files: TableFiles, snapshot: TopicSnapshot, entries: list[Entry]) -> list[Entry]:
+    """``entries`` without the segments of offsets that the table lacks because a commit dropped them unasked."""
+    gaps = _Gaps(snapshot)
+    lacked = set()
+    for entry in entries:
+        name = known_segment_name(entry.name)
+        if name is not None and name.partition in snapshot.partitions and gaps.reach(name):
+            lacked.add(entry.name)
+    if not lacked:
+        return entries
+    removals = {unquote(path): removal for path, removal in file_history(files, -1).removals.items()}
+
+    def is_dropped(name: str) -> bool:
+        removal = removals.get(name)
+        return removal is not None and (not removal.meant or removal.rewritten)
+
+    return [entry for entry in entries if entry.name not in lacked or not is_dropped(entry.name)]
+
+
+def _sync_removals(files: TableFiles, version: int) -> None:
+    """Make the log up to ``version`` durable: a power cut must not take back a removal whose file is gone."""
+    log = list_log(files)
+    base = max((v for v in log.checkpoints if v <= version), default=0)
+    entries = [entry_name(v) for v in sorted(log.entries) if base <= v <= version]
+    files.sync([*log.checkpoints.get(base, ()), *entries])
+
+
+def _on_disk(files: TableFiles, names: Iterable[str]) -> list[Entry]:
+    by_directory: dict[str, set[str]] = {}
+    for name in names:
+        # Names come from a log that others write to.
+        if match := _DATA_FILE.fullmatch(name):
+            by_directory.setdefault(match[1], set()).add(name)
+    found: list[Entry] = []
+    for directory, wanted in sorted(by_directory.items()):
+        try:
+            there = files.names(directory)
+        except FileNotFoundError:
+            continue
+        for name in there:
+            if name in wanted:
+                try:
+                    found.append(files.head(name))
+                except FileNotFoundError:
+                    continue  # another vacuum was faster
+    return found
+
+
+def _delete(files: TableFiles, entries: Iterable[Entry], *, dry_run: bool) -> DeletedFiles:
+    names: list[str] = []
+    size = 0
+    for entry in sorted(entries):
+        if not dry_run:
+            try:
+                # A power cut may bring it back, and the next vacuum deletes it again.
+                files.remove([entry.name], durable=False)
+            except FileNotFoundError:
+                continue
+            files.reached("vacuum.deleted")
+        names.append(entry.name)
+        size += entry.size
+    return DeletedFiles(tuple(names), size)

@@ -1,0 +1,410 @@
+"""``topic rebuild``: a new Delta log for a topic from the files on the disk, when the old one is lost or beyond repair.
+
+Sources, the better one first: what can still be read of the old log (``LogRemains``), the footers of the files, the
+journal, and what a person says (``Known``). Invariants: no file that the old log removed comes back; a newer file wins
+over those that it replaced (``rebuild_plan``); the plan is made without a change to any file, and carried out by one
+new log, beside which the old one is kept.
+"""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from logstore.delta.actions import Add
+from logstore.delta.committer import commit_info
+from logstore.delta.first_entry import first_entry
+from logstore.delta.log_check import LogRemains, read_remains
+from logstore.delta.schema import (
+    CLEANED,
+    DELTA_PROPERTIES,
+    EPOCH,
+    FORBIDDEN_PROPERTY,
+    LOG_RETENTION_PROPERTY,
+    PARTITIONS_PROPERTY,
+    PROPERTY_PREFIX,
+    PROTOCOL,
+    REWRITE,
+    SEALED,
+    START,
+    TOPIC_PROPERTY,
+    add_action,
+    app_id,
+)
+from logstore.errors import CommitRefusedError, CorruptionError, LogStoreError
+from logstore.journal.journal_file import PartitionKey
+from logstore.log.history import new_gaps
+from logstore.log.journal_tail import JournalTail
+from logstore.log.rebuild_plan import Candidate, Chain, newest_chain
+from logstore.segments.checking import check_file
+from logstore.segments.footer import ROLL, SegmentFooter
+from logstore.segments.layout import layout_of
+from logstore.segments.names import SegmentName, known_segment_name, parse_segment_name
+from logstore.segments.reader import read_footer, segment_from_file
+from logstore.segments.writer import Segment
+from logstore.table_files import LOG_DIRECTORY, TableFiles
+from logstore.table_root import TableRoot
+
+OPERATION = "rebuild"
+#: Of a job that cuts a file at the log start (``compaction_jobs.retention``).
+_CUT_AT_LOG_START = "retention-boundary"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Facts of a topic that a person gives, because no file may have them. ``log_starts`` by partition; None: not said.
+
+    ``configs`` are topic configuration in their normal text. ``give_up_missing``: offsets that no file stands for, and
+    that were not known to be gone, are given up.
+    """
+
+    topic_id: uuid.UUID | None = None
+    new_topic_id: bool = False
+    partitions: int | None = None
+    configs: Mapping[str, str] = field(default_factory=dict)
+    log_starts: Mapping[int, int] = field(default_factory=dict)
+    give_up_missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionPlan:
+    """``files`` by rising offset. ``superseded`` are readable files that newer ones stand for; ``gaps`` as of
+    ``Chain``.
+    """
+
+    partition: int
+    log_start: int
+    sealed: int
+    leader_epoch: int
+    cleaned: int
+    rewrite: int
+    files: tuple[Segment, ...]
+    superseded: tuple[str, ...]
+    gaps: tuple[tuple[int, int], ...]
+
+
+@dataclass
+class RebuildPlan:
+    """``refusals`` keep it from being carried out, ``warnings`` are what cannot be known."""
+
+    topic: str
+    topic_id: uuid.UUID
+    properties: dict[str, str]
+    partitions: list[PartitionPlan]
+    left_out: list[str]
+    refusals: list[str]
+    warnings: list[str]
+    #: Files of another writer that the old log names, with its actions.
+    foreign: dict[str, Add] = field(default_factory=dict)
+
+
+@dataclass
+class _Found:
+    """The segments of one partition on the disk; ``unreadable`` ones with reasons. Files of other writers end at
+    ``foreign_end``.
+    """
+
+    readable: dict[str, tuple[Segment, SegmentFooter]] = field(default_factory=dict)
+    unreadable: dict[str, str] = field(default_factory=dict)
+    foreign_end: int = 0
+
+
+def plan_rebuild(
+    files: TableFiles, tails: Mapping[PartitionKey, JournalTail], known: Known, orphans: Mapping[uuid.UUID, str]
+) -> RebuildPlan:
+    """A plan for a topic. ``tails`` are the journal's; ``orphans`` the topics of which the journal has records and that
+    no other table is, with a description. OSError, NewerFormatError.
+    """
+    remains = read_remains(files)
+    plan = RebuildPlan(files.name, uuid.UUID(int=0), {}, [], [], [], [])
+    plan.topic_id = _topic_id(remains, known, orphans, plan)
+    found = _find_files(files, remains, plan)
+    in_journal = [partition for topic_id, partition in tails if topic_id == plan.topic_id]
+    count = _partition_count(remains, found, in_journal, known, plan)
+    plan.properties = _properties(files.name, remains, known, count, plan)
+    for partition in range(count):
+        here = found.get(partition, _Found())
+        tail = tails.get((plan.topic_id, partition))
+        plan.partitions.append(_plan_partition(files, partition, here, tail, remains, known, plan))
+    operations = {segment.operation for part in plan.partitions for segment in part.files}
+    if "key-compaction" in operations and "compact" not in plan.properties.get(f"{PROPERTY_PREFIX}cleanup.policy", ""):
+        plan.warnings.append("files of this topic were compacted: give --config cleanup.policy=compact if it was so")
+    return plan
+
+
+def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
+    """Write the new log; the name under which the table keeps the old one. CommitRefusedError if the plan may not be
+    carried out; OSError, and the command may be given again then.
+    """
+    if plan.refusals:
+        raise CommitRefusedError(f"topic {plan.topic!r} was not rebuilt: {'. '.join(plan.refusals)}")
+    transactions: dict[str, int] = {}
+    added: list[Add] = []
+    for part in plan.partitions:
+        facts = {SEALED: part.sealed, EPOCH: part.leader_epoch, START: part.log_start}
+        facts |= {REWRITE: part.rewrite, CLEANED: part.cleaned}
+        transactions |= {
+            app_id(part.partition, fact): value for fact, value in facts.items() if value or fact == SEALED
+        }
+        for segment in part.files:
+            action = add_action(segment, data_change=True)
+            values = dict(action.partition_values)
+            added.append(
+                Add(action.path, action.size, values, action.modification_time, action.data_change, action.stats)
+            )
+    added += plan.foreign.values()
+    info = commit_info(OPERATION, uuid.uuid4().hex, {"added_segments": len(added)})
+    schema, count = layout_of(plan.topic).table_schema, len(plan.partitions)
+    entry = first_entry(
+        schema, plan.properties, count, info, table_id=plan.topic_id, transactions=transactions, added=added
+    )
+    return root.renew_log(plan.topic, entry)
+
+
+# ---- what the topic is ----------------------------------------------------------------------------------------------
+
+
+def _topic_id(remains: LogRemains, known: Known, orphans: Mapping[uuid.UUID, str], plan: RebuildPlan) -> uuid.UUID:
+    in_log = None if remains.meta_data is None else uuid.UUID(remains.meta_data.id)
+    if in_log is not None:
+        if known.topic_id not in (None, in_log) or known.new_topic_id:
+            plan.refusals.append(f"the Delta log says that the topic's id is {in_log}: leave --topic-id out")
+        return in_log
+    if known.topic_id is not None:
+        return known.topic_id
+    if orphans and not known.new_topic_id:
+        listed = "; ".join(f"{topic_id}: {what}" for topic_id, what in orphans.items())
+        plan.refusals.append(
+            "the Delta log does not tell the topic's id any more, and the journal has records of topics without a "
+            f"table: {listed}. Give the id of this topic with --topic-id, or --topic-id new for a new one"
+        )
+    plan.warnings.append(
+        "the topic gets a new id: offsets that groups have committed for it do not count any more, and records that "
+        "the journal has under the old id stay there"
+    )
+    return uuid.uuid4()
+
+
+def _partition_count(
+    remains: LogRemains, found: Mapping[int, _Found], in_journal: list[int], known: Known, plan: RebuildPlan
+) -> int:
+    configured = remains.meta_data.configuration or {} if remains.meta_data is not None else {}
+    text = configured.get(PARTITIONS_PROPERTY) or ""
+    in_log = int(text) if text.isdecimal() else 0
+    least = max((in_log, *(partition + 1 for partition in (*found, *in_journal))), default=0)
+    if known.partitions is not None and known.partitions < least:
+        plan.refusals.append(f"the topic has {least} partitions at least, not {known.partitions}")
+    if not in_log and known.partitions is None:
+        plan.warnings.append(
+            f"the number of partitions is taken from the files and the journal: {max(least, 1)}. Give --partitions if "
+            "there were more, which had no record"
+        )
+    return max(least, known.partitions or 0, 1)
+
+
+def _properties(name: str, remains: LogRemains, known: Known, partitions: int, plan: RebuildPlan) -> dict[str, str]:
+    properties = {**DELTA_PROPERTIES, LOG_RETENTION_PROPERTY: layout_of(name).log_retention}
+    if remains.meta_data is None:
+        plan.warnings.append(
+            "the Delta log does not tell the topic's configuration any more: what is not given with --config has its "
+            "default"
+        )
+    else:
+        configured = remains.meta_data.configuration or {}
+        properties |= {key: value for key, value in configured.items() if value is not None}
+        if remains.problems:
+            plan.warnings.append("changes of the configuration in entries that cannot be read are lost")
+    named = properties.get(TOPIC_PROPERTY)
+    if named not in (None, name):
+        plan.refusals.append(f"its Delta log is that of topic {named!r}: this is a copy of that directory")
+    properties.pop(FORBIDDEN_PROPERTY, None)
+    properties |= {PROPERTY_PREFIX + key: value for key, value in known.configs.items()}
+    return properties | {TOPIC_PROPERTY: name, PARTITIONS_PROPERTY: str(partitions)}
+
+
+# ---- its files ------------------------------------------------------------------------------------------------------
+
+
+def _find_files(files: TableFiles, remains: LogRemains, plan: RebuildPlan) -> dict[int, _Found]:
+    """All segments on the disk by partition, but those that the old log removed. Ends of files are read."""
+    found: dict[int, _Found] = {}
+    for entry in files.list(""):
+        if not entry.name.endswith(".parquet") or entry.name.startswith(LOG_DIRECTORY):
+            continue
+        name = parse_segment_name(entry.name)
+        if name is None:
+            if entry.name not in remains.added:
+                plan.left_out.append(entry.name)
+                plan.warnings.append(
+                    f"{files.where(entry.name)} is another writer's, and the old log does not name it: it is left out"
+                )
+            continue
+        if entry.name in remains.removed:
+            plan.left_out.append(entry.name)
+            continue
+        here = found.setdefault(name.partition, _Found())
+        try:
+            here.readable[entry.name] = segment_from_file(files, entry.name), read_footer(files, entry.name)
+        except CorruptionError as error:
+            here.unreadable[entry.name] = str(error)
+    for path, add in sorted(remains.added.items()):
+        if known_segment_name(path) is None:
+            _find_foreign(files, add, found, plan)
+    if plan.foreign and remains.protocol is not None:
+        protocol = remains.protocol.min_reader_version, remains.protocol.min_writer_version
+        if protocol != PROTOCOL:
+            plan.refusals.append(f"another writer has upgraded the table to reader and writer version {protocol}")
+    return found
+
+
+def _find_foreign(files: TableFiles, add: Add, found: dict[int, _Found], plan: RebuildPlan) -> None:
+    """A file of another writer that the old log names: the files that it replaced are gone from the table."""
+    text = (add.partition_values or {}).get("partition") or ""
+    try:
+        checked = check_file(files, add.path)
+    except (LogStoreError, FileNotFoundError) as error:
+        plan.refusals.append(f"the old log names another writer's file, and it cannot be read: {error}")
+        return
+    if not text.isdecimal() or checked.min_offset is None or checked.max_offset is None:
+        return
+    plan.foreign[add.path] = add
+    here = found.setdefault(int(text), _Found())
+    here.foreign_end = max(here.foreign_end, checked.max_offset + 1)
+
+
+def _plan_partition(
+    files: TableFiles,
+    partition: int,
+    found: _Found,
+    tail: JournalTail | None,
+    remains: LogRemains,
+    known: Known,
+    plan: RebuildPlan,
+) -> PartitionPlan:
+    def fact(name: str) -> int:
+        return remains.transactions.get(app_id(partition, name), 0)
+
+    replaced = _replaced(partition, remains)
+    while True:
+        segments = [
+            segment
+            for path, (segment, _) in found.readable.items()
+            if path in remains.added or not _overlaps(segment, replaced)
+        ]
+        named = _unreadable_names(found, replaced)
+        log_start = _log_start(partition, [*segments, *named], remains, known)
+        sealed = max((log_start, found.foreign_end, *(segment.end_offset for segment in segments)))
+        if tail is None or not _goes_on(tail, sealed):
+            # Records of a damaged file were given their offsets, and nobody else may get these.
+            sealed = max((sealed, fact(SEALED), *(name.end_offset or 0 for name in named)))
+            sealed = sealed if tail is None else tail.sealed_beyond(sealed)
+        chain = newest_chain((_candidate(s, found.readable[s.path][1]) for s in segments), log_start, sealed)
+        damaged = _damaged(files, chain)
+        if not damaged:
+            break
+        for path, reason in damaged.items():
+            del found.readable[path]
+            found.unreadable[path] = reason
+    chosen = [found.readable[file.path] for file in chain.files]
+    paths = {segment.path for segment, _ in chosen}
+    _judge(partition, chain, found, remains, known, plan)
+    return PartitionPlan(
+        partition,
+        log_start,
+        sealed,
+        max((fact(EPOCH), *(segment.leader_epoch for segment, _ in chosen))),
+        min(sealed, max((fact(CLEANED), *(end for _, footer in chosen for end, _ in footer.cleanings)))),
+        max(fact(REWRITE), int(any(segment.operation != ROLL for segment, _ in chosen))),
+        tuple(segment for segment, _ in chosen),
+        tuple(sorted(found.readable.keys() - paths)),
+        chain.gaps,
+    )
+
+
+def _replaced(partition: int, remains: LogRemains) -> list[tuple[int, int]]:
+    """Ranges of segments that another writer replaced: what is left of their records is in its files, or deleted."""
+    names = (known_segment_name(path) for path in remains.replaced)
+    return sorted(
+        (name.base_offset, name.end_offset)
+        for name in names
+        if name is not None and name.partition == partition and name.end_offset is not None
+    )
+
+
+def _unreadable_names(found: _Found, replaced: list[tuple[int, int]]) -> list[SegmentName]:
+    """Segments that are damaged, as far as their names tell their ranges."""
+    names = (known_segment_name(path) for path in found.unreadable)
+    return [
+        name for name in names if name is not None and name.end_offset is not None and not _overlaps(name, replaced)
+    ]
+
+
+def _overlaps(segment: Segment | SegmentName, ranges: list[tuple[int, int]]) -> bool:
+    reach = segment.end_offset or 0
+    return any(base < reach and segment.base_offset < end for base, end in ranges)
+
+
+def _log_start(partition: int, segments: Sequence[Segment | SegmentName], remains: LogRemains, known: Known) -> int:
+    """The least log start that is known; without anything the begin of the first file."""
+    cuts = [
+        s.base_offset for s in segments if isinstance(s, Segment) and s.operation == _CUT_AT_LOG_START and s.num_records
+    ]
+    if app_id(partition, SEALED) in remains.transactions:
+        cuts.append(remains.transactions.get(app_id(partition, START), 0))
+    if partition in known.log_starts:
+        cuts.append(known.log_starts[partition])
+    return max(cuts) if cuts else min((segment.base_offset for segment in segments), default=0)
+
+
+def _goes_on(tail: JournalTail, offset: int) -> bool:
+    """Whether the journal still has the records from ``offset`` on: then they are rolled again."""
+    begin = tail.index.lowest_above(offset)
+    return begin is not None and begin <= offset and tail.sealed_offset <= offset
+
+
+def _candidate(segment: Segment, footer: SegmentFooter) -> Candidate:
+    cleaned_ms = max((time_ms for _, time_ms in footer.cleanings), default=0)
+    return Candidate(
+        segment.path,
+        segment.base_offset,
+        segment.end_offset,
+        segment.num_records,
+        segment.leader_epoch,
+        0 if segment.operation == ROLL else 1 + cleaned_ms,
+    )
+
+
+def _damaged(files: TableFiles, chain: Chain) -> dict[str, str]:
+    """The chosen files that are not whole, with the reasons: they are read to their ends."""
+    damaged = {}
+    for file in chain.files:
+        try:
+            check_file(files, file.path)
+        except (LogStoreError, FileNotFoundError) as error:
+            damaged[file.path] = str(error)
+    return damaged
+
+
+def _judge(partition: int, chain: Chain, found: _Found, remains: LogRemains, known: Known, plan: RebuildPlan) -> None:
+    """The missing offsets of a partition, and its facts that cannot be known."""
+    for start, end in new_gaps(chain.gaps, _replaced(partition, remains)):
+        if known.give_up_missing:
+            plan.warnings.append(f"partition {partition}: offsets {start} to {end - 1} are given up")
+            continue
+        plan.refusals.append(
+            f"partition {partition}: no readable file stands for offsets {start} to {end - 1}. Restore the files; or, "
+            f"if they were deleted, say so with --log-start {partition}={end}; or give them up with --give-up-missing"
+        )
+    for path, reason in found.unreadable.items():
+        plan.left_out.append(path)
+        name = parse_segment_name(path)
+        assert name is not None
+        low, high = name.base_offset, name.end_offset or name.base_offset + 1
+        replaced = any(file.base_offset < high and low < file.end_offset for file in chain.files)
+        consequence = "; older files stand for its offsets: records that a job removed may be back" if replaced else ""
+        plan.warnings.append(f"partition {partition}: {reason}{consequence}")
+    if app_id(partition, SEALED) not in remains.transactions and chain.files and partition not in known.log_starts:
+        plan.warnings.append(
+            f"partition {partition}: the Delta log does not tell the log start any more; records from offset "
+            f"{chain.files[0].base_offset} on are there again, also expired and deleted ones: --log-start "
+            f"{partition}=OFFSET says another"
+        )

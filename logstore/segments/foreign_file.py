@@ -1,0 +1,265 @@
+"""Files of other writers, read as if they were segments: records by rising offset, in row groups.
+
+Spark, delta-rs and others write the rows of a topic's table in an order of their own, with timestamps of any unit,
+without statistics and with columns of their own. The offsets of such a file are read once. If they rise, its row
+groups are used as they are. If not, the file is read in runs of its sorted rows; each run decodes the row groups that
+have rows of it, so a file in random order is read several times over.
+
+Invariants: records that are handed out have rising offsets, each once, and LOG_SCHEMA; anything else is a
+CorruptionError with the file's name and the remedy. Memory: one row group of the writer, or one run; and for a file in
+another order 4 bytes a row while it is read, which ``FOREIGN_ROWS_MAX`` bounds.
+"""
+
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from cachetools import LRUCache
+
+from logstore.errors import CorruptionError
+from logstore.limits import MIB, ROW_GROUP_BYTES_MAX, ROW_GROUP_ROWS_MAX
+from logstore.records.schema import LOG_SCHEMA
+from logstore.segments.foreign_names import foreign_records
+from logstore.segments.parquet_file import ParquetFile, damaged, open_parquet
+from logstore.segments.row_group import RowGroup
+from logstore.table_files import TableFiles
+
+#: Rows of a file whose offsets do not rise. Sorting takes 24 bytes a row for a moment.
+FOREIGN_ROWS_MAX = 16 * 1024 * 1024
+#: Each run of a file in random order decodes the whole file: fewer runs read it less often.
+_RUN_BYTES = 2 * ROW_GROUP_BYTES_MAX
+_ORDERS_BYTES_MAX = 128 * MIB
+_ROWS_AT_ONCE = 64 * 1024
+_NEEDED = ("offset", "timestamp")
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRuns:
+    """The offsets of a file as ranges [start, end) that rise and do not touch. If there were too many of them, small
+    holes are taken for offsets.
+    """
+
+    starts: Numbers
+    ends: Numbers
+    num_records: int
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+
+
+#: Of a file, however many there are of others.
+_RUNS_MIN = 65_536
+#: Of all files that are read together: files whose rows interleave at random have nearly a run for each row, and the
+#: store sorts so many rows at most.
+RUNS_MAX = FOREIGN_ROWS_MAX
+
+
+def read_offset_runs(files: TableFiles, path: str, others: Iterable[OffsetRuns] = ()) -> OffsetRuns:
+    """Read the offsets of a file; ``others`` are those of files that are held beside it, to bound the memory of all.
+
+    CorruptionError if it has none, or one twice; FileNotFoundError, OSError.
+    """
+    runs_max = max(_RUNS_MIN, RUNS_MAX - sum(len(runs.starts) for runs in others))
+    file = open_parquet(files, path)
+    scanned = list(_scan(file))
+    if not any(len(offsets) for _, offsets, _ in scanned):
+        empty = np.empty(0, dtype=np.int64)
+        return OffsetRuns(empty, empty, 0, -1, -1)
+    offsets = np.sort(np.concatenate([offsets for _, offsets, _ in scanned]))
+    steps = np.diff(offsets)
+    if (steps == 0).any():
+        raise _twice(file, int(offsets[1:][steps == 0][0]))
+    breaks = np.flatnonzero(steps > 1)
+    if len(breaks) >= runs_max:
+        breaks = np.sort(breaks[np.argpartition(steps[breaks], -runs_max + 1)[-runs_max + 1 :]])
+    return OffsetRuns(
+        offsets[np.append(0, breaks + 1)],
+        offsets[np.append(breaks, len(offsets) - 1)] + 1,
+        len(offsets),
+        min(int(times.min()) for _, _, times in scanned if len(times)),
+        max(int(times.max()) for _, _, times in scanned if len(times)),
+    )
+
+
+class ForeignFile:
+    """The records of one name: of a file, or of several files within a range of offsets."""
+
+    def __init__(self, files: TableFiles, name: str) -> None:
+        records = foreign_records(name)
+        self._sources = [open_parquet(files, path) for path in records.paths]
+        #: (source, row group in it, first row among all rows) of each row group of the writers.
+        self._stored: list[tuple[ParquetFile, int, int]] = []
+        scans: list[tuple[Numbers, Numbers]] = []
+        rows = 0
+        for source in self._sources:
+            for group, offsets, times in _scan(source):
+                if len(offsets):
+                    self._stored.append((source, group, rows))
+                    scans.append((offsets, times))
+                    rows += len(offsets)
+        self._rows = rows
+        #: Numbers of the rows by rising offset; None if they rise as they are.
+        self._order: npt.NDArray[np.uint32] | None = None
+        if records.bounds is None and _rise([offsets for offsets, _ in scans]):
+            self.groups = tuple(_row_group(at, *scan, *_bytes(*self._stored[at][:2])) for at, scan in enumerate(scans))
+            return
+        if rows > FOREIGN_ROWS_MAX:
+            raise CorruptionError(
+                f"{self.place} has {rows} rows that are not in the order of their offsets; the store sorts up to "
+                f"{FOREIGN_ROWS_MAX} of a file. Restore the table to the version before, or write smaller files: set "
+                "spark.databricks.delta.optimize.maxFileSize, and OPTIMIZE again"
+            )
+        offsets = np.concatenate([offsets for offsets, _ in scans] or [np.empty(0, np.int64)])
+        times = np.concatenate([times for _, times in scans] or [np.empty(0, np.int64)])
+        order = np.argsort(offsets, kind="stable")
+        if records.bounds is not None:
+            low, high = np.searchsorted(offsets[order], records.bounds)
+            order = order[low:high]
+        offsets, times = offsets[order], times[order]
+        if (offsets[1:] == offsets[:-1]).any():
+            raise _twice(self._sources[0], int(offsets[1:][offsets[1:] == offsets[:-1]][0]))
+        self._order = order.astype(np.uint32)
+        sizes = [_bytes(source, group) for source, group, _ in self._stored]
+        encoded, stored = (sum(size[at] for size in sizes) for at in (0, 1))
+        self._run_rows = max(1, min(ROW_GROUP_ROWS_MAX, _RUN_BYTES * rows // max(1, encoded)))
+        self.groups = tuple(
+            _row_group(index, offsets[at:to], times[at:to], encoded * (to - at) // rows, stored * (to - at) // rows)
+            for index, at in enumerate(range(0, len(order), self._run_rows))
+            for to in (min(at + self._run_rows, len(order)),)
+        )
+
+    @property
+    def place(self) -> str:
+        """For messages."""
+        return " and ".join(source.place for source in self._sources)
+
+    @property
+    def order_bytes(self) -> int:
+        """Memory that the sorted order takes."""
+        return 1024 + 256 * len(self.groups) + (0 if self._order is None else self._order.nbytes)
+
+    def batches(self, index: int, columns: Sequence[str], rows: int) -> Iterator[pa.RecordBatch]:
+        """The records of one of ``groups``, ``rows`` at a time. FileNotFoundError, OSError, CorruptionError."""
+        if self._order is None:
+            source, group, _ = self._stored[index]
+            for batch in source.read(group, columns, rows):
+                yield _as_log(source, batch, columns)
+            return
+        whole = self._sorted_run(index, columns)
+        for at in range(0, whole.num_rows, rows):
+            yield whole.slice(at, rows)
+
+    def _sorted_run(self, index: int, columns: Sequence[str]) -> pa.RecordBatch:
+        assert self._order is not None
+        wanted = self._order[index * self._run_rows : (index + 1) * self._run_rows]
+        in_file = np.sort(wanted)
+        found: list[pa.RecordBatch] = []
+        ends = [*(first for _, _, first in self._stored[1:]), self._rows]
+        for (source, group, first), end in zip(self._stored, ends, strict=True):
+            low, high = np.searchsorted(in_file, (first, end))
+            if low < high:
+                found += _rows_of(source, group, columns, in_file[low:high] - np.uint32(first))
+        table = pa.Table.from_batches(found).take(pa.array(np.searchsorted(in_file, wanted)))
+        (batch,) = table.combine_chunks().to_batches()
+        return batch
+
+
+_opened: LRUCache[tuple[str, str], ForeignFile] = LRUCache(_ORDERS_BYTES_MAX, getsizeof=lambda file: file.order_bytes)
+_lock = threading.Lock()
+
+
+def open_foreign(files: TableFiles, name: str) -> ForeignFile:
+    """The records of a name, whose offsets were read at the first call. Raises FileNotFoundError, OSError;
+    CorruptionError if these are not records of a log.
+    """
+    key = (files.uri, name)
+    with _lock:
+        found = _opened.get(key)
+    if found is None:
+        found = ForeignFile(files, name)
+        with _lock:
+            _opened[key] = found
+    return found
+
+
+def _scan(file: ParquetFile) -> Iterator[tuple[int, Numbers, Numbers]]:
+    """Offsets and timestamps (ms) of each row group."""
+    for group in range(file.metadata.num_row_groups):
+        read = [_as_log(file, batch, _NEEDED) for batch in file.read(group, _NEEDED, ROW_GROUP_ROWS_MAX)]
+        columns = (
+            np.concatenate([np.empty(0, np.int64), *(batch.column(name).cast(pa.int64()).to_numpy() for batch in read)])
+            for name in _NEEDED
+        )
+        yield (group, *columns)  # type: ignore[misc]
+
+
+def _rows_of(
+    file: ParquetFile, group: int, columns: Sequence[str], wanted: npt.NDArray[np.uint32]
+) -> Iterator[pa.RecordBatch]:
+    """Rows of a row group by their rising numbers."""
+    at = 0
+    for batch in file.read(group, columns, _ROWS_AT_ONCE):
+        low, high = np.searchsorted(wanted, (at, at + batch.num_rows))
+        if low < high:
+            # Converted first: Arrow cannot take rows of every type that others write.
+            yield _as_log(file, batch, columns).take(pa.array(wanted[low:high] - np.uint32(at)))
+        at += batch.num_rows
+        if high == len(wanted):
+            return
+
+
+def _as_log(file: ParquetFile, batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """The batch with the types of LOG_SCHEMA. A column that the file leaves out is null, as Delta has it."""
+    schema = pa.schema([field for field in LOG_SCHEMA if field.name in columns])
+    arrays = []
+    for field in schema:
+        if field.name not in batch.schema.names:
+            if not field.nullable:
+                raise _not_records(file, f"it has no column {field.name}")
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(field.name)
+        if column.null_count and not field.nullable:
+            raise _not_records(file, f"{field.name} is null in it")
+        try:
+            # Not safe for timestamps: those of others may have microseconds, which are cut off.
+            arrays.append(column.cast(field.type, safe=field.name != "timestamp"))
+        except pa.ArrowException as error:
+            raise damaged(file.place, error) from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _rise(scans: Sequence[Numbers]) -> bool:
+    before = -1
+    for offsets in scans:
+        if offsets[0] <= before or not (offsets[1:] > offsets[:-1]).all():
+            return False
+        before = int(offsets[-1])
+    return True
+
+
+def _row_group(index: int, offsets: Numbers, times: Numbers, encoded: int, stored: int) -> RowGroup:
+    bounds = int(offsets[0]), int(offsets[-1])
+    return RowGroup(index, *bounds, len(offsets), encoded, stored, int(times.min()), int(times.max()))
+
+
+def _bytes(file: ParquetFile, index: int) -> tuple[int, int]:
+    """Encoded and stored bytes of a row group."""
+    group = file.metadata.row_group(index)
+    stored = sum(group.column(leaf).total_compressed_size for leaf in range(group.num_columns))
+    return int(group.total_byte_size), int(stored)
+
+
+def _twice(file: ParquetFile, offset: int) -> CorruptionError:
+    return _not_records(file, f"it has offset {offset} twice")
+
+
+def _not_records(file: ParquetFile, why: str) -> CorruptionError:
+    return CorruptionError(
+        f"{file.place} was written by another writer, and its rows are no records of a log: {why}. Restore the table "
+        "to the version before, or remove the file from the table"
+    )

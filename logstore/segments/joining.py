@@ -1,0 +1,284 @@
+"""Writes one segment out of several: for compaction, merge and the boundary of retention, in a job's executors and in
+the store itself.
+
+Invariants: the sources are read whole, as the plan saw them, or the work fails; a record keeps its offset, timestamp,
+key, value and headers; the footer has the state at the end of the last source, as if the range had been rolled at once;
+work that fails or is given up leaves at worst a file that no commit names.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from logstore.errors import CorruptionError, storage_error
+from logstore.records.batch_identity import RememberedBatch
+from logstore.segments.footer import SegmentFooter
+from logstore.segments.inherited_state import FOREIGN
+from logstore.segments.layout import layout_of
+from logstore.segments.null_counts import null_values
+from logstore.segments.reader import read_footer, read_row_group, row_groups
+from logstore.segments.writer import Segment, SegmentWriter
+from logstore.table_files import TableFiles, open_table
+
+Batches = Iterator[pa.RecordBatch]
+Rows = npt.NDArray[np.int64]
+
+#: Rising (end offset, time in ms): offsets from the previous end up to this one were first compacted at that time.
+Cleanings = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An active file. ``first_row`` numbers its first record among all records of all sources of a job, in order."""
+
+    partition: int
+    path: str
+    num_records: int
+    first_row: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteTask:
+    """Make one segment of [base_offset, end_offset) from neighbouring ``sources``, without the records below
+    ``log_start``. ``end_offset`` None is the end of the last source. ``table`` is the ``uri`` of its files.
+
+    Compaction drops tombstones that were first compacted ``delete_retention_ms`` ago or earlier; None drops none. The
+    account of these times goes on: offsets below ``first_dirty`` were compacted before, without an entry at the latest
+    at ``now_ms``.
+    """
+
+    topic: str
+    table: str
+    partition: int
+    sources: tuple[Source, ...]
+    base_offset: int
+    end_offset: int | None
+    log_start: int
+    codec: str
+    operation: str
+    idempotency_window_ms: int
+    first_dirty: int = 0
+    now_ms: int = 0
+    delete_retention_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """``segment`` has no record if none was left; ``expired`` counts tombstones that were dropped."""
+
+    task: int
+    expired: int
+    segment: Segment
+
+
+class KeptRows(Protocol):
+    """The rows that stay, numbered as ``Source.first_row`` does, taken from the first one on."""
+
+    def take(self, end: int) -> Rows:
+        """The rows below ``end`` that were not taken before, rising."""
+
+
+class NoRows:
+    """No row stays."""
+
+    def take(self, end: int) -> Rows:  # noqa: ARG002  of the protocol
+        return np.empty(0, dtype=np.int64)
+
+
+def write_empty(number: int, task: WriteTask) -> Written:
+    """Write the segment of a task of which no record is left: its range, and the state at its end. It reads footers
+    only, and needs no executor. Raises StorageFullError, StorageError, CorruptionError.
+    """
+    return write_here(number, task, NoRows())
+
+
+def write_here(
+    number: int,
+    task: WriteTask,
+    kept: KeptRows | None = None,
+    pace: Callable[[int], None] = lambda _: None,
+    files: TableFiles | None = None,
+) -> Written:
+    """As ``write_segment``, in the process that plans. Raises StorageFullError, StorageError, CorruptionError."""
+    try:
+        return write_segment(number, task, kept, pace, files)
+    except OSError as error:
+        raise storage_error(f"writing a segment of topic {task.topic!r}", error) from error
+
+
+def write_segment(
+    number: int,
+    task: WriteTask,
+    kept: KeptRows | None,
+    pace: Callable[[int], None] = lambda _: None,
+    files: TableFiles | None = None,
+) -> Written:
+    """Write the segment of a task; ``kept`` None keeps all from the log start on.
+
+    ``pace`` is called for each row group with the bytes that it takes in its file, before it is read. It may wait, or
+    raise to give the work up: then there is no file. ``files`` are the table's, where they are open. Raises
+    CorruptionError, OSError, and as ``pace``.
+    """
+    # It makes no table: one that was deleted meanwhile must not come back.
+    files = files or open_table(task.table)
+    footers = [read_footer(files, source.path) for source in task.sources]
+    last = footers[-1]
+    end_offset = last.end_offset if task.end_offset is None else task.end_offset
+    if last.end_offset > end_offset:
+        raise CorruptionError(
+            f"{files.where(task.sources[-1].path)} ends at offset {last.end_offset}, its place in the Delta log "
+            f"at {end_offset}"
+        )
+    expired = 0
+    with SegmentWriter(
+        files,
+        task.partition,
+        task.base_offset,
+        end_offset,
+        last.leader_epoch,
+        task.codec,
+        layout=layout_of(task.topic),
+    ) as writer:
+        for source, footer in zip(task.sources, footers, strict=True):
+            for batch in _records(files, source, kept, pace):
+                records = _from_log_start(batch, task.log_start)
+                lasting = _without_expired(records, task, footer)
+                writer.write(lasting)
+                expired += records.num_rows - lasting.num_rows
+        segment = writer.finish(
+            last.leader_epochs,
+            last.producers,
+            _keys_in_window(task, footers),
+            operation=task.operation,
+            cleanings=_cleanings(files, task, footers, end_offset),
+            append_time_ms=_last_append_ms(footers),
+            open_transactions=last.open_transactions,
+            markers=last.markers,
+        )
+    return Written(number, expired, segment)
+
+
+def other_count(files: TableFiles, source: Source, found: int) -> CorruptionError:
+    """The error of a source that holds another number of records than its add action says."""
+    return CorruptionError(f"{files.where(source.path)} holds {found} records; the Delta log says {source.num_records}")
+
+
+def _records(files: TableFiles, source: Source, kept: KeptRows | None, pace: Callable[[int], None]) -> Batches:
+    """The records of a source that are kept, a row group at a time; groups with none are not read."""
+    row = source.first_row
+    for group in row_groups(files, source.path):
+        if kept is None:
+            pace(group.stored_bytes)
+            yield read_row_group(files, source.path, group.index)
+        else:
+            rows = kept.take(row + group.num_rows) - row
+            if len(rows):
+                pace(group.stored_bytes)
+                batch = read_row_group(files, source.path, group.index)
+                yield batch if len(rows) == group.num_rows else batch.take(pa.array(rows))
+        row += group.num_rows
+    if row - source.first_row != source.num_records:
+        raise other_count(files, source, row - source.first_row)
+
+
+def _from_log_start(batch: pa.RecordBatch, log_start: int) -> pa.RecordBatch:
+    offsets = batch.column("offset").to_numpy()
+    if not len(offsets) or offsets[0] >= log_start:
+        return batch
+    return batch.slice(int(np.searchsorted(offsets, log_start)))
+
+
+def _without_expired(batch: pa.RecordBatch, task: WriteTask, footer: SegmentFooter) -> pa.RecordBatch:
+    if task.delete_retention_ms is None or not batch.column("value").null_count:
+        return batch
+    return batch.filter(pa.array(~expired_tombstones(batch, footer, task.now_ms, task.delete_retention_ms)))
+
+
+def expired_tombstones(
+    batch: pa.RecordBatch, footer: SegmentFooter, now_ms: int, delete_retention_ms: int
+) -> npt.NDArray[np.bool_]:
+    """Which rows of a batch with offsets and values are tombstones that compaction met so long ago."""
+    # Past the last entry, now is the first time.
+    ends = np.array([end for end, _ in footer.cleanings], dtype=np.int64)
+    times = np.array([*(time_ms for _, time_ms in footer.cleanings), now_ms], dtype=np.int64)
+    first_cleaned = times[np.searchsorted(ends, batch.column("offset").to_numpy(), side="right")]
+    tombstones = batch.column("value").is_null().to_numpy(zero_copy_only=False)
+    expired: npt.NDArray[np.bool_] = tombstones & (now_ms - first_cleaned >= delete_retention_ms)
+    return expired
+
+
+def _keys_in_window(task: WriteTask, footers: Sequence[SegmentFooter]) -> list[RememberedBatch]:
+    """A file has the idempotency keys of its own range: those of all sources whose window is open at its end."""
+    over_ms = _last_append_ms(footers) - task.idempotency_window_ms
+    return [batch for footer in footers for batch in footer.idempotency_keys if batch.append_time_ms > over_ms]
+
+
+def _last_append_ms(footers: Sequence[SegmentFooter]) -> int:
+    """The last file may not know it."""
+    return max(footer.append_time_ms for footer in footers)
+
+
+# ---- when tombstones were first compacted ---------------------------------------------------------------------------
+
+
+def has_unmet_tombstone(files: TableFiles, source: Source) -> bool:
+    """Whether a file below the clean point holds a tombstone that no compaction has met: a RESTORE brought it back.
+
+    Older records of its key may have come back, too. They have to go before its time begins to count. CorruptionError,
+    OSError.
+    """
+    footer, groups = read_footer(files, source.path), row_groups(files, source.path)
+    met_end = _met_end(footer)
+    if not groups or groups[-1].last_offset < met_end:
+        return False
+    nulls = [None] * len(groups) if footer.operation == FOREIGN else null_values(files, source.path)
+    for group, count in zip(groups, nulls, strict=True):
+        if count != 0 and group.last_offset >= met_end:
+            batch = read_row_group(files, source.path, group.index, ["offset", "value"])
+            unmet = batch.slice(int(np.searchsorted(batch.column("offset").to_numpy(), met_end)))
+            if unmet.column("value").null_count:
+                return True
+    return False
+
+
+def _met_end(footer: SegmentFooter) -> int:
+    return footer.cleanings[-1][0] if footer.cleanings else footer.base_offset
+
+
+def _cleanings(files: TableFiles, task: WriteTask, footers: Sequence[SegmentFooter], end_offset: int) -> Cleanings:
+    if task.delete_retention_ms is None and (len(footers) == 1 or not any(footer.cleanings for footer in footers)):
+        return footers[-1].cleanings
+    parts = [(footer.cleanings, footer.end_offset) for footer in footers]
+    if task.delete_retention_ms is None:
+        # Only a compaction meets a tombstone: the account ends in front of one that none has met.
+        for at, (source, footer) in enumerate(zip(task.sources, footers, strict=True)):
+            if has_unmet_tombstone(files, source):
+                end = _met_end(footer)
+                parts = [*parts[:at], *([(footer.cleanings, end)] if footer.cleanings else [])]
+                return join_cleanings(parts, task.first_dirty, end, task.now_ms) if parts else ()
+    return join_cleanings(parts, task.first_dirty, end_offset, task.now_ms)
+
+
+def join_cleanings(parts: Iterable[tuple[Cleanings, int]], first_dirty: int, end_offset: int, now_ms: int) -> Cleanings:
+    """The cleanings of a segment made of several, each with its end offset, in order; it ends at ``end_offset``.
+
+    From ``first_dirty`` on, the first time is now. The same holds for offsets without an entry (after a rewrite that
+    kept no account): a tombstone then stays longer, never shorter.
+    """
+    entries: list[tuple[int, int]] = []
+    for cleanings, part_end in parts:
+        limit = min(part_end, first_dirty)
+        entries += [(min(end, limit), time_ms) for end, time_ms in cleanings]
+        entries.append((limit, now_ms))
+    joined: list[tuple[int, int]] = []
+    for end, time_ms in [*entries, (end_offset, now_ms)]:
+        if joined and end <= joined[-1][0]:
+            continue
+        if joined and joined[-1][1] == time_ms:
+            joined.pop()
+        joined.append((end, time_ms))
+    return tuple(joined)

@@ -1,0 +1,104 @@
+"""The two places that settings are read from besides arguments: ``LOGSTORE_*`` variables and a TOML file.
+
+Owns the spelling of names in both, and which unknown names are refused.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from logstore.broker_defaults import SYNONYMS, broker_default_names, why_without_meaning
+from logstore.errors import InvalidConfigError
+from logstore.topic_config import CONFIG_KEYS, nearest
+
+ENV_PREFIX = "LOGSTORE_"
+CONFIG_FILE = Path("conf/logstore.toml")
+#: Fields that hold defaults of topic keys, and are no settings of one name.
+DEFAULTS_FIELDS = ("broker_defaults", "topic_defaults")
+_TOPIC_PREFIX = "topic."
+
+
+def variable_name(setting: str) -> str:
+    """The environment variable of a setting, as it is spelt in the file."""
+    return f"{ENV_PREFIX}{setting.upper().replace('.', '_')}"
+
+
+def from_environment(environment: Mapping[str, str], fields: Mapping[str, str]) -> dict[str, Any]:
+    """The values of ``fields``, by setting, and of the tables of defaults.
+
+    Raises InvalidConfigError for a name close to a setting's, as misspelt, and for Kafka's ``log.*`` settings that have
+    no meaning here. Other names are ignored.
+    """
+    by_variable = {variable_name(name): field for name, field in fields.items()}
+    broker_names = {variable_name(name): name for name in broker_default_names()}
+    topic_keys = {variable_name(f"{_TOPIC_PREFIX}{key.name}"): key.name for key in CONFIG_KEYS}
+    values: dict[str, Any] = {}
+    broker_defaults: dict[str, str] = {}
+    topic_defaults: dict[str, str] = {}
+    for variable, text in environment.items():
+        if variable in by_variable:
+            values[by_variable[variable]] = text
+        elif variable in broker_names:
+            broker_defaults[broker_names[variable]] = text
+        elif variable in topic_keys:
+            topic_defaults[topic_keys[variable]] = text
+        elif variable.startswith(ENV_PREFIX):
+            name = variable.removeprefix(ENV_PREFIX).lower().replace("_", ".")
+            if name.startswith("log.") and (reason := why_without_meaning(name)):
+                raise InvalidConfigError(f"no setting {variable}: {reason}")
+            close = difflib.get_close_matches(variable, [*by_variable, *broker_names, *topic_keys], n=1, cutoff=0.9)
+            if close:
+                raise InvalidConfigError(f"no setting {variable}; did you mean {close[0]}?")
+    return {**values, "broker_defaults": broker_defaults, "topic_defaults": topic_defaults}
+
+
+def from_file(named: str | None, fields: Mapping[str, str]) -> dict[str, Any]:
+    """The same from the TOML file ``named``, else ``./conf/logstore.toml`` if it is there; no unknown name is ignored.
+
+    Raises InvalidConfigError.
+    """
+    path = Path(named) if named else CONFIG_FILE
+    if not named and not path.is_file():
+        return {}
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidConfigError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise InvalidConfigError(f"cannot read {path}: {error}") from None
+    broker_names, topic_keys = broker_default_names(), {key.name for key in CONFIG_KEYS}
+    values: dict[str, Any] = {}
+    broker_defaults: dict[str, str] = {}
+    topic_defaults: dict[str, str] = {}
+    for name, value in _flatten(document):
+        if name.startswith(_TOPIC_PREFIX):
+            topic_defaults[name.removeprefix(_TOPIC_PREFIX)] = _toml_text(value)
+        elif name in broker_names:
+            broker_defaults[name] = _toml_text(value)
+        elif name in fields:
+            values[fields[name]] = value
+        elif reason := why_without_meaning(name):
+            raise InvalidConfigError(f"{path}: no setting '{name}': {reason}")
+        elif name in topic_keys:
+            raise InvalidConfigError(
+                f"{path}: '{name}' is a key of topics: its default stands in the table [topic]"
+                + (f", or as {' or '.join(SYNONYMS[name])}" if name in SYNONYMS else "")
+            )
+        else:
+            raise InvalidConfigError(f"{path}: no setting '{name}'; {nearest(name, [*fields, *broker_names])}")
+    return {**values, "broker_defaults": broker_defaults, "topic_defaults": topic_defaults}
+
+
+def _flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """TOML reads ``journal.max.bytes = 1`` as tables in tables: back to dotted names."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _toml_text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
