@@ -23,6 +23,7 @@ from benchmarks.ours import ClientConsume, ClientProduce, HttpFetch, HttpLatency
 from benchmarks.rivals import Confluent, JavaConsume, JavaProduce
 from benchmarks.run import Case
 from benchmarks.server import BenchmarkError
+from benchmarks.upkeep import AgedTopic, Merge
 from benchmarks.workload import Form, Payload, Workload
 
 SMALL = Workload(value_bytes=100)
@@ -125,6 +126,20 @@ def many_partitions(name: str, title: str, workload: Workload, form: Form) -> Ca
     )
 
 
+def aged(rolls: int) -> Case:
+    return Case(
+        f"aged-{rolls}",
+        f"a topic that was rolled {rolls:,} times, a record each: a roll (p50, CPU time), and the start of the store",
+        (AgedTopic(rolls),),
+        (
+            Target("p50_ms", at_most=30.0),
+            Target("server_cpu_us", at_most=30_000.0),
+            Target("ready_s", at_most=3.0),
+        ),
+        rounds=1,
+    )
+
+
 DEFAULT: tuple[Case, ...] = (
     produce_json("produce-json-100", SMALL, 1.0, 1.5),
     produce_json("produce-json-1k", LARGE, 0.8, 1.5),
@@ -200,6 +215,14 @@ DEFAULT: tuple[Case, ...] = (
     ),
     Case("roll", "a roll of 4 x 128 MB, 1 KB values", (Roll(LARGE, 512_000_000 // LARGE.record_bytes),), rounds=2),
     Case(
+        "merge",
+        "logstore job merge, 8 segments of each of 4 partitions, 100 B values with keys",
+        (Merge(SMALL, rolls=12, records=200_000),),
+        (Target("mb_s", at_least=150),),
+        rounds=2,
+    ),
+    aged(1_000),
+    Case(
         "cold-start",
         "the start on an empty directory",
         (ColdStart(), BrokerColdStart()),
@@ -251,7 +274,7 @@ def _matrix() -> Iterator[Case]:
                 )
 
 
-MATRIX: tuple[Case, ...] = tuple(_matrix())
+MATRIX: tuple[Case, ...] = (*_matrix(), aged(10_000))
 
 
 def choose(patterns: Sequence[str], *, full: bool = False) -> list[Case]:

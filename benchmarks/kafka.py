@@ -79,7 +79,14 @@ class Broker(Server):
     same reason it would wait as long for the end of its former session, were it killed and started again.
     """
 
-    def __init__(self, kafka: Kafka, directory: Path, *, session_timeout_ms: int = 3_600_000) -> None:
+    def __init__(
+        self,
+        kafka: Kafka,
+        directory: Path,
+        *,
+        session_timeout_ms: int = 3_600_000,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
         self.kafka = kafka
         self._directory = directory
         directory.mkdir(parents=True)
@@ -93,7 +100,8 @@ class Broker(Server):
             data=directory / "data",
             session_timeout_ms=session_timeout_ms,
         )
-        self._properties.write_text(filled, encoding="utf-8")
+        more = "".join(f"{name}={value}\n" for name, value in (properties or {}).items())
+        self._properties.write_text(filled + more, encoding="utf-8")
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         # An id may not begin with a dash: the tool takes it for an option.
         kafka.tool("kafka.tools.StorageTool", "format", "-t", f"L{cluster_id[1:]}", "-c", str(self._properties))

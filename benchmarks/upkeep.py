@@ -1,0 +1,86 @@
+"""Upkeep of tables: joining small segments; rolls and starts of an old topic. Contenders, as those of ``ours``."""
+
+import itertools
+import json
+import time
+from dataclasses import dataclass
+
+from benchmarks.load.result import percentiles_ms
+from benchmarks.measure import Sample
+from benchmarks.ours import NO_ROLL, TOPIC, fill
+from benchmarks.run import Stage
+from benchmarks.server import BenchmarkError, Turn, python_of, run_command
+from benchmarks.workload import Workload
+from logstore.client.admin import Admin
+from logstore.client.producer import Producer
+from logstore.log.merging import NEWEST_KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """MB/s of record data of ``logstore job merge``, from its begin to its end; the start of Python does not count."""
+
+    workload: Workload
+    rolls: int
+    records: int
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        made = itertools.count()
+
+        def turn(_seconds: float) -> Sample:
+            topic = f"{TOPIC}-{next(made)}"
+            store.create_topic(topic, self.workload.partitions, NO_ROLL)
+            for _ in range(self.rolls):
+                fill(stage, store, self.workload, self.records, topic)
+                store.roll(topic)
+            command = [python_of(stage.checkout), "-m", "logstore.cli", "job", "merge", "--json", "--topic", topic]
+            output = run_command([*command, "--data", str(store.data)], timeout=600, directory=stage.checkout)
+            (report,) = json.loads(output)["topics"]
+            if report["after"]["segments"] != self.workload.partitions * (1 + NEWEST_KEPT):
+                raise BenchmarkError(f"not all segments were joined to one of each partition: {report}")
+            rate = self.records * (self.rolls - NEWEST_KEPT) / report["seconds"]
+            return Sample(records_s=rate, mb_s=rate * self.workload.record_bytes / 1e6)
+
+        return turn
+
+
+@dataclass(frozen=True, slots=True)
+class AgedTopic:
+    """A topic that was rolled so many times, with one record each: a roll (its time, and CPU time of the store by
+    record), and the start of the store. The store merges beside it, as it does by itself.
+    """
+
+    rolls: int
+    measured: int = 200
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, 1, NO_ROLL)
+        self._roll(store.url, self.rolls)
+
+        def turn(_seconds: float) -> Sample:
+            store.stop()
+            store.start()
+            began = store.cpu_s
+            took = self._roll(store.url, self.measured)
+            cpu_us = 1e6 * (store.cpu_s - began) / self.measured
+            return Sample(
+                ready_s=store.ready_s, resident_mb=store.resident_mb, server_cpu_us=cpu_us, **percentiles_ms(took)
+            )
+
+        return turn
+
+    def _roll(self, url: str, count: int) -> list[float]:
+        took = []
+        with Producer(url) as producer, Admin(url, request_timeout_ms=120_000) as admin:
+            for _ in range(count):
+                producer.send(TOPIC, b"a record").result()
+                began = time.monotonic()
+                admin.roll(TOPIC)
+                took.append(time.monotonic() - began)
+        return took
