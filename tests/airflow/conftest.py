@@ -15,6 +15,7 @@ AIRFLOW = ROOT / ".venv-airflow/bin/airflow"
 #: The command of the store's own environment, as a person types it.
 LOGSTORE = Path(sys.executable).parent / "logstore"
 
+POOL = "logstore"
 SETTINGS = {
     "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "airflow_dags"),
     "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
@@ -23,6 +24,8 @@ SETTINGS = {
     "SCARF_ANALYTICS": "false",
     "DO_NOT_TRACK": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
+    "AIRFLOW__CORE__DEFAULT_TASK_RETRY_DELAY": "1",
+    "LOGSTORE_AIRFLOW_POOL": POOL,
 }
 #: Most of the time of a small job is compilation: the JVM's quick compiler is enough for it.
 SPARK_DEFAULTS = "spark.master local[2]\nspark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n"
@@ -35,7 +38,7 @@ class Airflow:
         others = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "LOGSTORE_"))}
         self._environment = {**others, **SETTINGS, "AIRFLOW_HOME": str(home), "SPARK_CONF_DIR": str(home)}
         self._environment |= {f"AIRFLOW_VAR_{name.upper()}": value for name, value in variables.items()}
-        self._home = home
+        self.home = home
 
     def run(self, *arguments: str, code: int = 0, seconds: float = 300) -> str:
         """The output, task logs included. The exit code must be ``code``. After ``seconds`` all processes are ended."""
@@ -45,7 +48,7 @@ class Airflow:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            cwd=self._home,
+            cwd=self.home,
             env=self._environment,
         ) as process:
             try:
@@ -58,9 +61,22 @@ class Airflow:
         assert process.returncode == code, output[-10_000:]
         return output
 
+    def python(self, code: str, *, seconds: float = 120) -> str:
+        """What ``code`` prints, in Airflow's own Python beside the DAGs."""
+        done = subprocess.run(
+            [str(AIRFLOW.parent / "python"), "-W", "ignore", "-c", code],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self.home,
+            env={**self._environment, "PYTHONPATH": SETTINGS["AIRFLOW__CORE__DAGS_FOLDER"]},
+            timeout=seconds,
+            check=True,
+        )
+        return done.stdout
+
     def with_variables(self, **variables: str) -> "Airflow":
         """The same Airflow, with these variables only."""
-        return Airflow(self._home, **variables)
+        return Airflow(self.home, **variables)
 
 
 @pytest.fixture(scope="session")
@@ -71,6 +87,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Airflow:
     (home / "spark-defaults.conf").write_text(SPARK_DEFAULTS)
     airflow = Airflow(home)
     airflow.run("db", "migrate")
+    airflow.run("pools", "set", POOL, "2", "jobs of logstore")
     return airflow
 
 

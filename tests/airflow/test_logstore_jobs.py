@@ -5,6 +5,7 @@ import random
 from pathlib import Path
 
 import deltalake
+import psutil
 import pytest
 
 from logstore import Admin, Consumer, Producer, TopicPartition
@@ -13,12 +14,13 @@ from logstore.delta.topic_table import TopicTable
 from logstore.filesystem import FileSystem
 from logstore.table_files import open_table
 from tests.airflow.conftest import LOGSTORE, Airflow
+from tests.support.eventually import eventually
 from tests.support.server_process import ServerProcess
 
 pytestmark = pytest.mark.airflow
 
 DAY = "2026-01-02"
-DAGS = ["logstore_compact", "logstore_retention", "logstore_vacuum"]
+DAGS = ["logstore_compact", "logstore_merge", "logstore_retention", "logstore_vacuum"]
 KEYS = [f"k{n}" for n in range(20)]
 ROUNDS = 4
 TAIL = b"still in the journal"
@@ -120,9 +122,15 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
     assert in_store(store.url, "orders") == left
     assert in_table(prices) == only(prices_before, tail=False)
 
-    globs = json.dumps({"topics": ["*s", "prices"]})
-    output = jobs.run("dags", "test", "logstore_compact", DAY, "--conf", globs)
-    assert output.count("Command exited with return code 0") == 2
+    asked = json.dumps({"topics": ["*s", "prices"], "dry_run": True})
+    output = jobs.run("dags", "test", "logstore_compact", DAY, "--conf", asked)
+    assert "compact would work on prices: partitions [0, 1], " in output
+    assert "compact has nothing to do in orders: cleanup.policy is delete" in output
+    assert in_table(prices) == only(prices_before, tail=False), "a dry run changes nothing"
+
+    output = jobs.run("dags", "test", "logstore_compact", DAY, "--conf", json.dumps({"topics": ["*s", "prices"]}))
+    assert "compact of prices: partitions [0, 1], " in output
+    assert "compact of orders" not in output, "only topics with work have a task"
     compacted = latest(only(prices_before, tail=False))
     assert sorted(row[1] for rows in compacted.values() for row in rows) == sorted(key.encode() for key in KEYS)
     assert in_table(prices) == compacted
@@ -141,11 +149,65 @@ def test_the_topics_of_a_running_store_are_kept_small(airflow: Airflow, store: S
     assert in_store(store.url, "prices") == together(compacted, only(prices_before, tail=True))
 
 
+def test_small_segments_are_merged(airflow: Airflow, store: ServerProcess):
+    with Admin(store.url) as admin, Producer(store.url) as producer:
+        admin.create_topic("small", partitions=1, configs={"segment.ms": "86400000"})
+        for n in range(12):
+            producer.send("small", f"value {n}")
+            producer.flush()
+            admin.roll("small")
+    before, table = in_store(store.url, "small"), store.data / "topics/small"
+    jobs = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(store.data), logstore_url=store.url)
+    jobs.run("dags", "test", "logstore_merge", DAY)
+    assert len(snapshot(table).segments(0)) < 12
+    assert in_table(table) == in_store(store.url, "small") == before
+
+
+def test_a_task_that_fails_says_why_in_the_words_of_the_job(airflow: Airflow, store: ServerProcess):
+    load(store.url)
+    orders, prices = (store.data / "topics" / topic for topic in ("orders", "prices"))
+    with Admin(store.url) as admin:
+        admin.alter_configs("prices", {"retention.bytes": "0", "cleanup.policy": "compact,delete"})
+    TopicTable(open_table(orders, FileSystem())).alter_config({"retention.ms": "soon"})
+    jobs = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(store.data))
+    output = jobs.run("dags", "test", "logstore_retention", DAY, code=1)
+    message = "orders: retention.ms cannot be 'soon': it takes a whole number"
+    # Each try of the task ends with it, and not with the exit code of a command.
+    assert sum(message in line and "AirflowException" in line for line in output.splitlines()) >= 3, output[-20_000:]
+    assert in_table(prices) == {}, "another topic has a task of its own"
+
+
 def test_a_run_without_a_data_directory_fails(airflow: Airflow, tmp_path: Path):
     output = airflow.run("dags", "test", "logstore_retention", DAY, code=1)
     assert "no data directory: set the Airflow variable logstore_data" in output
 
     wrong = airflow.with_variables(logstore_command=str(LOGSTORE), logstore_data=str(tmp_path))
     output = wrong.run("dags", "test", "logstore_compact", DAY, code=1)
-    assert output.count(f"{tmp_path} is not a store's data directory") == 1
-    assert "Command exited with return code 2" in output
+    assert f"{tmp_path} is not a store's data directory" in output
+    assert "UP_FOR_RETRY" not in output.upper().replace(" ", "_"), "to try again would be of no use"
+
+
+STOPPED = """
+import logstore_jobs, pathlib, threading, time
+operator = logstore_jobs.LogstoreJob(task_id="t", job="retention", topics=["a"])
+def stop():
+    while not pathlib.Path("pids").exists() or len(pathlib.Path("pids").read_text().split()) < 2:
+        time.sleep(0.05)
+    operator.on_kill()
+threading.Thread(target=stop).start()
+try:
+    operator.execute({})
+except logstore_jobs.AirflowException as error:
+    print(error)
+"""
+
+
+def test_a_task_that_is_stopped_ends_its_job_and_the_jvm_of_it(airflow: Airflow, tmp_path: Path):
+    command = tmp_path / "job"
+    pids = airflow.home / "pids"
+    command.write_text(f"#!/bin/sh\nsleep 1000 &\necho $$ $! > {pids}\nwait\n")
+    command.chmod(0o755)
+    output = airflow.with_variables(logstore_command=str(command), logstore_data=str(tmp_path)).python(STOPPED)
+    assert "without a report" in output
+    for pid in pids.read_text().split():
+        eventually(lambda pid=int(pid): not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie")

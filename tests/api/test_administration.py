@@ -111,7 +111,8 @@ async def test_partitions_can_be_added_never_removed(api):
 
 
 async def test_every_configuration_key_is_listed_with_its_source(tmp_path):
-    async with running_api(tmp_path / "data", topic_defaults={"segment.ms": "7"}) as api:
+    of_store = {"log.retention.hours": "1", "log.retention.ms": "3", "log.cleanup.policy": "compact"}
+    async with running_api(tmp_path / "data", topic_defaults={"segment.ms": "7"}, broker_defaults=of_store) as api:
         await api.create_topic("t", retention_ms="5")
         body = (await api.get(f"{api.topics_url}/t/configs")).json()
         TopicConfigList.model_validate(body, strict=True)
@@ -120,7 +121,14 @@ async def test_every_configuration_key_is_listed_with_its_source(tmp_path):
         assert {(e["value"], e["source"], e["is_default"]) for e in map(found.get, ["retention.ms"])} == {
             ("5", "DYNAMIC_TOPIC_CONFIG", False)
         }
-        assert [s["value"] for s in found["retention.ms"]["synonyms"]] == ["5", "-1"]
+        assert [(s["name"], s["value"], s["source"]) for s in found["retention.ms"]["synonyms"]] == [
+            ("retention.ms", "5", "DYNAMIC_TOPIC_CONFIG"),
+            ("log.retention.ms", "3", "STATIC_BROKER_CONFIG"),
+            ("log.retention.hours", "1", "STATIC_BROKER_CONFIG"),
+            ("retention.ms", "-1", "DEFAULT_CONFIG"),
+        ]
+        policy = found["cleanup.policy"]
+        assert (policy["value"], policy["source"]) == ("compact", "STATIC_BROKER_CONFIG")
         assert (found["segment.ms"]["value"], found["segment.ms"]["source"]) == ("7", "STATIC_BROKER_CONFIG")
         assert (found["retention.bytes"]["source"], found["retention.bytes"]["is_default"]) == ("DEFAULT_CONFIG", True)
         one = await api.get(f"{api.topics_url}/t/configs/segment.ms")

@@ -13,7 +13,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from logstore.broker.problems import ProblemState, TopicProblem
-from logstore.observability import REPLAYED_RECORDS, ROLLS, THROTTLED
+from logstore.observability import (
+    DELETED_FILE_BYTES,
+    JOB_LAST_RUN,
+    JOB_SECONDS,
+    JOB_TOPICS,
+    MERGED_BYTES,
+    MERGED_SEGMENTS,
+    MERGES,
+    REPLAYED_RECORDS,
+    ROLLS,
+    THROTTLED,
+)
 from tests.support.server_process import ROOT
 
 pytestmark = pytest.mark.anyio
@@ -36,8 +47,14 @@ async def exposed(api, monkeypatch) -> Exposed:
     await api.post("/topics/t/roll")
     await api.post("/groups/g/offsets", json={"offsets": [{"topic": "t", "partition": 0, "offset": 0}]})
     THROTTLED.labels("journal")
+    JOB_TOPICS.labels("retention", "failed")
+    JOB_SECONDS.labels("retention")
+    JOB_LAST_RUN.labels("retention")
     REPLAYED_RECORDS.labels("t")
     ROLLS.labels("t", "failed")
+    MERGES.labels("t", "failed")
+    for joined in (MERGED_SEGMENTS, MERGED_BYTES, DELETED_FILE_BYTES):
+        joined.labels("t")
     problem = TopicProblem("t", 0, ProblemState.QUARANTINED, "why", "what to do")
     monkeypatch.setattr(api.broker, "problems", lambda _: [problem])
     found: Exposed = {}

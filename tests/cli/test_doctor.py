@@ -100,7 +100,7 @@ def test_a_data_directory_that_is_a_file_fails(tmp_path):
 
 
 def test_settings_that_do_not_fit_fail(tmp_path):
-    runner = CliRunner(env={"LOGSTORE_SEGMENT_BYTES": "1", "LOGSTORE_JOURNAL_MAX_BYTES": "plenty"})
+    runner = CliRunner(env={"LOGSTORE_LOG_SEGMENT_BYTES": "1", "LOGSTORE_JOURNAL_MAX_BYTES": "plenty"})
     result = runner.invoke(app, ["doctor", "--data", str(tmp_path)])
     assert result.exit_code == 1
     assert "journal.max.bytes" in result.stdout

@@ -77,12 +77,12 @@ def test_the_client_and_its_commands_need_no_extra(server: ServerProcess, topic:
 def test_a_command_that_needs_an_extra_says_so_in_one_line(tmp_path: Path):
     (tmp_path / "segment.parquet").touch()
     server = "logstore: this command needs the server: pip install 'logstore[server]'\n"
-    spark = "logstore: this command needs Spark: pip install 'logstore[spark]'\n"
+    tables = "logstore: this command needs the packages for tables: pip install 'logstore[delta]'\n"
     expected = {
         ("serve",): server,
         ("journal", "verify", "."): server,
         ("segment", "dump", "segment.parquet"): server,
-        ("job", "retention", "--data", "."): spark,
+        ("job", "retention", "--data", "."): tables,
     }
     ran = run_without_extras("http://127.0.0.1:1", [(list(command), "") for command in expected], tmp_path)
     assert ran == [(1, "", line) for line in expected.values()]
@@ -102,8 +102,8 @@ def test_doctor_tells_a_client_what_it_lacks(tmp_path: Path):
     ("extra", "modules"),
     [
         ("server", ["ingest_api", "consumer_offsets.group_coordinator", "logstore.journal.inspect"]),
-        ("spark", ["compaction_jobs.jobs", "compaction_jobs.applications", "logstore.spark.jars", "logstore.settings"]),
-        ("delta", ["logstore.spark", "logstore.delta.topic_table", "logstore.settings"]),
+        ("spark", ["compaction_jobs.applications", "logstore.spark.jars", "logstore.settings"]),
+        ("delta", ["compaction_jobs.jobs", "logstore.spark", "logstore.delta.topic_table", "logstore.settings"]),
     ],
 )
 def test_an_extra_brings_what_its_packages_import(extra: str, modules: list[str]):

@@ -92,15 +92,65 @@ def test_segment_dump(run, run_json, server, topic):
     run("produce", topic, "--partition", 0, "--key-field", "k", input='{"k":1}\n{"k":2}\n{"k":3}\n')
     run("topic", "roll", topic)
     (file,) = (server.data / "topics" / topic / "partition=0").glob("*.parquet")
-    dumped = run_json("segment", "dump", file, "--records", 2)
+    dumped = run_json("segment", "dump", file)
     footer = dumped["footer"]
     assert (footer["partition"], footer["base_offset"], footer["end_offset"]) == (0, 0, 3)
     assert [(group["first_offset"], group["last_offset"]) for group in dumped["row_groups"]] == [(0, 2)]
-    assert [(record["offset"], record["key"]) for record in dumped["records"]] == [(0, "MQ=="), (1, "Mg==")]
+    assert "offsets 0 to 3 (exclusive), 3 records" in run("segment", "dump", file).stdout
 
-    shown = run("segment", "dump", file, "-n", 10).stdout
-    assert "offsets 0 to 3 (exclusive), 3 records" in shown
-    assert '{"k":3}' in shown
+    lines = run("segment", "dump", file, "--records", "-n", 2, "--json").stdout.splitlines()
+    assert [(row["offset"], row["key"], row["value"]) for row in map(json.loads, lines)] == [
+        (0, 1, {"k": 1}),
+        (1, 2, {"k": 2}),
+    ]
+    heading, line = run("segment", "dump", file, "--records", "--from", 2).stdout.splitlines()
+    assert heading.split() == ["partition", "offset", "timestamp", "key", "value", "headers"]
+    assert (line.split()[:2], line.split()[3:]) == (["0", "2"], ["3", '{"k":3}'])
+
+
+def test_dumps_give_records_by_topic_partition_and_offset(run, server, topic):
+    values = [b"plain", b"\x00\xff", b"{}"]
+    for partition in (0, 1):
+        for value in values:
+            run("produce", topic, "--partition", partition, input=value + b"\n")
+        run("topic", "roll", topic)
+    where = ("--data", server.data, "--records", "--topic", topic)
+    for command in ("journal", "segment"):
+        shown = run(
+            command, "dump", *where, "--partition", 1, "--from", 1, "--to", 3, "--format", "%t %p/%o %s"
+        ).stdout_bytes
+        assert shown == b"%b 1/1 \x00\xff\n%b 1/2 {}\n" % (topic.encode(), topic.encode())
+        rows = [json.loads(line) for line in run(command, "dump", *where, "--format", "base64").stdout.splitlines()]
+        assert sorted((row["partition"], row["offset"]) for row in rows) == [(p, o) for p in (0, 1) for o in range(3)]
+        assert rows[1]["value"] == "AP8="
+        binary = json.loads(run(command, "dump", *where, "--json", "--from", 1, "-n", 1).stdout)
+        assert (binary["value"], binary["value_format"]) == ("AP8=", "binary")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["journal", "dump", "--from", 3], "give --records"),
+        (["journal", "dump", "--records", "--from", 3, "--to", 3], "not behind --from"),
+        (["journal", "dump", "--records", "--topic", "none of them"], "neither a topic"),
+        (["journal", "dump", "--records", "--json", "--format", "csv"], "one of --json and --format"),
+        (["journal", "dump", "--records", "--format", "parquet"], "consume --output"),
+        (["journal", "dump", "--records", "--format", "%q"], "is no field"),
+        (["segment", "dump", "--limit", 3], "give --records"),
+        (["segment", "dump"], "name files"),
+        (["segment", "verify"], "name files"),
+        (["segment", "dump", "x.parquet", "--partition", 0], "go with --topic"),
+    ],
+)
+def test_bad_arguments_are_told(run, server, monkeypatch, arguments, reason):
+    monkeypatch.setenv("LOGSTORE_DATA", str(server.data))
+    assert reason in " ".join(run(*arguments, code=2).stderr.replace("│", "").split())
+
+
+def test_a_topic_and_a_partition_that_are_not_there(run, server, topic):
+    assert "no topic 'nowhere'" in run("segment", "dump", "--topic", "nowhere", "--data", server.data, code=1).stderr
+    found = run("segment", "verify", "--topic", topic, "--partition", 7, "--data", server.data, code=1).stderr
+    assert "partitions 0 to 1" in found
 
 
 def test_segment_dump_of_something_else_is_one_line(run, tmp_path):

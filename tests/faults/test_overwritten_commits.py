@@ -12,11 +12,15 @@ from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitConflictError
+from logstore.journal.inspect import dump
 from logstore.limits import MIB
 from logstore.log.topic import Topic
 from logstore.segments.writer import SegmentWriter
 from logstore.table_files import open_table
+from tests.support.data_directory import copy_of_one_moment
+from tests.support.eventually import eventually_async
 from tests.support.running_broker import produce, quarantined, read_all, run, running_broker
+from tests.support.small_store import TOPIC, small_store, stored
 from tests.support.table_paths import path_of, read_row_group
 from tests.support.topics import HookedFileSystem, rewrite_files
 
@@ -355,3 +359,25 @@ def test_files_that_a_user_deleted_and_vacuumed_hold_up_nothing(tmp_path: Path) 
             assert offsets_in_delta(path_of(topic.table), 0) == [2, 3]
 
     run(scenario())
+
+
+@pytest.mark.parametrize("lost", ["overwritten", "removed"])
+def test_the_last_roll_is_known_when_only_the_journals_snapshot_tells_of_it(tmp_path: Path, lost: str) -> None:
+    """A start began a journal file, a roll freed the one before, and the store was killed: no frame is left."""
+    data, killed = tmp_path / "data", tmp_path / "killed"
+    whole = small_store(data, rolls=1)
+
+    async def roll_and_kill() -> int:
+        async with running_broker(data) as broker:
+            rolled = await broker.roll(INTERNAL, broker.topic(INTERNAL, TOPIC))
+            journal = data / "brokers" / "0" / "journal" / "0"
+            await eventually_async(lambda: all(row.type != "DATA" for row in dump(journal)))
+            copy_of_one_moment(data, killed)
+            return rolled.version
+
+    version = run(roll_and_kill())
+    if lost == "overwritten":
+        overwrite(killed / "topics" / TOPIC, version)
+    else:
+        (killed / "topics" / TOPIC / "_delta_log" / f"{version:020}.json").unlink()
+    assert stored(killed) == whole

@@ -12,7 +12,7 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
-from compaction_jobs.segment_tasks import Source, WriteTask, scan_keys, write_segment
+from compaction_jobs.segment_tasks import scan_keys
 from ingest_api.errors import http_error
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
@@ -21,6 +21,7 @@ from logstore.log.topic import Topic
 from logstore.records.log_batches import WireBatch, to_log_batch
 from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey, encode_offset_records
 from logstore.segments import checksums
+from logstore.segments.joining import Source, WriteTask, write_segment
 from logstore.segments.layout import layout_of
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,13 @@ from logstore.delta.topic_table import TopicTable
 from logstore.errors import DataDirectoryError
 from logstore.journal.frame import FORMAT_VERSION, HEADER_BYTES, FrameType, decode_frame_header
 from logstore.journal.inspect import dump, verify
+from logstore.journal.observed import ObservedJournal
 from logstore.journal.partition_snapshot import PartitionSnapshot
 from logstore.log.history import history_gaps
+from logstore.log.table_check import collect_tails, verify_topic
+from logstore.log.table_rebuild import Known, carry_out, plan_rebuild
 from logstore.table_files import open_table
+from logstore.table_root import open_root
 from tests.golden.observed import CLOCK_MS, in_table, observed, store_at
 from tests.golden.parts import (
     deterministic,
@@ -96,6 +101,39 @@ async def test_a_store_answers_what_was_stored(data: Path, expected: dict[str, A
 
 
 @of_part("data")
+async def test_what_was_stored_is_found_whole(data: Path) -> None:
+    """Tables with checkpoints, compacted and cut files, and the journal."""
+    tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames())
+    root = open_root(data)
+    for name in root.tables():
+        assert verify_topic(root.open(name), tails).problems == [], name
+
+
+@of_part("data")
+async def test_every_table_is_rebuilt_from_its_files(data: Path, expected: dict[str, Any]) -> None:
+    """The logs are gone. Compaction and retention have left what they replaced on the disk."""
+    tails = collect_tails(ObservedJournal(data / "brokers" / "0" / "journal" / "0").frames())
+    root = open_root(data)
+    for name in root.tables():
+        before = TopicTable.open(root.open(name)).snapshot()
+        shutil.rmtree(data / "topics" / name / "_delta_log")
+        known = Known(
+            topic_id=before.topic_id,
+            partitions=before.num_partitions,
+            configs=before.config_overrides,
+            log_starts={partition: state.log_start for partition, state in before.partitions.items()},
+        )
+        carry_out(root, plan_rebuild(root.open(name), tails, known, {}))
+        after = TopicTable.open(root.open(name)).snapshot()
+        assert after.paths == before.paths, name
+        assert {p: replace(s, rewrite=0) for p, s in after.partitions.items()} == {
+            p: replace(s, rewrite=0) for p, s in before.partitions.items()
+        }, name
+    async with store_at(data, CLOCK_MS) as api:
+        assert await observed(api) == {name: expected[name] for name in ("topics", "groups")}
+
+
+@of_part("data")
 async def test_a_store_knows_again_what_it_has_stored(data: Path, expected: dict[str, Any]) -> None:
     """Batches of idempotent producers and requests with a key, both from tables and from the journal."""
     async with store_at(data) as api:
@@ -157,7 +195,7 @@ async def test_a_data_directory_of_any_release_goes_on_with_todays_rolls_and_job
             keyed = KeyedTopic(data, topic, table)
             if facts[topic]["configs"].get("cleanup.policy") == "compact":
                 table.alter_config({"min.cleanable.dirty.ratio": "0"})
-                assert compact(keyed, CLOCK_MS)
+                assert compact(keyed, CLOCK_MS).versions
             retain(keyed, CLOCK_MS)
             snapshot = table.snapshot()
             assert [history_gaps(snapshot, p) for p in snapshot.partitions] == [[]] * snapshot.num_partitions

@@ -35,7 +35,7 @@ def test_every_chapter_agrees_on_some_of_the_flights(spark, tmp_path, monkeypatc
         story.cut_in_half(demo, acknowledged)
     assert demo.checks.agree, demo.checks.rows
     assert any("in 2 batches" in what for what, _, _ in demo.checks.rows)
-    assert "last-flight: writing" in (tmp_path / "jobs.log").read_text()
+    assert "last-flight: compacting" in (tmp_path / "jobs.log").read_text()
     # Compacted history has gaps, and the check sees them.
     left, in_order = read_delta(str(tmp_path / "data/topics/last-flight"))
     assert (left.total, left.dense, in_order) == (planes, False, True)

@@ -30,6 +30,7 @@ from logstore.log.relocation import relocate_oldest
 from logstore.log.truncation import truncate
 from logstore.records.batch_identity import NO_IDENTITY, BatchIdentity, RememberedBatch, unpack_batches
 from logstore.records.schema import WIRE_SCHEMA
+from logstore.table_files import open_table
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.examples import examples
 from tests.support.journals import TOPIC
@@ -57,11 +58,12 @@ def new_logs(clock: ManualClock) -> list[PartitionLog]:
 
 
 def topic_of(logs: list[PartitionLog], sealed: list[int]) -> Any:
-    """As much of a topic as recovery asks for: its table has sealed so much, and its segments tell nothing."""
+    """As much of a topic as recovery asks for: its table has sealed so much, and no segment on disk tells anything."""
     return SimpleNamespace(
         name="t",
         topic_id=TOPIC,
         partitions=logs,
+        table=SimpleNamespace(files=open_table("/nowhere")),
         snapshot=SimpleNamespace(partitions={p: SimpleNamespace(sealed=end) for p, end in enumerate(sealed)}),
     )
 

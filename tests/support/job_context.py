@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -13,7 +14,7 @@ from tests.support.manual_clock import ManualClock
 
 
 @contextmanager
-def job_context(now_ms: int, *, dry_run: bool = False, full: bool = False) -> Iterator[JobContext]:
+def job_context(now_ms: int, **options: Any) -> Iterator[JobContext]:
     progress = Progress(Console(file=io.StringIO()))
     with SparkApplication("test") as spark:
-        yield JobContext(spark, progress, ManualClock(now_ms), dry_run=dry_run, full=full)
+        yield JobContext(spark, progress, ManualClock(now_ms), **options)

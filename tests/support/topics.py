@@ -10,9 +10,12 @@ import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Schema
 from deltalake.transaction import AddAction, PostCommitHookProperties, RemoveAction, Transaction
 
+from logstore.delta.snapshot import SegmentFile
 from logstore.delta.topic_table import RewritePart, RollPart, TopicTable
 from logstore.filesystem import FileSystem
 from logstore.records.schema import HEADERS_TYPE, LOG_SCHEMA, TABLE_SCHEMA
+from logstore.segments.joining import Source, WriteTask
+from logstore.segments.joining import write_segment as write_joined
 from logstore.segments.writer import Segment, SegmentWriter
 from logstore.table_files import open_table
 from tests.support.table_paths import create_table, path_of
@@ -153,3 +156,21 @@ def rewrite_files(
     for error in done.refused.values():
         raise error
     return done.version
+
+
+def joined(table: TopicTable, files: Sequence[SegmentFile], operation: str = "merge") -> Segment:
+    """The segment that neighbouring files become; nothing is committed."""
+    (partition,) = {int(file.path.split("/")[0].removeprefix("partition=")) for file in files}
+    task = WriteTask(
+        topic=table.files.name,
+        table=table.files.uri,
+        partition=partition,
+        sources=tuple(Source(partition, file.path, file.num_records, 0) for file in files),
+        base_offset=files[0].base_offset,
+        end_offset=files[-1].end_offset,
+        log_start=0,
+        codec="zstd",
+        operation=operation,
+        idempotency_window_ms=600_000,
+    )
+    return write_joined(0, task, None).segment

@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr, ValidationError
 
 from logstore.errors import InvalidConfigError
 from logstore.settings import Settings, _explain, load_settings, secret_settings, setting_name
+from logstore.topic_config import CONFIG_KEYS
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -67,9 +68,11 @@ def test_times_and_sizes_may_say_their_units(elsewhere: Path, monkeypatch: pytes
         elsewhere, 'connections.max.idle.ms = "90s"\njournal.max.bytes = "1GiB"\n[topic]\nretention.ms = "7d"\n'
     )
     monkeypatch.setenv("LOGSTORE_MAX_REQUEST_SIZE", "8MiB")
+    monkeypatch.setenv("LOGSTORE_LOG_CLEANER_IO_MAX_BYTES_PER_SECOND", "1MiB")
     settings = load_settings()
     assert (settings.connections_max_idle_ms, settings.journal_max_bytes) == (90_000, 1024**3)
     assert settings.max_request_size == 8 * 1024**2
+    assert settings.log_cleaner_io_max_bytes_per_second == 1024**2
     assert settings.topic_defaults == {"retention.ms": "604800000"}
     with pytest.raises(InvalidConfigError, match=r"journal\.max\.bytes cannot be 'plenty': it takes .* 64MiB"):
         load_settings(journal_max_bytes="plenty")
@@ -81,6 +84,44 @@ def test_topic_defaults_of_variables_join_those_of_the_file(elsewhere: Path, mon
     write_config(elsewhere, "[topic]\nretention.ms = 1\nsegment.ms = 2\n")
     monkeypatch.setenv("LOGSTORE_TOPIC_SEGMENT_MS", "3")
     assert load_settings().topic_defaults == {"retention.ms": "1", "segment.ms": "3"}
+
+
+def test_kafkas_settings_give_topics_their_defaults(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
+    write_config(
+        elsewhere,
+        """
+        log.retention.hours = 168
+        log.segment.bytes = "64MiB"
+        log.cleanup.policy = ["compact", "delete"]
+        log.cleaner.min.cleanable.ratio = 0.25
+        [topic]
+        key.format = "string"
+        segment.bytes = 67108864
+        """,
+    )
+    monkeypatch.setenv("LOGSTORE_LOG_ROLL_HOURS", "1")
+    settings = load_settings()
+    assert settings.topic_defaults == {
+        "retention.ms": "604800000",
+        "segment.bytes": "67108864",
+        "segment.ms": "3600000",
+        "cleanup.policy": "compact,delete",
+        "min.cleanable.dirty.ratio": "0.25",
+        "key.format": "string",
+    }
+    # ms over minutes over hours, whatever they were read from.
+    monkeypatch.setenv("LOGSTORE_LOG_RETENTION_MINUTES", "-1")
+    assert load_settings().topic_defaults["retention.ms"] == "-1"
+    monkeypatch.setenv("LOGSTORE_LOG_RETENTION_MS", "2h")
+    assert load_settings().topic_defaults["retention.ms"] == "7200000"
+    assert load_settings(topic_defaults={"retention.ms": "7200000"}).topic_defaults["retention.ms"] == "7200000"
+
+
+def test_one_default_with_two_values_is_refused(elsewhere: Path):
+    write_config(elsewhere, "log.retention.hours = 1\n[topic]\nretention.ms = 5\n")
+    message = r"retention\.ms has two defaults: log\.retention\.hours=1, and retention\.ms=5 of \[topic\]"
+    with pytest.raises(InvalidConfigError, match=message):
+        load_settings()
 
 
 def test_the_file_can_be_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch):
@@ -97,6 +138,11 @@ def test_the_file_can_be_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            "merge.target.bytes = 5\n",
+            r"'merge\.target\.bytes' is a key of topics: its default stands in the table \[topic\]$",
+        ),
+        ("retention.ms = 5\n", r"the table \[topic\], or as log\.retention\.ms or log\.retention\.minutes or log"),
         ("journal.max.byte = 1\n", r"no setting 'journal\.max\.byte'; did you mean 'journal\.max\.bytes'\?"),
         ("journal_max_bytes = 1\n", r"no setting 'journal_max_bytes'; did you mean 'journal\.max\.bytes'\?"),
         ("topic_defaults = 1\n", r"no setting 'topic_defaults'"),
@@ -107,6 +153,19 @@ def test_the_file_can_be_named(elsewhere: Path, monkeypatch: pytest.MonkeyPatch)
         ("port = 'http'\n", r"port cannot be 'http': it takes a whole number$"),
         ("port = true\n[", r"cannot read conf/logstore\.toml: Invalid initial character"),
         ("log.level = 'loud'\n", r"log\.level cannot be 'loud': it takes 'debug', 'info', 'warning' or 'error'$"),
+        (
+            "log.retention.hours = 0\n",
+            r"log\.retention\.hours cannot be '0': it takes -1, or a whole number of at least 1$",
+        ),
+        (
+            "log.retention.ms = 0\n",
+            r"log\.retention\.ms cannot be '0': it takes -1, or a whole number of at least 1, or",
+        ),
+        ("log.retention.minutes = '7d'\n", r"log\.retention\.minutes cannot be '7d'"),
+        ("log.roll.hours = -1\n", r"log\.roll\.hours cannot be '-1': it takes a whole number of at least 1$"),
+        ("log.retention.hour = 1\n", r"no setting 'log\.retention\.hour'; did you mean 'log\.retention\.hours'\?"),
+        ("log.flush.interval.ms = 1\n", r"no setting 'log\.flush\.interval\.ms': every acknowledgement is synced$"),
+        ("log.cleaner.dedupe.buffer.size = 1\n", r"no setting 'log\.cleaner\.dedupe\.buffer\.size': .* no buffers"),
         ("data_location = '/srv'\n", r"data_location cannot be '/srv': it takes a URI"),
         ("max.request.size = 300000000\n", r"queued\.max\.request\.bytes \(268435456\) is below max\.request\.size"),
     ],
@@ -124,6 +183,10 @@ def test_a_misspelt_variable_is_refused_but_somebody_elses_is_not(monkeypatch: p
     assert load_settings().port == 8082
     monkeypatch.setenv("LOGSTORE_JOURNAL_MAX_BYTE", "1")
     with pytest.raises(InvalidConfigError, match="did you mean LOGSTORE_JOURNAL_MAX_BYTES"):
+        load_settings()
+    monkeypatch.delenv("LOGSTORE_JOURNAL_MAX_BYTE")
+    monkeypatch.setenv("LOGSTORE_LOG_INDEX_INTERVAL_BYTES", "4096")
+    with pytest.raises(InvalidConfigError, match="no setting LOGSTORE_LOG_INDEX_INTERVAL_BYTES: there are no index"):
         load_settings()
 
 
@@ -145,7 +208,7 @@ def test_the_location_for_readers_elsewhere_has_no_slash_at_its_end():
 def test_the_file_that_comes_along_shows_every_setting_with_its_default(monkeypatch: pytest.MonkeyPatch):
     text = (REPOSITORY / "conf/logstore.toml").read_text()
     for field in Settings.model_fields:
-        if field != "topic_defaults":
+        if field not in {"broker_defaults", "topic_defaults"}:
             assert f"{setting_name(field)} = " in text
     monkeypatch.setenv("LOGSTORE_CONFIG", str(REPOSITORY / "conf/logstore.toml"))
     with_file = load_settings()
@@ -159,7 +222,9 @@ def test_the_examples_in_the_file_that_comes_along_are_valid_too(elsewhere: Path
     assert tomllib.loads(examples)["data_location"]
     write_config(elsewhere, examples)
     settings = load_settings()
-    assert settings.topic_defaults == {"segment.ms": "60000", "segment.bytes": "134217728", "retention.ms": "-1"}
+    defaults = {key.name: key.default for key in CONFIG_KEYS}
+    assert settings.topic_defaults == {name: defaults[name] for name in settings.topic_defaults}
+    assert {"segment.ms", "segment.bytes", "retention.ms", "key.format"} <= settings.topic_defaults.keys()
     assert settings.location == "file:///srv/logstore"
 
 

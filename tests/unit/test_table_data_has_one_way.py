@@ -11,8 +11,9 @@ ROOT = Path(__file__).parents[2]
 CONTRACT = "Table data goes through logstore.table_files"
 #: Files of Spark's own, and of no table.
 NO_TABLES = {"logstore/spark/jars.py", "logstore/spark/session.py", "logstore/spark/spark_conf.py"}
-#: Not file calls.
-OF_OS = {"environ", "cpu_count", "fspath", "PathLike", "setpriority", "getpriority", "PRIO_PROCESS"}
+#: Not file calls, or of the descriptors of a process.
+OF_OS = {"environ", "cpu_count", "fspath", "PathLike", "setpriority", "getpriority", "PRIO_PROCESS", "nice", "_exit"}
+OF_OS |= {"dup", "dup2", "fdopen"}
 #: A task of Spark that needs nothing of this package reads through pyarrow's storages.
 THROUGH_PYARROW = {"logstore/spark/history_check.py"}
 FILE_CALLS = {

@@ -22,6 +22,7 @@ DEFAULTS = {
     "delete.retention.ms": "86400000",
     "file.delete.delay.ms": "604800000",
     "max.message.bytes": "1048576",
+    "merge.target.bytes": "-1",
     "compression.type": "producer",
     "message.timestamp.type": "CreateTime",
     "key.format": "json",

@@ -6,7 +6,6 @@ Blocking; each goes on until it has won against the commits of the store. Versio
 import datetime as dt
 import json
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,26 +60,20 @@ def empty(table: Path) -> Removal | None:
     return _removal(table, before, "WRITE")
 
 
-def put_back(table: Path, removal: Removal) -> None:
-    """Files that a commit took away are added again, in the place of all that holds offsets of theirs by now."""
-    taken = {action["remove"]["path"] for action in _actions(table, removal.version) if "remove" in action}
-    undone = {action["add"]["path"] for action in _actions(table, removal.version) if "add" in action}
-    adds = [_add_of(table, path, removal.version) for path in sorted(taken)]
+def missing(table: Path, removal: Removal) -> Iterator[tuple[int, int]]:
+    """Partition and last offset of each file that a commit took away and no file has records of now."""
+    taken = [
+        _add_of(table, a["remove"]["path"], removal.version) for a in _actions(table, removal.version) if "remove" in a
+    ]
+    active = pa.table(DeltaTable(table).get_add_actions(flatten=True)).to_pylist()
+    for add in taken:
+        if not any(_overlap(file, add) for file in active):
+            yield int(add["partitionValues"]["partition"]), _stats(add)["maxValues"]["offset"]
 
-    def actions() -> list[Action]:
-        active = pa.table(DeltaTable(table).get_add_actions(flatten=True)).to_pylist()
-        removes = [
-            file
-            for file in active
-            if file["path"] not in taken and (file["path"] in undone or any(_overlap(file, add) for add in adds))
-        ]
-        kept = {file["path"] for file in active}
-        return [
-            *({"remove": _remove_action(file)} for file in removes),
-            *({"add": {**add, "dataChange": True}} for add in adds if add["path"] not in kept),
-        ]
 
-    _commit(table, actions)
+def rewrite(table: Path, how: str) -> None:
+    optimize = DeltaTable(table).optimize
+    _insist(optimize.compact if how == "optimize" else lambda: DeltaTable(table).optimize.z_order(["value"]))
 
 
 def append(table: Path, partition: int, offset: int) -> None:
@@ -104,21 +97,6 @@ def _insist(write: Callable[[], object]) -> None:
                 raise
         else:
             return
-
-
-def _commit(table: Path, actions: Callable[[], list[Action]]) -> None:
-    info = {"commitInfo": {"timestamp": time.time_ns() // 1_000_000, "operation": "WRITE", "operationParameters": {}}}
-    built = table / "_delta_log" / f".{uuid.uuid4().hex}.tmp"
-    while True:
-        version = newest(table) + 1
-        built.write_text("".join(json.dumps(action) + "\n" for action in (info, *actions())))
-        try:
-            entry_path(table, version).hardlink_to(built)
-        except FileExistsError:
-            continue
-        finally:
-            built.unlink()
-        return
 
 
 def _removal(table: Path, before: int, operation: str) -> Removal | None:
@@ -158,14 +136,3 @@ def _overlap(file: Action, add: Action) -> bool:
         and file["min.offset"] <= stats["maxValues"]["offset"]
         and file["max.offset"] >= stats["minValues"]["offset"]
     )
-
-
-def _remove_action(file: Action) -> Action:
-    return {
-        "path": file["path"],
-        "deletionTimestamp": time.time_ns() // 1_000_000,
-        "dataChange": True,
-        "extendedFileMetadata": True,
-        "partitionValues": {"partition": str(file["partition.partition"])},
-        "size": file["size_bytes"],
-    }

@@ -2,16 +2,18 @@
 
 ``python -m tests.faults.bench.job_loop DATA HISTORY --job retention --job compact`` runs the jobs on all topics, one
 after the other, until its standard input is closed; then twice more, as ``final-jobs``: the second time takes the
-tombstones that the first has kept. Spark is started for compaction; retention alone starts it only where a log start
-lies inside a segment. After each round it prints a line ``{job: {topic: commits}}``.
+tombstones that the first has kept. Compaction is done by Spark and by the job itself, in turns. After each round it
+prints a line ``{job: {topic: commits}}``.
 """
 
 import argparse
 import io
+import itertools
 import json
 import select
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -44,9 +46,12 @@ def main() -> None:
         session(app_name="bench", master="local[2]", config=QUICK)
     commits: dict[str, Counter[str]] = {job: Counter() for job in given.job}
     with SparkApplication("bench") as spark, Recorder(given.history) as recorder:
-        context = JobContext(spark, Progress(Console(file=io.StringIO())), SystemClock())
+        here = JobContext(spark, Progress(Console(file=io.StringIO())), SystemClock())
+        by_spark = replace(here, here_bytes_max=0)
+        turns = itertools.cycle((by_spark, here))
         process, final = "jobs", 0
         while final < _FINAL_ROUNDS:
+            context = next(turns)
             if final or select.select([sys.stdin], [], [], given.pause)[0]:
                 process, final = "final-jobs", final + 1
             for job in given.job:

@@ -29,7 +29,7 @@ from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess, NotStartedError
 
 #: error_code: refused until it is mended; records are missing; the offset is not in the log.
-_QUARANTINED, _MISSING, _OUT_OF_RANGE = 50303, 50004, 41601
+_QUARANTINED, _OUT_OF_RANGE = 50303, 41601
 _POLL_S = 0.1
 _TIMEOUT_S = 30.0
 Log = tuple[TopicSpec, int]
@@ -142,7 +142,7 @@ class Meddler(Nemesis):
     # ---- tables -----------------------------------------------------------------------------------------------------
 
     def _restore(self, fault: Fault) -> None:
-        """RESTORE, or an overwrite: sealed records are gone until the same files are committed again."""
+        """RESTORE, or an overwrite: sealed records are gone until the store commits the same files again."""
         topic = self._chosen(fault, [topic for topic in self._loaded if not topic.compacted])
         table = self._table(topic)
         if not self._wait_until(lambda: foreign_commits.newest(table) > 1, self._patience_s):
@@ -157,32 +157,47 @@ class Meddler(Nemesis):
         try:
             if removal is None:
                 return
-            self._require_missing(topic, removal)
             if fault.settings["restart"]:
                 self._restart(fault.settings["restart"])
-                self._require_missing(topic, removal, seconds=0)
-            self._require_acknowledged(self._logs, f"while records of {topic.name} are missing")
+            self._require_served_again(topic, removal)
+            self._require_acknowledged(self._logs, f"while records of {topic.name} are committed again")
             time.sleep(fault.seconds)
-            foreign_commits.put_back(table, removal)
         finally:
             self._foreign(topic, since)
         self._require_served(topic, range(topic.partitions))
 
-    def _require_missing(self, topic: TopicSpec, removal: Removal, *, seconds: float | None = None) -> None:
-        """Reads of records that were taken away are refused, unless retention has passed them."""
-        where = f"{topic.name}-{removal.partition} at {removal.offset}"
+    def _require_served_again(self, topic: TopicSpec, removal: Removal) -> None:
+        """Records that were taken away are in the table again, and readers get them, unless retention took them."""
 
         def told() -> bool:
-            return self._refusal(topic, removal.partition, removal.offset) in {_MISSING, _OUT_OF_RANGE}
+            # Retention may have taken them since: the log start is read after the files, and it only grows.
+            gone = list(foreign_commits.missing(self._table(topic), removal))
+            there = all(last < self._state(topic, partition).log_start for partition, last in gone)
+            return there and self._refusal(topic, removal.partition, removal.offset) in {0, _OUT_OF_RANGE}
 
-        if not self._wait_until(told, self._patience_s if seconds is None else seconds):
-            self.broken.append(f"records that version {removal.version} took away are not missed: {where}")
-        elif self._refusal(topic, removal.partition, removal.offset) == _MISSING:
-            self._require_told(topic.name, removal.partition, ProblemState.RECORDS_MISSING)
+        if not self._wait_until(told, self._patience_s):
+            where = f"{topic.name}-{removal.partition} at {removal.offset}"
+            self.broken.append(f"records that version {removal.version} took away do not come back: {where}")
+
+    def _rewrite(self, fault: Fault) -> None:
+        """OPTIMIZE, or Z-order: the same records in files that are not ours."""
+        topic = self._chosen(fault)
+        table = self._table(topic)
+        self._told(fault, topic=topic.name)
+        since = self._foreign(topic)
+        foreign_commits.rewrite(table, fault.settings["how"])
+        try:
+            if fault.settings["restart"]:
+                self._restart(fault.settings["restart"])
+            self._require_acknowledged(self._logs, f"after {topic.name} was rewritten")
+            time.sleep(fault.seconds)
+        finally:
+            self._foreign(topic, since)
+        self._require_served(topic, range(topic.partitions))
 
     def _strange(self, fault: Fault) -> None:
-        """A row of a writer that knows nothing of offsets keeps a partition from being served, a property that cannot
-        be read its topic, and nobody else.
+        """A row of a writer that knows nothing of offsets is told of and served by nobody, a property that cannot be
+        read keeps its topic from being served, and nobody else.
         """
         topic, what = self._chosen(fault), fault.settings["what"]
         partition = int(fault.settings["partition"] * topic.partitions)
@@ -191,7 +206,7 @@ class Meddler(Nemesis):
         # A row over ours has to be in a file that is there.
         if in_row and not self._wait_until(lambda: self._sealed(topic, partition) > 0, READY_S):
             raise StoreBrokenError(f"{topic.name}-{partition} is never rolled")
-        refused = [partition] if in_row else range(topic.partitions)
+        touched = [partition] if in_row else range(topic.partitions)
         restart = fault.settings["restart"]
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
@@ -201,7 +216,10 @@ class Meddler(Nemesis):
             foreign_commits.set_property(table, "logstore.partitions", what)
         if restart:
             self._restart(restart)
-        self._require_quarantined(topic, refused)
+        if in_row:
+            self._require_named(topic, partition)
+        else:
+            self._require_quarantined(topic, touched)
         time.sleep(fault.seconds)
         if in_row:
             TopicTable.open(open_table(table)).drop_foreign_files()
@@ -211,7 +229,7 @@ class Meddler(Nemesis):
         if restart and not in_row:
             # It was not opened at all.
             self._restart(restart)
-        self._require_served(topic, refused)
+        self._require_served(topic, touched)
 
     def _append_to_the_log(self, topic: TopicSpec, partition: int, beyond: int) -> None:
         """A row ``beyond`` sealed. One that retention has come before lies below the log start, where it harms nobody;
@@ -239,6 +257,16 @@ class Meddler(Nemesis):
         return since
 
     # ---- what must hold meanwhile -----------------------------------------------------------------------------------
+
+    def _require_named(self, topic: TopicSpec, partition: int) -> None:
+        """The file is a problem, and every log acknowledges."""
+
+        def told() -> bool:
+            return any(p["state"] == ProblemState.FOREIGN_FILE for p in self._problems(topic.name))
+
+        if not self._wait_until(told, self._patience_s):
+            self.broken.append(f"/health/ready does not say that {topic.name}-{partition} has a foreign file")
+        self._require_acknowledged(self._logs, f"beside a foreign file of {topic.name}")
 
     def _require_quarantined(self, topic: TopicSpec, partitions: Collection[int]) -> None:
         """These are refused, and all other logs acknowledge."""

@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "recreate", "lock", "restore", "strange")
+MEDDLING: Final = ("copy", "recreate", "lock", "restore", "rewrite", "strange")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 
 HOUR_MS: Final = 3_600_000
@@ -144,6 +144,8 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
         case "restore":
             how = chance.choice(["restore", "restore", "overwrite"])
             return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}
+        case "rewrite":
+            return {"which": chance.random(), "how": chance.choice(["optimize", "z-order"]), "restart": restart}
         case _:
             # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
             what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])

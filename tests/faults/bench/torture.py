@@ -42,10 +42,11 @@ _LONG_FORMS = (
     "tests/faults/test_process_faults.py",
     "tests/faults/test_slow_clients.py",
     "tests/faults/test_mutants.py",
+    "tests/faults/test_long_life.py",
 )
 #: Less leaves no time for a round with a few faults, its end, and a fail point of some kinds.
 _LEAST_S = 120
-_LOAD = Load(topics=(*TOPICS, BOTH), jobs=("retention", "compact"), deletes=("plain",))
+_LOAD = Load(topics=(*TOPICS, BOTH), jobs=("retention", "compact", "merge"), deletes=("plain",))
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults.fail_points.fault import Fault
+from tests.faults.fail_points.jobs import STEPS, WRITING
 from tests.faults.fail_points.loop import EACH, FailPointLoop, every_fault
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import Zygote
@@ -32,8 +33,9 @@ Kind = tuple[str, str]
 def _runs(loop: FailPointLoop, rng: random.Random, *, jobs: bool) -> list[tuple[Kind, Callable[[], object]]]:
     """All of them; the first ones see something of everything, for when the time is short."""
     kinds: dict[Kind, list[Callable[[], object]]] = {}
+    kinds["jobs", "kill"] = [partial(loop.kill_jobs, STEPS)]
     if jobs:
-        kinds["jobs", "kill"] = [loop.kill_jobs]
+        kinds["jobs", "kill"].append(partial(loop.kill_jobs, [WRITING]))
     for act in ACTS:
         hits = loop.hits(act)
         alone = list(every_fault(hits))
@@ -56,7 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.fail_points", description=__doc__)
     parser.add_argument("--seed", type=int, default=random.randrange(2**32))
     parser.add_argument("--duration", type=float, default=float("inf"), help="seconds of faults; without it all")
-    parser.add_argument("--jobs", action="store_true", help="kill key compaction and vacuum on a real Spark, too")
+    parser.add_argument("--jobs", action="store_true", help="kill key compaction on a real Spark, too")
     parser.add_argument("--only", nargs="+", metavar="ACT FAULT", help="an act and its faults: point:nth:action")
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)

@@ -1,4 +1,4 @@
-"""Key compaction and vacuum on a real Spark, killed at each step of a commit, and while they write and delete.
+"""Key compaction and vacuum, killed at each of their steps; key compaction by a real Spark, killed while it writes.
 
 The table is then as before the job or as after it; the last record of each key is there in any case (I1). A store
 starts on it, and the next run of the job does the rest.
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,25 +19,35 @@ from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.support.keyed_topics import KeyedTopic, Record
 from tests.support.table_paths import path_of
 
-#: Where the driver dies. These are none of its steps: all of its processes die as soon as a file is begun, or gone.
+#: Spark is killed with all of its processes as soon as a file is begun: no step of the driver is there.
 WRITING: Final = "writing"
-VACUUMING: Final = "vacuuming"
-POINTS: Final = (WRITING, "job.written", "delta.opened", "delta.checked", "delta.committed", "delta.synced", VACUUMING)
+VACUUMED: Final = "vacuum.deleted"
+STEPS: Final = (
+    "segment.opened",
+    "segment.half",
+    "segment.finished",
+    "job.written",
+    "delta.opened",
+    "delta.checked",
+    "delta.committed",
+    "delta.synced",
+    VACUUMED,
+)
 _COMMITTED: Final = frozenset({"delta.committed", "delta.synced"})
 _KEYS: Final = 7
 _RECORDS: Final = 50
 
 
-def kill_jobs(directory: Path, zygote: Zygote) -> Iterator[Fault]:
-    """Kill a job at one point after another of one topic's life; each fault that struck. AssertionError."""
+def kill_jobs(directory: Path, zygote: Zygote, points: Sequence[str]) -> Iterator[Fault]:
+    """Kill a job at one of ``points`` after another of one topic's life; each fault that struck. AssertionError."""
     config = {"cleanup_policy": "compact", "min_cleanable_dirty_ratio": 0, "file_delete_delay_ms": 0}
     topic = KeyedTopic.create(directory / "data", "t", **config)
-    for point in POINTS:
+    for point in points:
         _roll(topic)
-        if point == VACUUMING:
+        if point == VACUUMED:
             assert _run(topic, "compact") == 0
         before = topic.contents()
-        job = "vacuum" if point == VACUUMING else "compact"
+        job = "vacuum" if point == VACUUMED else "compact"
         assert _run(topic, job, point) == -signal.SIGKILL, f"the job did not come to {point}"
         after = topic.contents()
         assert after == (_last(before) if point in _COMMITTED else before), f"killed at {point}: {after}"
@@ -71,8 +81,9 @@ def _files(topic: KeyedTopic) -> set[Path]:
 
 def _run(topic: KeyedTopic, name: str, point: str = "") -> int:
     """The exit code of the job, killed at ``point``."""
-    command = [sys.executable, "-m", "tests.support.faulty_server", "job", name, "--topic", topic.name]
-    from_outside = point in {WRITING, VACUUMING}
+    from_outside = point == WRITING
+    options = ["--spark-above", "0"] if from_outside else []
+    command = [sys.executable, "-m", "tests.support.faulty_server", "job", name, "--topic", topic.name, *options]
     faults = f"point {point} kill" if point and not from_outside else ""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "LOGSTORE_FAULTS": faults}
     files = _files(topic)

@@ -103,10 +103,10 @@ class FailPointLoop:
 
         self.run(act, [fault], in_recovery=in_recovery)
 
-    def kill_jobs(self) -> None:
-        """Key compaction and vacuum, at each of their steps."""
+    def kill_jobs(self, points: Sequence[str]) -> None:
+        """Key compaction and vacuum, at each of ``points``."""
         with self._run("jobs", []) as run:
-            for fault in kill_jobs(run, self._zygote):
+            for fault in kill_jobs(run, self._zygote, points):
                 self.tally.add(fault, " in a job")
 
     # ---- a run -------------------------------------------------------------------------------------------------------

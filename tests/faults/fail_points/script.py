@@ -246,19 +246,19 @@ class Script:
         """The work of every few seconds: copy the frames that pin an old file forward, and free the file."""
         await self._do("unpin", self.broker._schedule._unpin_journal)
 
-    async def retention(self, name: str) -> None:
-        """A process of its own in life; here its commits go through the same seam."""
+    async def run_job(self, job: str, name: str) -> None:
+        """A process of its own in life; here its commits and deletions go through the same seam."""
 
-        def job() -> None:
+        def run() -> None:
             topic = JobTopic(
                 name, TopicTable(open_table(self.data / "topics" / name, self._filesystem)), {}, named=True
             )
             context = JobContext(SparkApplication("test"), Progress(Console(file=io.StringIO())), SystemClock())
-            (done,) = run_job("retention", [topic], context).topics
+            (done,) = run_job(job, [topic], context).topics
             if done.error:
                 raise LogStoreError(done.error)
 
-        await self._do("retention", lambda: asyncio.to_thread(job), topic=name)
+        await self._do(job, lambda: asyncio.to_thread(run), topic=name)
 
     def topic(self, name: str) -> Topic:
         return self.broker.topic(INTERNAL, name)
@@ -346,9 +346,11 @@ async def journal(script: Script) -> None:
 
 
 async def history(script: Script) -> None:
-    """The table: delete-records inside and beyond what is sealed, a checkpoint, retention, a roll of two partitions."""
+    """The table: delete-records inside and beyond what is sealed, a checkpoint, retention, vacuum, a roll of two
+    partitions.
+    """
     async with script.store():
-        await script.create("a", 2)
+        await script.create("a", 2, file_delete_delay_ms="0")
         await script.produce("a", {0: 2, 1: 2})
         await script.roll("a")
         await script.produce("a", {0: 1, 1: 1})
@@ -356,7 +358,8 @@ async def history(script: Script) -> None:
         await script.delete_records("a", 0, 2)
         await script.delete_records("a", 1, 3)
         await script.look_at_table("a")
-        await script.retention("a")
+        await script.run_job("retention", "a")
+        await script.run_job("vacuum", "a")
         await script.roll("a")
         script.end()
 

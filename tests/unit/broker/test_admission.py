@@ -50,6 +50,26 @@ def counted(topic: Topic) -> int:
     return sum(p.unsealed_bytes for p in topic.partitions)
 
 
+def test_a_topic_whose_rolls_fail_is_a_problem_until_one_succeeds(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await broker.create_topic(INTERNAL, "stuck", configs={"segment.ms": "1"})
+            assert topic
+            disk.fail("create", path="topics/stuck", times=10**6)
+            await produce(broker, topic, [b"a"])
+            await eventually_async(lambda: broker.problems(INTERNAL))
+            (problem,) = broker.problems(INTERNAL)
+            assert (problem.topic, problem.state) == ("stuck", ProblemState.ROLLS_FAIL)
+            assert "Input/output error" in problem.reason
+            disk.heal()
+            await broker.roll(INTERNAL, topic)
+            assert broker.problems(INTERNAL) == []
+
+    run(scenario())
+
+
 def test_a_topic_that_cannot_roll_is_refused_alone(tmp_path: Path) -> None:
     disk = FaultyFileSystem()
 

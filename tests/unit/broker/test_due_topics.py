@@ -7,6 +7,7 @@ import pytest
 from logstore.broker import roll_schedule
 from logstore.broker.context import INTERNAL
 from logstore.broker.due_topics import DueTopics
+from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import produce, records, run, running_broker
@@ -21,7 +22,8 @@ def no_rolls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
             old = await broker.create_topic(INTERNAL, "old", configs={"segment.ms": "50000"})
             quiet = await broker.create_topic(INTERNAL, "quiet", configs={"segment.ms": "50000"})
@@ -49,7 +51,8 @@ def test_a_topic_is_due_once_its_oldest_record_is_old_enough(tmp_path: Path) -> 
 
 def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic(INTERNAL, "t", partitions=2, configs={"segment.bytes": str(1 << 20)})
             assert topic
@@ -65,7 +68,8 @@ def test_a_topic_is_due_once_it_is_big_enough(tmp_path: Path) -> None:
 
 def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due, synced = ManualClock(), DueTopics(journal_bytes_max=10**9), threading.Event()
+        clock, synced = ManualClock(), threading.Event()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         filesystem = HookedFileSystem()
         async with running_broker(tmp_path, clock=clock, filesystem=filesystem) as broker:
             topic = await broker.create_topic(INTERNAL, "t")
@@ -86,7 +90,8 @@ def test_records_being_fsynced_are_not_forgotten(tmp_path: Path) -> None:
 
 def test_a_shorter_segment_ms_counts_from_its_change(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic(INTERNAL, "t")
             assert topic
@@ -104,7 +109,8 @@ def test_a_shorter_segment_ms_counts_from_its_change(tmp_path: Path) -> None:
 
 def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
     async def scenario() -> None:
-        clock, due = ManualClock(), DueTopics(journal_bytes_max=10**9)
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
         async with running_broker(tmp_path, clock=clock) as broker:
             topic = await broker.create_topic(INTERNAL, "t")
             assert topic
@@ -114,5 +120,51 @@ def test_a_deleted_topic_is_not_due(tmp_path: Path) -> None:
             await broker.delete_topic(INTERNAL, "t")
             clock.advance(61_000)
             assert due.take(clock.monotonic()) == []
+
+    run(scenario())
+
+
+def test_a_topic_is_due_once_all_its_records_have_expired(tmp_path: Path) -> None:
+    """Kafka rolls an active segment whose records have expired, and deletes it; the store's part is the roll."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        due = DueTopics(clock, journal_bytes_max=10**9, check_interval_ms=300_000)
+        a_month = {"segment.ms": "30d"}
+        async with running_broker(tmp_path, clock=clock) as broker:
+            by_policy: dict[str, Topic] = {}
+            for policy in ("delete", "compact", "compact,delete"):
+                configs = {**a_month, "retention.ms": "1h", "cleanup.policy": policy}
+                made = await broker.create_topic(INTERNAL, policy.replace(",", "-"), configs=configs)
+                assert made
+                by_policy[policy] = made
+            forever = await broker.create_topic(INTERNAL, "forever", configs=a_month)
+            assert forever
+            topics = [*by_policy.values(), forever]
+
+            async def append(timestamp_ms: int) -> None:
+                for topic in topics:
+                    batch = records([b"a"], keys=[b"k"], timestamp=timestamp_ms)
+                    (await broker.produce(INTERNAL, topic, batch, partition=0)).require_stored()
+                    due.touch(topic)
+
+            def due_after(milliseconds: float) -> set[str]:
+                clock.advance(milliseconds)
+                return {topic.name for topic in due.take(clock.monotonic())}
+
+            await append(clock.now_ms())
+            await append(clock.now_ms() - 7_200_000)
+            assert due_after(3_599_000) == set(), "one record is younger than retention.ms"
+            assert due_after(61_000) == {"delete", "compact-delete"}
+            for topic in topics:
+                await broker.roll(INTERNAL, topic)
+
+            await append(clock.now_ms() - 7_200_000)
+            assert due_after(299_000) == set(), "what comes expired waits for the check interval"
+            assert due_after(1_100) == {"delete", "compact-delete"}
+            for name in ("delete", "compact,delete"):
+                await broker.roll(INTERNAL, by_policy[name])
+                due.touch(by_policy[name])
+            assert due_after(1e9) == set()
 
     run(scenario())

@@ -1,6 +1,7 @@
 """One topic never takes the store down: what is wrong with it is told, and everybody else is served."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.transaction import AddAction, RemoveAction
 
 from logstore.broker.broker import FetchResult
 from logstore.broker.context import INTERNAL
@@ -27,7 +29,7 @@ from tests.support.captured_logs import captured_logs
 from tests.support.data_directory import copy_of_one_moment
 from tests.support.running_broker import produce, read_all, records, run, running_broker
 from tests.support.table_paths import create_table, path_of
-from tests.support.topics import log_batch, rewrite_files
+from tests.support.topics import foreign_commit, log_batch, rewrite_files
 
 NEVER = {"segment.ms": "100000000"}
 
@@ -78,6 +80,25 @@ def foreign_append(table: Path, offsets: list[int], partition: int = 0) -> None:
     timestamps = rows.column("timestamp").cast(pa.timestamp("us", "UTC"))
     rows = rows.set_column(rows.column_names.index("timestamp"), "timestamp", timestamps)
     write_deltalake(str(table), rows.select(TABLE_SCHEMA.names).cast(TABLE_SCHEMA), mode="append")
+
+
+RIVAL = "f" * 32
+
+
+def add_a_rival(table: Path) -> None:
+    """Commit a copy of the first segment of partition 0 under another name."""
+    add = min(pa.table(DeltaTable(str(table)).get_add_actions()).to_pylist(), key=lambda add: add["path"])
+    rival = f"{add['path'][: -len('.parquet') - 32]}{RIVAL}.parquet"
+    shutil.copy(table / add["path"], table / rival)
+    bounds = [{"offset": add[side]["offset"], "timestamp": "2023-11-14T22:13:20.000000Z"} for side in ("min", "max")]
+    stats = {"numRecords": add["num_records"], "minValues": bounds[0], "maxValues": bounds[1]}
+    foreign_commit(table, [AddAction(rival, add["size_bytes"], {"partition": "0"}, 1, True, json.dumps(stats))])
+
+
+def remove_the_rival(table: Path) -> None:
+    (path,) = [path for path in DeltaTable(str(table)).file_uris() if RIVAL in path]
+    size, name = Path(path).stat().st_size, str(Path(path).relative_to(table))
+    foreign_commit(table, [RemoveAction(name, True, 1, size, {"partition": "0"})])
 
 
 @pytest.mark.parametrize("how", ["copy", "link"])
@@ -206,8 +227,8 @@ def test_a_strange_number_of_partitions_on_one_table_keeps_only_that_topic_from_
 
 
 @pytest.mark.parametrize("while_it_runs", [True, False])
-@pytest.mark.parametrize("offsets", [[1], [10]], ids=["over ours", "beyond sealed"])
-def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served(
+@pytest.mark.parametrize("offsets", [[1], [10], [2, 3]], ids=["over ours", "beyond sealed", "both"])
+def test_a_foreign_append_is_never_served_and_named_and_everything_else_is_served(
     tmp_path: Path, offsets: list[int], while_it_runs: bool
 ) -> None:
     async def scenario() -> None:
@@ -220,6 +241,36 @@ def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served
             if while_it_runs:
                 assert broker.problems(INTERNAL) == []
                 foreign_append(table, offsets)
+                await broker._roller.refresh(topic)
+            (problem,) = broker.problems(INTERNAL)
+            assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.FOREIGN_FILE)
+            assert "part-" in problem.reason
+            assert "logstore topic drop-foreign-files orders" in problem.remedy
+            assert await read_all(broker, topic) == ALL
+            assert await produce(broker, topic, [b"z"]) == 5
+            await broker.roll(INTERNAL, topic)
+            assert await read_all(broker, topic) == [*ALL, (5, b"z")]
+            (dropped,) = await broker.drop_foreign_files(INTERNAL, topic)
+            assert dropped in problem.reason
+            assert broker.problems(INTERNAL) == []
+            assert await read_all(broker, topic) == [*ALL, (5, b"z")]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("while_it_runs", [True, False])
+def test_two_segments_of_one_range_keep_only_their_partition_from_being_served(
+    tmp_path: Path, while_it_runs: bool
+) -> None:
+    async def scenario() -> None:
+        data = await killed(tmp_path / "data", partitions=2)
+        table = data / "topics" / "orders"
+        if not while_it_runs:
+            add_a_rival(table)
+        async with running_broker(data) as broker:
+            topic = broker.topic(INTERNAL, "orders")
+            if while_it_runs:
+                add_a_rival(table)
                 await broker._roller.refresh(topic)
             (problem,) = broker.problems(INTERNAL)
             assert (problem.topic, problem.partition, problem.state) == ("orders", 0, ProblemState.QUARANTINED)
@@ -236,7 +287,7 @@ def test_a_foreign_append_to_one_partition_keeps_only_that_one_from_being_served
             assert left_open.partitions[0].partition == 1
             await assert_the_other_is_served(broker)
 
-            topic.table.drop_foreign_files()
+            remove_the_rival(table)
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL) == []
             assert await read_all(broker, topic) == ALL
@@ -256,11 +307,11 @@ def test_no_reader_of_a_partition_in_quarantine_is_told_to_be_out_of_range(tmp_p
             topic = await two_rolls(broker)
             await broker.delete_records(INTERNAL, topic, 0, 2)
         if not while_it_runs:
-            foreign_append(data / "topics" / "orders", [3])
+            add_a_rival(data / "topics" / "orders")
         async with running_broker(data) as broker:
             topic = broker.topic(INTERNAL, "orders")
             if while_it_runs:
-                foreign_append(path_of(topic.table), [3])
+                add_a_rival(path_of(topic.table))
                 await broker._roller.refresh(topic)
             for offset in (0, 2, 5, 1_000):
                 assert isinstance(await fetch_stored(broker, offset), QuarantinedError)
@@ -323,7 +374,20 @@ async def two_rolls(broker) -> Topic:
     return topic
 
 
-def take_away(table: Path, how: str) -> None:
+def take_away(table: Path, how: str, *, aside: Path | None = None) -> None:
+    """And the files, too, as a vacuum does; to the directory ``aside`` if there is one. The store would commit them
+    again.
+    """
+    before = set(DeltaTable(str(table)).file_uris())
+    _take_away(table, how)
+    for path in before - set(DeltaTable(str(table)).file_uris()):
+        if aside is None:
+            Path(path).unlink()
+        else:
+            Path(path).rename(aside / Path(path).name)
+
+
+def _take_away(table: Path, how: str) -> None:
     if how == "RESTORE":
         DeltaTable(str(table)).restore(1)
     elif how == "DELETE":
@@ -396,11 +460,16 @@ def test_no_reader_sees_a_table_before_its_missing_records_are_known(
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
             monkeypatch.setattr(table_follower, "removed_ranges", slowly)
-            take_away(path_of(topic.table), "RESTORE")
+            (tmp_path / "aside").mkdir()
+            take_away(path_of(topic.table), "RESTORE", aside=tmp_path / "aside")
+            (lost,) = (tmp_path / "aside").iterdir()
+            here = shutil.copy(lost, path_of(topic.table) / "partition=0")
+            monkeypatch.setattr(table_follower, "dropped_segments", lambda *_: [])
             refreshing = asyncio.create_task(broker._roller.refresh(topic))
             assert await asyncio.to_thread(looking.wait, 10)
             fetched = await broker.fetch(INTERNAL, topic, 0, 2, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert fetched.records["offset"].to_pylist()[0] == 2
+            await asyncio.to_thread(Path(here).unlink)
             read.set()
             await refreshing
             with pytest.raises(MissingRecordsError):
@@ -409,7 +478,7 @@ def test_no_reader_sees_a_table_before_its_missing_records_are_known(
     run(scenario())
 
 
-def test_rows_that_were_deleted_do_not_count_as_missing_after_a_quarantine(tmp_path: Path) -> None:
+def test_rows_that_were_deleted_do_not_count_as_missing_when_files_of_others_are_dropped(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
@@ -431,9 +500,13 @@ def test_records_that_a_restore_took_away_come_back_with_a_second_one_or_are_giv
         async with running_broker(tmp_path) as broker:
             topic = await two_rolls(broker)
             version = topic.version
-            take_away(path_of(topic.table), "RESTORE")
+            aside = tmp_path / "aside"
+            aside.mkdir()
+            take_away(path_of(topic.table), "RESTORE", aside=aside)
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL)
+            for file in aside.iterdir():
+                file.rename(path_of(topic.table) / "partition=0" / file.name)
             DeltaTable(str(path_of(topic.table))).restore(version)
             await broker._roller.refresh(topic)
             assert broker.problems(INTERNAL) == []
@@ -478,11 +551,15 @@ def test_the_rest_of_a_gap_stays_missing_when_a_part_is_given_up_or_comes_back(t
     async def scenario() -> None:
         async with running_broker(tmp_path) as broker:
             topic = await three_rolls(broker)
-            take_away(path_of(topic.table), "WRITE")
+            aside = tmp_path / "aside"
+            aside.mkdir()
+            take_away(path_of(topic.table), "WRITE", aside=aside)
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(0, 6)]
             await broker.delete_records(INTERNAL, topic, 0, 1)
             assert missing_in(topic) == [(1, 6)]
+            first = min(aside.iterdir())
+            first.rename(path_of(topic.table) / "partition=0" / first.name)
             DeltaTable(str(path_of(topic.table))).restore(1)
             await broker._roller.refresh(topic)
             assert missing_in(topic) == [(2, 6)]
@@ -607,6 +684,8 @@ def test_a_segment_that_readers_cannot_read_is_listed_until_it_can_be_read_or_is
 
             DeltaTable(str(path_of(topic.table))).optimize.compact()
             await broker._roller.refresh(topic)
+            (joined,) = topic.partitions[0].segments.files
+            (path_of(topic.table) / joined.path).write_bytes(b"no Parquet file")
             with pytest.raises(CorruptionError):
                 await broker.fetch(INTERNAL, topic, 0, 0, max_bytes=10**6, min_bytes=1, max_wait_ms=0)
             assert [problem.state for problem in broker.problems(INTERNAL)] == [ProblemState.UNREADABLE]

@@ -8,8 +8,10 @@ from compaction_jobs.jobs import run_job, topics_of
 from logstore.broker.context import INTERNAL
 from logstore.errors import OffsetOutOfRangeError
 from logstore.table_root import open_root
+from tests.support.eventually import eventually_async
 from tests.support.job_context import job_context
-from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.manual_clock import ManualClock
+from tests.support.running_broker import produce, read_all, records, run, running_broker
 from tests.support.table_paths import path_of
 
 
@@ -70,3 +72,51 @@ def test_a_fetch_whose_file_has_gone_looks_at_the_table_again(tmp_path):
             assert await read_all(broker, topic) == [(1, b"1")]
 
     run(scenario())
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        pytest.param({"segment.ms": "20m", "retention.ms": "1h"}, id="rolled by age"),
+        pytest.param({"segment.ms": "30d", "retention.ms": "1h"}, id="rolled because it has expired"),
+        pytest.param(
+            {"segment.ms": "30d", "retention.ms": "1h", "cleanup.policy": "compact,delete"}, id="both policies"
+        ),
+    ],
+)
+def test_an_idle_topic_empties_by_itself(tmp_path, configs):
+    """Records in the journal are not removed. Once they have expired the store rolls them, and retention can."""
+
+    async def scenario() -> None:
+        clock = ManualClock()
+        async with running_broker(tmp_path, clock=clock) as broker:
+            topic = await broker.create_topic(INTERNAL, "events", configs=configs)
+            for value in (b"0", b"1"):
+                await produce_keyed(broker, topic, value)
+            clock.advance(3_600_000 - 1_000)
+            await eventually_async(lambda: topic.partition(0).sealed_offset == (2 if "20m" in configs.values() else 0))
+            assert retain_at(tmp_path, clock.now_ms()).versions == ()
+            assert await read_all(broker, topic) == [(0, b"0"), (1, b"1")]
+
+            clock.advance(70_000)
+            await eventually_async(lambda: topic.partition(0).sealed_offset == 2)
+            retained = retain_at(tmp_path, clock.now_ms())
+            assert (retained.partitions, retained.after.records) == ((0,), 0)
+            await broker.refresh(INTERNAL, topic)
+            assert (topic.partition(0).log_start_offset, await read_all(broker, topic)) == (2, [])
+            assert await produce_keyed(broker, topic, b"2") == 2
+
+    run(scenario())
+
+
+def retain_at(data, now_ms):
+    with job_context(now_ms) as context:
+        (report,) = run_job("retention", topics_of("retention", open_root(data), [], {}), context).topics
+    assert report.error is None
+    return report
+
+
+async def produce_keyed(broker, topic, value):
+    result = await broker.produce(INTERNAL, topic, records([value], keys=[b"k"]), partition=0)
+    result.require_stored()
+    return result.partitions[0].base_offset

@@ -8,14 +8,12 @@ from hypothesis import strategies as st
 
 from compaction_jobs.planning import (
     CompactionPlan,
-    base_offset,
-    group_files,
-    group_ranges,
-    join_cleanings,
     plan_compaction,
     plan_retention,
+    rewrite_groups,
 )
 from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.log.merging import base_offset
 from logstore.topic_config import TopicConfig
 from tests.support.partition_histories import NOW, configs, histories, segment_file
 
@@ -98,6 +96,24 @@ def test_records_below_the_log_start_hold_up_nothing():
     assert (plan.log_start, plan.expired, plan.boundary) == (10, left[:1], None)
 
 
+def test_a_file_with_records_in_several_places_goes_with_the_last_of_them():
+    """It can only be removed as a whole, and cut nowhere. The segments between its places go."""
+    piece = segment_file(0)._replace(path="partition=0/a.parquet\n[0,10)", foreign=True, shared=True)
+    other = segment_file(20)._replace(path="partition=0/a.parquet\n[20,30)", foreign=True, shared=True)
+    files = (piece, segment_file(10), other, segment_file(30))
+    config = TopicConfig.parse({"cleanup.policy": "compact"})
+    for log_start, expired, boundary in (
+        (10, (), None),
+        (20, files[1:2], None),
+        (25, files[1:2], None),
+        (30, files[:3], None),
+        (35, files[:3], files[3]),
+    ):
+        plan = plan_retention(0, PartitionState(40, 0, log_start, 0, 0), files, config, NOW)
+        found = (plan.expired, plan.boundary) if plan else ((), None)
+        assert found == (expired, boundary), log_start
+
+
 def test_a_late_record_holds_up_what_is_behind_it():
     """Prefixes only: an old segment behind a younger one stays."""
     ages = (900, 100, 900)
@@ -132,12 +148,13 @@ def test_compacted_segments_leave_no_gap(history, config, segment_bytes):
     plan = plan_compaction(0, state, files, config, NOW)
     if plan is None:
         return
-    groups = group_files(plan.files, [f.size for f in plan.files], segment_bytes)
-    ranges = group_ranges(plan, groups)
-    assert [o for base, end in ranges for o in range(base, end)] == list(range(plan.log_start, plan.clean_point))
-    for group, (base, end) in zip(groups, ranges, strict=True):
-        assert base < end
-        assert all(base <= o < end for f in group for o in offsets(f) if o >= plan.log_start)
+    groups = rewrite_groups(plan, [True] * len(plan.files), [f.size for f in plan.files], segment_bytes)
+    covered = [o for group in groups for o in range(group.base_offset, group.end_offset)]
+    assert covered == list(range(plan.log_start, plan.clean_point))
+    for group in groups:
+        assert group.base_offset < group.end_offset
+        kept = [o for f in group.files for o in offsets(f) if o >= plan.log_start]
+        assert all(group.base_offset <= o < group.end_offset for o in kept)
     for kept in set(files) - set(plan.files):
         assert kept.end_offset <= plan.log_start or kept.base_offset >= plan.clean_point
 
@@ -159,38 +176,61 @@ def test_a_partition_is_compacted_when_it_is_due(history, config):
 def test_a_compacted_partition_is_clean(history, config):
     state, files = history
     plan = plan_compaction(0, state, files, config, NOW)
-    assume(plan is not None)
+    if plan is None:
+        return
     done = replace(state, cleaned=plan.clean_point)
     again = plan_compaction(0, done, files, config, NOW)
     assert again is None or again.first_dirty == plan.clean_point
 
 
-@given(histories(), st.integers(1, 60))
-def test_groups_are_neighbours_that_fit(history, segment_bytes):
-    _, files = history
-    groups = group_files(files, [f.size for f in files], segment_bytes)
-    assert [f for group in groups for f in group] == list(files)
-    assert all(len(group) == 1 or sum(f.size for f in group) <= segment_bytes for group in groups)
-    for one, other in pairwise(groups):
-        assert sum(f.size for f in one) + other[0].size > segment_bytes
+def whole(files: tuple[SegmentFile, ...]) -> CompactionPlan:
+    """A plan of all files."""
+    assume(files)
+    return CompactionPlan(0, files[0].base_offset, 0, files[-1].end_offset, files)
+
+
+@given(histories(), st.integers(1, 60), st.data())
+def test_files_that_stay_are_in_no_group_and_groups_fit_between_them(history, segment_bytes, data):
+    plan = whole(history[1])
+    rewritten = [data.draw(st.booleans()) for _ in plan.files]
+    groups = rewrite_groups(plan, rewritten, [f.size for f in plan.files], segment_bytes)
+    grouped = [f for group in groups for f in group.files]
+    stay = [f for f in plan.files if f not in grouped]
+    assert {f for f, written in zip(plan.files, rewritten, strict=True) if written} <= set(grouped)
+    assert all(
+        not f.num_records for f, written in zip(plan.files, rewritten, strict=True) if f in grouped and not written
+    )
+    ranges = sorted([(f.base_offset, f.end_offset) for f in stay] + [(g.base_offset, g.end_offset) for g in groups])
+    assert all(end <= base for (_, end), (base, _) in pairwise(ranges))
+    for group in groups:
+        assert (
+            list(group.files)
+            == [f for f in plan.files if f.base_offset >= group.files[0].base_offset][: len(group.files)]
+        )
+        assert group.base_offset <= group.files[0].base_offset
+        assert group.end_offset >= group.files[-1].end_offset
+        sizes = [f.size for f in group.files if f.num_records]
+        assert len(sizes) <= 1 or sum(sizes) <= segment_bytes
+    if not any(rewritten):
+        assert groups == []
 
 
 @given(histories(), st.integers(1, 60), st.data())
 def test_what_leaves_nothing_goes_with_a_neighbour(history, segment_bytes, data):
-    _, files = history
-    left = {f: data.draw(st.sampled_from([0, f.size])) for f in files}
-    groups = group_files(files, list(left.values()), segment_bytes)
-    assert [f for group in groups for f in group] == list(files)
-    assert len(groups) <= 1 or all(any(left[f] for f in group) for group in groups)
-    with_records = [f for f in files if left[f]]
-    alone = group_files(with_records, [left[f] for f in with_records], segment_bytes)
-    assert [g for group in groups if (g := tuple(f for f in group if left[f]))] == alone
+    plan = whole(history[1])
+    left = {f: data.draw(st.sampled_from([0, f.size])) for f in plan.files}
+    groups = rewrite_groups(plan, [True] * len(left), list(left.values()), segment_bytes)
+    assert [f for group in groups for f in group.files] == list(plan.files)
+    assert len(groups) <= 1 or all(any(left[f] for f in group.files) for group in groups)
+    for one, other in pairwise(groups):
+        first = next(left[f] for f in other.files if left[f])
+        assert sum(left[f] for f in one.files) + first > segment_bytes
 
 
 def test_the_ratio_counts_bytes():
     files = tuple(segment_file(base, size) for base, size in ((0, 30), (10, 10)))
     plan = CompactionPlan(0, 0, 10, 20, files)
-    assert (plan.dirty_bytes, plan.dirty_ratio) == (10, 0.25)
+    assert (plan.size, plan.dirty_ratio, plan.clean, plan.dirty) == (40, 0.25, files[:1], files[1:])
 
 
 def test_the_base_offset_is_in_the_name():
@@ -200,29 +240,3 @@ def test_the_base_offset_is_in_the_name():
         ("partition=0/part-0001.parquet", 9),
     ):
         assert base_offset(SegmentFile(path, 1, 1, 9, 13, 9, 12, 0, 0)) == base
-
-
-@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=8), st.data())
-def test_cleanings_remember_the_first_time_of_every_offset(rounds, data):
-    """Rounds of compaction, each (offsets further, time passed), against one remembered time per offset."""
-    first: dict[int, int] = {}
-    parts: list[tuple[tuple[tuple[int, int], ...], int]] = []
-    end = now = 0
-    for further, passed in rounds:
-        first_dirty, now = end, now + passed
-        end += further
-        first |= dict.fromkeys(range(first_dirty, end), now)
-        joined = join_cleanings([*parts, ((), end)], first_dirty, end, now)
-        assert {o: next(time for cleaned_end, time in joined if o < cleaned_end) for o in range(end)} == first
-        assert all(cleaned_end <= end for cleaned_end, _ in joined)
-        assert list(joined) == sorted(set(joined))
-        assert len({time for _, time in joined}) == len(joined)
-        # The next round finds one segment, or two, with their shares of the account.
-        cut = data.draw(st.integers(0, end))
-        low = join_cleanings([(joined, cut)], cut, cut, now) if cut else ()
-        parts = [(low, cut), (joined, end)] if cut else [(joined, end)]
-
-
-def test_offsets_without_a_cleaning_count_from_now():
-    assert join_cleanings([((), 10), (((20, 5),), 20)], 20, 30, 7) == ((10, 7), (20, 5), (30, 7))
-    assert join_cleanings([(((10, 5),), 10)], 10, 10, 7) == ((10, 5),)

@@ -15,6 +15,7 @@ from compaction_jobs.report import Totals
 from compaction_jobs.rewriting import PlanOvertakenError
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
+from logstore.filesystem import FileSystem
 from logstore.table_files import open_table
 from logstore.table_root import open_root
 from tests.support.job_context import job_context
@@ -36,6 +37,28 @@ def retained(topic: KeyedTopic, *, dry_run: bool = False):
         (report,) = run_job("retention", topics_of("retention", open_root(topic.data), [], {}), context).topics
         assert context.spark._session is None, "whole files go without Spark"
     return report
+
+
+def test_segments_that_go_whole_are_not_opened(tmp_path):
+    class Opened(FileSystem):
+        def __init__(self):
+            super().__init__()
+            self.paths = []
+
+        def open_read(self, path):
+            self.paths.append(str(path))
+            return super().open_read(path)
+
+    topic = KeyedTopic.create(tmp_path, "events", retention_bytes=1)
+    for _ in range(5):
+        topic.roll({0: aged(1)})
+    filesystem = Opened()
+    job = JobTopic("events", TopicTable(open_table(path_of(topic.table), filesystem)), {}, named=True)
+    with job_context(NOW_MS) as context:
+        report = retention.run(context, job)
+    assert (report.before.segments, report.after.segments) == (5, 1)
+    assert filesystem.paths
+    assert not [path for path in filesystem.paths if "partition=" in path]
 
 
 def test_old_segments_go_with_the_log_start_in_one_commit(tmp_path):

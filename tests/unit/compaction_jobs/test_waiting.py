@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from compaction_jobs.planning import plan_compaction, plan_retention
 from compaction_jobs.waiting import compaction_waits, instant, retention_waits, vacuum_waits
+from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
+from logstore.table_files import Entry
 from logstore.topic_config import TopicConfig
 from tests.support.partition_histories import NOW, configs, histories, segment_file
 
@@ -108,22 +110,26 @@ def test_an_empty_partition_waits_for_a_roll():
 
 
 def test_vacuum_says_which_files_wait_and_until_when():
-    files = {"a": (10, 0), "b": (20, 0), "orphan": (5, DAY_MS)}
-    removed = {"a": 2 * DAY_MS, "b": DAY_MS, "elsewhere": 0}
-    named, orphans = vacuum_waits(removed, files, 3 * DAY_MS, 7 * DAY_MS, full=False)
-    assert (named.reason, named.due_ms, named.segment) == ("young", 4 * DAY_MS, "b")
-    assert named.message == (
+    def files(**sizes: int) -> dict[str, Entry]:
+        return {name: Entry(name, size, DAY_MS, (0, 0, 0)) for name, size in sizes.items()}
+
+    removed = {"a": (10, 2 * DAY_MS), "b": (20, DAY_MS), "c": (1, None)}
+    unnamed = UnnamedFiles(superseded=files(d=4), needed=files(e=5), others=files(f=5))
+    dated, undated, superseded, others, needed = vacuum_waits(removed, unnamed, 3 * DAY_MS, 7 * DAY_MS, full=False)
+    assert (dated.reason, dated.due_ms, dated.segment) == ("young", 4 * DAY_MS, "b")
+    assert dated.message == (
         "2 files of 30 bytes left the table; file.delete.delay.ms=259200000 lets them go from 1970-01-05T00:00:00Z to "
         "1970-01-06T00:00:00Z"
     )
-    assert (orphans.reason, orphans.due_ms) == ("unnamed", None)
-    assert (
-        orphans.message
-        == "1 file of 5 bytes named by no commit can go from 1970-01-09T00:00:00Z on by a vacuum with --full"
-    )
-    (_, due) = vacuum_waits(removed, files, 7 * DAY_MS, 7 * DAY_MS, full=True)
-    assert due.due_ms == 8 * DAY_MS
-    assert [w.reason for w in vacuum_waits({}, {}, 0, 0, full=False)] == ["empty"]
+    assert undated.message == "1 file of 1 bytes left the table at a time that the log does not say"
+    assert [w.reason for w in (undated, superseded, others, needed)] == ["unnamed"] * 4
+    assert [w.due_ms for w in (undated, superseded, others, needed)] == [None, 8 * DAY_MS, None, None]
+    went = "1 file of 5 bytes named by no commit can go from 1970-01-09T00:00:00Z on"
+    assert others.message == f"{went} by a vacuum with --full"
+    assert needed.message == "1 file of 5 bytes named by no commit have offsets that the table lacks, and stay"
+    full = vacuum_waits({}, unnamed, 7 * DAY_MS, 7 * DAY_MS, full=True)
+    assert (full[1].message, full[1].due_ms) == (went, 8 * DAY_MS)
+    assert [w.reason for w in vacuum_waits({}, UnnamedFiles({}, {}, {}), 0, 0, full=False)] == ["empty"]
 
 
 def test_a_time_without_a_date_is_told_in_milliseconds():

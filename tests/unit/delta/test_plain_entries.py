@@ -93,6 +93,8 @@ class Writer:
         if not old:
             return
         base, end = old[0].base_offset, old[-1].end_offset
+        if len(range(base, end, step)) > sum(file.num_records for file in old) > 0:
+            return  # an earlier rewrite kept fewer
         if all(file.num_records for file in old):
             new = write_segment(self.table, partition, base, end, self.epoch, step=step)
         elif any(file.num_records for file in old):

@@ -1,5 +1,6 @@
-"""Commands that the pages tell people to type are there, with their options."""
+"""Commands that pages, messages and help texts tell people to type are there, with their options."""
 
+import ast
 import re
 import shlex
 from collections.abc import Iterator
@@ -44,6 +45,58 @@ def test_every_command_of_a_page_is_there(page: Path):
     lines = [line for line in commands(page) if not line.startswith("logstore COMMAND")]
     found = {line: problem(line, root) for line in lines}
     assert not {line: wrong for line, wrong in found.items() if wrong}
+
+
+def texts(source: str) -> Iterator[str]:
+    """The texts of a module but its docstrings, each as a whole; `X` stands for what a message fills in."""
+    tree = ast.parse(source)
+    with_docs = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    passed_over = {id(node.body[0].value) for node in ast.walk(tree) if isinstance(node, with_docs) and _has_doc(node)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            passed_over.update(map(id, node.values))
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "X" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in passed_over:
+            yield node.value
+
+
+def _has_doc(node: Any) -> bool:
+    return bool(node.body) and isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant)
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """Commands in a message or help text, up to where the sentence goes on."""
+    for match in re.finditer(r"\blogstore (?!where )[a-z-][^\n`;|()\[\]\\,]*", text):
+        words = re.split(r"[.:] | {3,}|\.$|: ?$", match[0])[0].split(" ")
+        # Behind the command and its options a sentence may go on.
+        yield " ".join(word for at, word in enumerate(words) if at < 3 or word.startswith("--"))
+
+
+PACKAGES = ("logstore", "ingest_api", "consumer_offsets", "compaction_jobs", "airflow_dags")
+
+
+def test_every_command_of_a_message_is_there():
+    root = typer.main.get_command(app)
+    found: dict[str, str] = {}
+    count = 0
+    for path in sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")):
+        for command in (command for text in texts(path.read_text("utf-8")) for command in commands_in(text)):
+            count += 1
+            if (wrong := problem(command.replace("'", "").replace('"', ""), root)) is not None:
+                found[f"{path.relative_to(ROOT)}: {command}"] = wrong
+    assert not found
+    assert count > 80
+
+
+def test_a_message_with_a_command_that_is_not_there_is_found():
+    root = typer.main.get_command(app)
+    source = (
+        'def f(name):\n    """logstore nothing"""\n    fail(f"it is torn: logstore topic mend {name} --hard, then")\n'
+    )
+    (command,) = (command for text in texts(source) for command in commands_in(text))
+    assert problem(command, root) == "no command mend"
+    (command,) = commands_in("give them up: logstore topic delete-records t --partition 0 --before 7")
+    assert problem(command, root) == "no option --before"
 
 
 def test_a_command_that_is_not_there_is_found():

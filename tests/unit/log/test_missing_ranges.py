@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from logstore.delta.log_entries import Removal
+from logstore.delta.file_history import Removal
 from logstore.log.history import RemovedRange, missing_ranges, new_gaps
 
 offsets = st.integers(0, 30)
@@ -19,7 +19,8 @@ def gaps(draw: st.DrawFn) -> list[tuple[int, int]]:
 def removed(draw: st.DrawFn) -> RemovedRange:
     start = draw(offsets)
     operation = draw(st.sampled_from(["DELETE", "RESTORE", "WRITE"]))
-    removal = Removal(draw(st.integers(1, 5)), operation, ours=draw(st.booleans()))
+    ours = draw(st.booleans())
+    removal = Removal(draw(st.integers(1, 5)), operation, ours=ours, meant=ours or operation == "DELETE")
     return RemovedRange(start, start + draw(st.integers(1, 10)), removal)
 
 

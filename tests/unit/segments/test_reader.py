@@ -57,12 +57,6 @@ def test_a_file_of_another_writer_cannot_be_committed_again(tmp_path: Path) -> N
         segment_from_file(tmp_path, "x.parquet")
 
 
-def test_unsorted_records_are_never_served(tmp_path: Path) -> None:
-    write_foreign(tmp_path / "x.parquet", [3, 1, 2])
-    with pytest.raises(CorruptionError, match="do not rise"):
-        read_row_group(tmp_path / "x.parquet", 0)
-
-
 def test_a_row_group_in_parts_has_the_records_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reader, "_BATCH_BYTES", 200)
     batch = log_batch(range(0, 300, 3))
@@ -75,32 +69,9 @@ def test_a_row_group_in_parts_has_the_records_of_the_whole(tmp_path: Path, monke
     assert pa.Table.from_batches(batches).combine_chunks().to_batches() == [batch]
 
 
-@pytest.mark.parametrize("offsets", [[*range(50, 100), *range(50)], [*range(50), *range(49, 99)]])
-def test_unsorted_records_are_not_served_bit_by_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offsets: list[int]
-) -> None:
-    monkeypatch.setattr(reader, "_BATCH_BYTES", 1)
-    write_foreign(tmp_path / "x.parquet", offsets)
-    (group,) = row_groups(tmp_path / "x.parquet")
-    with pytest.raises(CorruptionError, match="do not rise"):
-        list(row_group_batches(tmp_path / "x.parquet", group))
-
-
-def test_unsorted_row_groups_are_never_served(tmp_path: Path) -> None:
-    write_foreign(tmp_path / "x.parquet", [3, 4, 1, 2], row_group_size=2)
-    with pytest.raises(CorruptionError, match="do not rise"):
-        row_groups(tmp_path / "x.parquet")
-
-
-def test_row_groups_without_statistics(tmp_path: Path) -> None:
-    write_foreign(tmp_path / "x.parquet", [1], statistics=False)
-    with pytest.raises(CorruptionError, match="no statistics"):
-        row_groups(tmp_path / "x.parquet")
-
-
 def test_a_file_with_other_columns(tmp_path: Path) -> None:
     pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
-    with pytest.raises(CorruptionError, match="columns"):
+    with pytest.raises(CorruptionError, match="no column offset"):
         row_groups(tmp_path / "x.parquet")
 
 

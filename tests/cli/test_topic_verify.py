@@ -1,0 +1,192 @@
+"""``topic verify``, ``segment verify`` and ``journal verify`` on damaged data directories."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from logstore.cli.app import app
+from logstore.errors import LogStoreError
+from tests.support.damage import cut, damage_at_random, flip_bit, swap
+from tests.support.small_store import TOPIC, Records, small_store, stored
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Records]:
+    data = tmp_path_factory.mktemp("whole") / "data"
+    return data, small_store(data)
+
+
+@pytest.fixture
+def data(whole: tuple[Path, Records], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole[0], tmp_path / "data"))
+
+
+def logstore(*arguments: object, code: int | None = None) -> Result:
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments], prog_name="logstore")
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    assert code in (None, result.exit_code), result.output
+    return result
+
+
+def checks(data: Path, *arguments: object) -> set[tuple[str, int | None]]:
+    """The checks that failed, with their partitions."""
+    result = logstore("topic", "verify", "--data", data, *arguments, "--json")
+    problems = [found for topic in json.loads(result.stdout)["topics"] for found in topic["problems"]]
+    assert result.exit_code == (1 if problems else 0)
+    return {(found["check"], found["partition"]) for found in problems}
+
+
+def segments(data: Path, partition: int = 0) -> list[Path]:
+    return sorted((data / "topics" / TOPIC / f"partition={partition}").iterdir())
+
+
+def entries(data: Path) -> list[Path]:
+    return sorted((data / "topics" / TOPIC / "_delta_log").glob("*.json"))
+
+
+def journal_files(data: Path) -> list[Path]:
+    return sorted(data.glob("brokers/0/journal/0/*.log"))
+
+
+def test_a_whole_store_is_good(data, whole):
+    before = {path: path.read_bytes() for path in data.rglob("*") if path.is_file()}
+    assert checks(data) == checks(data, "--quick") == set()
+    assert "good" in logstore("topic", "verify", TOPIC, "--data", data, code=0).stdout
+    assert "good" in logstore("segment", "verify", "--topic", TOPIC, "--data", data, code=0).stdout
+    assert {path: path.read_bytes() for path in data.rglob("*") if path.is_file()} == before
+    assert stored(data) == whole[1]
+
+
+def test_a_flipped_bit_in_a_segment(data):
+    file = segments(data)[1]
+    flip_bit(file, 200)
+    assert checks(data) == {("file-damaged", 0)}
+    assert file.name in logstore("topic", "verify", "--data", data, code=1).stderr
+    found = json.loads(logstore("segment", "verify", file, "--json", code=1).stdout)
+    assert file.name in found[0]["problems"][0]
+    good = [path for path in segments(data) if path != file]
+    assert all(
+        row["problems"] == [] for row in json.loads(logstore("segment", "verify", *good, "--json", code=0).stdout)
+    )
+
+
+def test_quick_reads_the_ends_of_files(data):
+    flip_bit(segments(data)[1], 200)
+    assert checks(data, "--quick") == set()
+    flip_bit(segments(data)[0], -20)
+    assert checks(data, "--quick") == {("file-damaged", 0)}
+
+
+def test_a_segment_that_is_cut_or_gone(data):
+    cut(segments(data, 0)[0], 500)
+    segments(data, 1)[2].unlink()
+    assert checks(data) == {("file-damaged", 0), ("file-missing", 1)}
+    found = json.loads(logstore("segment", "verify", "--topic", TOPIC, "--data", data, "--json", code=1).stdout)
+    assert [len(row["problems"]) for row in found] == [1, 0, 0, 0, 0, 1]
+
+
+def test_segments_under_each_others_names(data):
+    swap(*segments(data)[:2])
+    assert checks(data) == {("file-damaged", 0)}
+
+
+def test_a_segment_of_another_partition(data):
+    ours, other = segments(data, 0)[0], segments(data, 1)[0]
+    shutil.copyfile(other, ours)
+    assert checks(data) == {("file-damaged", 0)}
+
+
+def test_damage_to_the_delta_log(data):
+    content = entries(data)[1].read_bytes()
+    entries(data)[1].write_bytes(content.replace(b'"size":2', b'"size":3'))
+    assert entries(data)[1].read_bytes() != content
+    assert ("delta-log", None) in checks(data)
+    assert entries(data)[1].name in logstore("topic", "verify", "--data", data, code=1).stderr
+
+
+def test_an_entry_that_is_missing_or_a_copy_of_another(data):
+    shutil.copyfile(entries(data)[1], entries(data)[2])
+    assert checks(data) == {("delta-log", None)}
+    entries(data)[2].unlink()
+    assert ("delta-log", None) in checks(data)
+    assert "is missing" in logstore("topic", "verify", "--data", data, code=1).stderr
+
+
+def test_no_delta_log(data):
+    shutil.rmtree(data / "topics" / TOPIC / "_delta_log")
+    for names in ([TOPIC], []):
+        assert "_delta_log is not there" in logstore("topic", "verify", *names, "--data", data, code=1).stderr
+    assert "records of topic id" in logstore("topic", "verify", "--data", data, code=1).stderr
+
+
+def test_a_topic_whose_directory_is_gone(data):
+    shutil.rmtree(data / "topics" / TOPIC)
+    result = logstore("topic", "verify", "--data", data, "--json", code=1)
+    assert list(json.loads(result.stdout)["journal"]["without_table"].values()) == [80]
+
+
+def test_the_newest_entry_is_gone_and_the_journal_has_its_records(data, whole):
+    """No record is lost: they are rolled again."""
+    entries(data)[-1].unlink()
+    assert checks(data) == set()
+    assert stored(data) == whole[1]
+
+
+def test_the_journal_is_damaged(data):
+    (file,) = journal_files(data)
+    flip_bit(file, 300)
+    result = logstore("topic", "verify", "--data", data, code=1)
+    assert "logstore journal repair" in result.stderr
+    assert logstore("journal", "verify", "--data", data, code=1).stderr == result.stderr.replace(
+        " The tables were not compared with it.", ""
+    )
+
+
+def test_the_journal_is_gone(data, whole):
+    shutil.rmtree(data / "brokers")
+    result = logstore("topic", "verify", "--data", data, code=0)
+    assert "there is no journal" in result.stdout
+    assert stored(data) == {partition: found[:30] for partition, found in whole[1].items()}
+
+
+def test_a_table_that_is_behind_the_journal(data, tmp_path):
+    """An old table beside the newer journal."""
+    shutil.copytree(data / "topics", tmp_path / "old")
+    assert stored(data)  # its stop rolls everything
+    assert stored(data)  # its start begins a new journal file, and frees the old one
+    shutil.rmtree(data / "topics")
+    shutil.copytree(tmp_path / "old", data / "topics")
+    assert checks(data) == {("journal", 0), ("journal", 1)}
+
+
+def test_topics_that_are_not_there(data):
+    assert "no topic 'none'" in logstore("topic", "verify", "none", "--data", data, code=1).stderr
+    assert "no topic '../x'" in logstore("topic", "verify", "../x", "--data", data, code=1).stderr
+    assert "no data directory" in logstore("topic", "verify", "--data", data / "nowhere", code=1).stderr
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damage_never_passes_and_never_crashes_a_check(data, whole, seed):
+    """What the checks call good is served as it was, but for the end of the journal: its damage is a crash's tail."""
+    rng = random.Random(seed)
+    done = damage_at_random(data, rng)
+    for command in (["journal", "verify"], ["segment", "verify", "--topic", TOPIC]):
+        logstore(*command, "--data", data)
+    result = logstore("topic", "verify", TOPIC, "--data", data)
+    if result.exit_code:
+        assert result.stderr.startswith("logstore: "), done
+        return
+    try:
+        found = stored(data)
+    except LogStoreError as error:
+        pytest.fail(f"{done}: called good, and refused: {error}")
+    for partition, records in whole[1].items():
+        if " brokers/" in done:
+            assert found[partition] == records[: len(found[partition])], done
+            assert len(found[partition]) >= 30, done
+        else:
+            assert found[partition] == records, done

@@ -1,0 +1,213 @@
+"""Appends, rolls, restarts and the commits of other writers in random order, against a dict of records.
+
+What must hold after each step: the log serves exactly the records that it gave out, as their owner left them: each
+once, at its offset, by rising offset. Appends and overwrites of others never show. A RESTORE takes back what others did
+since, and nothing that the store acknowledged.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from logstore.broker.broker import Broker
+from logstore.broker.context import INTERNAL
+from logstore.broker.problems import ProblemState
+from logstore.log.topic import Topic
+from logstore.settings import Settings
+from tests.support import foreign_writers as others
+from tests.support.examples import examples
+from tests.support.running_broker import produce, read_all, run, start_broker, stop_broker
+from tests.support.table_paths import path_of
+
+NEVER = {"segment.ms": "100000000"}
+offsets = st.integers(0, 40)
+#: So that every run has segments to meddle with.
+FIRST = [("append and roll", 6), ("append and roll", 5), ("append and roll", 4)]
+spans = st.tuples(offsets, st.integers(1, 15))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 6)),
+        st.tuples(st.just("append and roll"), st.integers(1, 6)),
+        st.tuples(st.just("optimize")),
+        st.tuples(st.just("z-order"), st.sampled_from([None, 1500])),
+        st.tuples(st.just("delete"), spans),
+        st.tuples(st.just("delete some"), st.integers(2, 4), st.integers(0, 1)),
+        st.tuples(st.just("update"), spans),
+        st.tuples(st.just("merge"), st.lists(offsets, min_size=1, max_size=4, unique=True)),
+        st.tuples(st.just("foreign append"), st.lists(offsets, min_size=1, max_size=4, unique=True)),
+        st.tuples(st.just("overwrite")),
+        st.tuples(st.just("restore"), st.integers(1, 6)),
+        st.tuples(st.just("drop")),
+        st.tuples(st.just("stop")),
+        st.tuples(st.just("crash")),
+    ),
+    min_size=2,
+    max_size=14,
+)
+
+
+@dataclass
+class Model:
+    #: Every record that was acknowledged, and what is left of them.
+    given_out: dict[int, bytes] = field(default_factory=dict)
+    served: dict[int, bytes] = field(default_factory=dict)
+    sealed: int = 0
+    #: By version of the table: the sealed offset, and the records below it.
+    versions: dict[int, tuple[int, dict[int, bytes]]] = field(default_factory=dict)
+    #: Whether the table holds files of others that are served: an overwrite may then drop what nobody has again.
+    rewritten: bool = False
+
+    def note(self, version: int) -> None:
+        below = {offset: value for offset, value in self.served.items() if offset < self.sealed}
+        self.versions[version] = self.sealed, below
+
+    def restore(self, version: int) -> None:
+        sealed, below = self.versions[version]
+        self.served = {**below, **{o: v for o, v in self.given_out.items() if o >= sealed}}
+
+
+class Run:
+    """A broker on a directory of its own, and the model beside it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.model = root, Model()
+        self.data = root / "0"
+        self.starts = 0
+        self.broker: Broker
+
+    async def start(self) -> None:
+        self.broker = await start_broker(Settings(data=self.data))
+        self.topic: Topic = self.broker.topic(INTERNAL, "t")
+
+    @property
+    def table(self) -> Path:
+        return path_of(self.topic.table)
+
+    async def apply(self, kind: str, *arguments) -> None:
+        model = self.model
+        if kind.startswith("append"):
+            (count,) = arguments
+            values = [b"%d" % (len(model.given_out) + at) for at in range(count)]
+            base = await produce(self.broker, self.topic, list(values))
+            assert base == len(model.given_out)
+            fresh = dict(enumerate(values, base))
+            model.given_out |= fresh
+            model.served |= fresh
+            if kind == "append and roll":
+                await self.broker.roll(INTERNAL, self.topic)
+                model.sealed = len(model.given_out)
+        elif kind == "stop":
+            await stop_broker(self.broker)
+            model.sealed = len(model.given_out)
+            await self.start()
+        elif kind == "crash":
+            self.starts += 1
+            copy = self.root / str(self.starts)
+            shutil.copytree(self.data, copy)
+            await stop_broker(self.broker)
+            shutil.rmtree(self.data)
+            self.data = copy
+            await self.start()
+        elif kind == "drop":
+            await self.broker.drop_foreign_files(INTERNAL, self.topic)
+        elif self._sealed:
+            await asyncio.to_thread(getattr(self, f"_{kind.replace(' ', '_').replace('-', '_')}"), *arguments)
+
+    # ---- what others do, and what their statement means for the records ------------------------------------------
+
+    def _optimize(self) -> None:
+        if self._has_refused():
+            return  # it would join the copies with what they are copies of: such a file is refused as a whole
+        others.optimize(self.table)
+        self.model.rewritten = True
+
+    def _z_order(self, target_size: int | None) -> None:
+        if self._has_refused():
+            return
+        others.z_order(self.table, target_size=target_size)
+        self.model.rewritten = True
+
+    def _delete(self, span: tuple[int, int]) -> None:
+        start, end = span[0], sum(span)
+        self._change(f'"offset" >= {start} AND "offset" < {end}', range(start, end), None)
+
+    def _delete_some(self, modulus: int, rest: int) -> None:
+        self._change(f'"offset" % {modulus} = {rest}', range(rest, self.model.sealed, modulus), None)
+
+    def _update(self, span: tuple[int, int]) -> None:
+        start, end = span[0], sum(span)
+        self._change(f'"offset" >= {start} AND "offset" < {end}', range(start, end), b"new")
+
+    def _change(self, predicate: str, changed: range, value: bytes | None) -> None:
+        if self._has_refused():
+            return  # the statement would change the copies, too, and may leave them alone in the table
+        hit = [offset for offset in self._sealed if offset in changed]
+        if value is None:
+            others.delete(self.table, predicate)
+            self.model.served = {o: v for o, v in self.model.served.items() if o not in hit}
+        else:
+            others.update(self.table, predicate, value.decode())
+            self.model.served |= dict.fromkeys(hit, value)
+        self.model.rewritten = True
+
+    def _merge(self, wanted: list[int]) -> None:
+        hit = [offset for offset in wanted if offset in self._sealed]
+        if hit and not self._has_refused():
+            others.merge(self.table, hit, b"merged")
+            self.model.served |= dict.fromkeys(hit, b"merged")
+            self.model.rewritten = True
+
+    def _foreign_append(self, wanted: list[int]) -> None:
+        # Offsets that are taken, or not yet given out; one that was deleted may be put back by its owner.
+        if rows := [o for o in wanted if o in self._sealed or o >= self.model.sealed]:
+            others.append(self.table, rows)
+
+    def _overwrite(self) -> None:
+        if not self.model.rewritten:
+            others.overwrite(self.table)
+
+    def _restore(self, back: int) -> None:
+        version = others.version(self.table) - back
+        if version in self.model.versions and not self._has_refused():
+            others.restore(self.table, version)
+            self.model.restore(version)
+            self.model.rewritten = True
+
+    @property
+    def _sealed(self) -> list[int]:
+        return [offset for offset in self.model.served if offset < self.model.sealed]
+
+    def _has_refused(self) -> bool:
+        return any(problem.state is ProblemState.FOREIGN_FILE for problem in self.broker.problems(INTERNAL))
+
+    async def check(self) -> None:
+        await self.broker._roller.refresh(self.topic)
+        states = {problem.state for problem in self.broker.problems(INTERNAL)}
+        assert states <= {ProblemState.FOREIGN_FILE}, self.broker.problems(INTERNAL)
+        assert await read_all(self.broker, self.topic) == sorted(self.model.served.items())
+        assert await read_all(self.broker, self.topic, max_bytes=40) == sorted(self.model.served.items())
+        self.model.note(others.version(self.table))
+
+
+@settings(deadline=None, max_examples=examples(12), suppress_health_check=list(HealthCheck))
+@given(steps)
+def test_the_log_serves_what_it_gave_out_as_its_owner_left_it(history: list[tuple]) -> None:
+    async def scenario(root: Path) -> None:
+        running = Run(root)
+        running.broker = await start_broker(Settings(data=running.data))
+        running.topic = await running.broker.create_topic(INTERNAL, "t", partitions=1, configs=NEVER)
+        await running.check()
+        for kind, *arguments in [*FIRST, *history]:
+            await running.apply(kind, *arguments)
+            await running.check()
+        await running.apply("stop")
+        await running.check()
+        await stop_broker(running.broker)
+
+    with tempfile.TemporaryDirectory() as directory:
+        run(scenario(Path(directory)))

@@ -1,0 +1,483 @@
+"""A topic's table as other writers treat it: what the log serves afterwards, live and after a restart.
+
+Spark's files are in tests/spark; delta-rs writes the same here, in less time.
+"""
+
+import asyncio
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from logstore.broker.context import INTERNAL
+from logstore.broker.fetching import FetchLimits, FetchPartition
+from logstore.broker.problems import ProblemState
+from logstore.errors import CommitRefusedError, LogStoreError, QuarantinedError, UnsupportedTableError
+from logstore.log.topic import Topic
+from logstore.protocol.record_batch import encode_batches, read_records
+from tests.support import foreign_writers as others
+from tests.support.captured_logs import captured_logs
+from tests.support.running_broker import produce, read_all, run, running_broker
+from tests.support.table_paths import path_of
+from tests.support.topics import joined, rewrite_files
+
+NEVER = {"segment.ms": "100000000"}
+#: Ten records in each of three segments, and two in the journal.
+VALUES = [b"%d" % n for n in range(32)]
+ALL = list(enumerate(VALUES))
+
+
+async def three_segments(broker) -> Topic:
+    topic = await broker.create_topic(INTERNAL, "orders", partitions=2, configs=NEVER)
+    for begin in range(0, 30, 10):
+        for partition in (0, 1):
+            await produce(broker, topic, VALUES[begin : begin + 10], partition=partition)
+        await broker.roll(INTERNAL, topic)
+    for partition in (0, 1):
+        await produce(broker, topic, VALUES[30:], partition=partition)
+    return topic
+
+
+async def read_stored(broker, partition: int) -> list[tuple[int, bytes | None]]:
+    """As ``read_all``, by record batches as they are stored: what the consumer reads."""
+    log = broker.topic(INTERNAL, "orders").partition(partition)
+    at, found = log.log_start_offset, []
+    while at < log.high_watermark:
+        limits = FetchLimits(10**6, 10**6, min_bytes=1, max_wait_ms=0)
+        fetched = await broker.fetch_stored(INTERNAL, [FetchPartition("orders", partition, at)], limits)
+        fetched.reservation.release()
+        answer = fetched.answers[0]
+        if isinstance(answer, LogStoreError):
+            raise answer
+        content = pa.py_buffer(b"".join(encode_batches(answer.records)))
+        for batch in read_records(content, at):
+            found += zip(batch["offset"].to_pylist(), batch["value"].to_pylist(), strict=True)
+        assert answer.next_offset > at
+        at = answer.next_offset
+    return found
+
+
+def changed(offsets: list[int]) -> list[tuple[int, bytes]]:
+    return [(offset, b"new" if offset in offsets else value) for offset, value in ALL]
+
+
+def without(offsets: range | list[int]) -> list[tuple[int, bytes]]:
+    return [(offset, value) for offset, value in ALL if offset not in offsets]
+
+
+def in_turn(*steps: Callable[[Path], None]) -> Callable[[Path], None]:
+    def do(table: Path) -> None:
+        for step in steps:
+            step(table)
+
+    return do
+
+
+#: By the statement: what is done, and what partition 0 has then; partition 1 has all.
+STATEMENTS: dict[str, tuple[Callable[[Path], None], list[tuple[int, bytes]]]] = {
+    "optimize": (others.optimize, ALL),
+    "z-order": (others.z_order, ALL),
+    "z-order into many files": (lambda table: others.z_order(table, target_size=1000), ALL),
+    "delete rows": (
+        lambda table: others.delete(table, 'partition = 0 AND "offset" % 3 = 1 AND "offset" < 15'),
+        without([1, 4, 7, 10, 13]),
+    ),
+    "delete rows of the first and the last": (
+        lambda table: others.delete(table, 'partition = 0 AND "offset" IN (0, 3, 29)'),
+        without([0, 3, 29]),
+    ),
+    "delete a segment": (
+        lambda table: others.delete(table, 'partition = 0 AND "offset" >= 10 AND "offset" < 20'),
+        without(range(10, 20)),
+    ),
+    "delete everything": (lambda table: others.delete(table, 'partition = 0 AND "offset" < 30'), without(range(30))),
+    "update": (lambda table: others.update(table, 'partition = 0 AND "offset" IN (3, 25)', "new"), changed([3, 25])),
+    "merge": (lambda table: others.merge(table, [29, 2, 17], b"new"), changed([2, 17, 29])),
+    "replace where": (
+        lambda table: others.overwrite(
+            table, _rows(table).filter(pa.compute.greater(_rows(table)["offset"], 4)), predicate="partition = 0"
+        ),
+        without(range(5)),
+    ),
+    "overwrite": (others.overwrite, ALL),
+    "overwrite with nothing": (lambda table: others.overwrite(table, _rows(table).slice(0, 0)), ALL),
+    "restore": (lambda table: others.restore(table, 1), ALL),
+    "restore to nothing": (lambda table: others.restore(table, 0), ALL),
+    "append": (lambda table: others.append(table, [5]), ALL),
+    "append beyond": (lambda table: others.append(table, [30, 31, 32]), ALL),
+    "append to a partition that is not there": (lambda table: others.append(table, [5], partition=7), ALL),
+    "vacuum": (others.vacuum, ALL),
+    "property": (
+        lambda table: DeltaTable(str(table)).alter.set_table_properties({"owner": "me"}, raise_if_not_exists=False),
+        ALL,
+    ),
+    "optimize, delete, update, z-order": (
+        in_turn(
+            others.optimize,
+            lambda table: others.delete(table, 'partition = 0 AND "offset" = 8'),
+            lambda table: others.update(table, 'partition = 0 AND "offset" = 9', "new"),
+            others.z_order,
+        ),
+        [record for record in changed([9]) if record[0] != 8],
+    ),
+    "optimize, restore": (in_turn(others.optimize, lambda table: others.restore(table, 2)), ALL),
+    "update, restore to before": (
+        in_turn(
+            lambda table: others.update(table, 'partition = 0 AND "offset" = 25', "new"),
+            lambda table: others.restore(table, 2),
+        ),
+        ALL,
+    ),
+}
+#: Statements after which the table holds files that are not served.
+REFUSED = {"overwrite", "append", "append beyond", "append to a partition that is not there"}
+
+
+def _rows(table: Path) -> pa.Table:
+    rows = DeltaTable(str(table)).to_pyarrow_table()
+    return rows.filter(pa.compute.equal(rows["partition"], 0))
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
+@pytest.mark.parametrize("statement", STATEMENTS)
+def test_after_a_statement_of_another_writer_the_log_serves(tmp_path: Path, statement: str, restarted: bool) -> None:
+    do, expected = STATEMENTS[statement]
+    with_more = [(32, b"more")]
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            if not restarted:
+                await asyncio.to_thread(do, table)
+                await broker._roller.refresh(topic)
+                await check(broker)
+        if restarted:
+            do(table)
+            async with running_broker(tmp_path) as broker:
+                await check(broker)
+        async with running_broker(tmp_path) as broker:
+            await serves(broker, with_more, refused=False)
+
+    async def check(broker) -> None:
+        topic = broker.topic(INTERNAL, "orders")
+        await serves(broker, [], refused=statement in REFUSED)
+        for partition in (0, 1):
+            assert await produce(broker, topic, [b"more"], partition=partition) == 32
+        await broker.roll(INTERNAL, topic)
+        await serves(broker, with_more, refused=statement in REFUSED)
+        await broker.drop_foreign_files(INTERNAL, topic)
+        await serves(broker, with_more, refused=False)
+
+    async def serves(broker, more: list[tuple[int, bytes]], *, refused: bool) -> None:
+        topic = broker.topic(INTERNAL, "orders")
+        for partition, has in ((0, [*expected, *more]), (1, [*ALL, *more])):
+            assert await read_all(broker, topic, partition) == has
+            assert await read_stored(broker, partition) == has
+            for offset in (0, 14, 29):
+                fetched = await broker.fetch(
+                    INTERNAL, topic, partition, offset, max_bytes=10**6, min_bytes=1, max_wait_ms=0
+                )
+                assert (fetched.count == 0 and offset < 30) or fetched.records["offset"][0].as_py() == min(
+                    o for o, _ in has if o >= offset
+                )
+        states = {problem.state for problem in broker.problems(INTERNAL)}
+        assert states == ({ProblemState.FOREIGN_FILE} if refused else set())
+
+    run(scenario())
+
+
+# ---- features that readers of ours do not honour --------------------------------------------------------------------
+
+
+def upgrade(table: Path, *, reader: int, writer: int, features: list[str], **properties: str) -> None:
+    """As Spark's ``ALTER TABLE`` does it."""
+    now = DeltaTable(str(table))
+    entry = table / "_delta_log" / f"{now.version() + 1:020d}.json"
+    metadata = now.metadata()
+    upgraded = {"minReaderVersion": reader, "minWriterVersion": writer}
+    if reader == 3:
+        upgraded["readerFeatures"] = features
+    if writer == 7:
+        upgraded["writerFeatures"] = features
+    lines = [
+        {"commitInfo": {"timestamp": 1, "operation": "SET TBLPROPERTIES", "operationParameters": {}}},
+        {"protocol": upgraded},
+        {
+            "metaData": {
+                "id": str(metadata.id),
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": _mapped_schema(now) if reader == 2 else now.schema().to_json(),
+                "partitionColumns": metadata.partition_columns,
+                "configuration": {**metadata.configuration, **properties},
+                "createdTime": metadata.created_time,
+            }
+        },
+    ]
+    entry.write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+
+
+_ids = itertools.count(1)
+
+
+def _mapped_schema(table: DeltaTable) -> str:
+    return json.dumps(_mapped(json.loads(table.schema().to_json())))
+
+
+def _mapped(kind: Any) -> Any:
+    """A type of Delta with names and ids for column mapping."""
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        for field in kind["fields"]:
+            field["type"] = _mapped(field["type"])
+            field["metadata"] = {
+                "delta.columnMapping.id": next(_ids),
+                "delta.columnMapping.physicalName": field["name"],
+            }
+    elif isinstance(kind, dict):
+        kind["elementType"] = _mapped(kind["elementType"])
+    return kind
+
+
+UPGRADES = {
+    "deletion vectors": {
+        "reader": 3,
+        "writer": 7,
+        "features": ["deletionVectors"],
+        "delta.enableDeletionVectors": "true",
+    },
+    "column mapping": {"reader": 2, "writer": 5, "features": [], "delta.columnMapping.mode": "name"},
+}
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
+@pytest.mark.parametrize("feature", UPGRADES)
+def test_a_feature_that_readers_do_not_honour_keeps_the_topic_from_being_served_until_it_is_taken_back(
+    tmp_path: Path, feature: str, restarted: bool
+) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            await broker.create_topic(INTERNAL, "other")
+            if not restarted:
+                await asyncio.to_thread(upgrade, table, **UPGRADES[feature])
+                with pytest.raises(UnsupportedTableError):
+                    await broker._roller.refresh(topic)
+                check(broker)
+                for partition in (0, 1):
+                    with pytest.raises(QuarantinedError, match=feature):
+                        await broker.fetch(INTERNAL, topic, partition, 0, max_bytes=1, min_bytes=1, max_wait_ms=0)
+                    with pytest.raises(QuarantinedError):
+                        await produce(broker, topic, [b"no"], partition=partition)
+                await asyncio.to_thread(take_back, table)
+                await broker._roller.refresh(topic)
+                assert broker.problems(INTERNAL) == []
+                assert await read_all(broker, topic) == ALL
+        if restarted:
+            upgrade(table, **UPGRADES[feature])
+            async with running_broker(tmp_path) as broker:
+                check(broker)
+                assert await produce(broker, broker.topic(INTERNAL, "other"), [b"x"]) == 0
+            take_back(table)
+        async with running_broker(tmp_path) as broker:
+            assert broker.problems(INTERNAL) == []
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == ALL
+
+    def check(broker) -> None:
+        problems = [problem for problem in broker.problems(INTERNAL) if problem.topic == "orders"]
+        assert {problem.state for problem in problems} == {ProblemState.QUARANTINED}
+        for problem in problems:
+            assert f"(for {feature})" in problem.reason
+            assert "protocol_downgrade_allowed=True" in problem.reason + problem.remedy
+
+    def take_back(table: Path) -> None:
+        """As the remedy says."""
+        DeltaTable(str(table)).restore(DeltaTable(str(table)).version() - 1, protocol_downgrade_allowed=True)
+
+    run(scenario())
+
+
+def test_a_feature_of_writers_keeps_rolls_back_and_nobody_from_reading(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            before = others.version(table)
+            await asyncio.to_thread(
+                upgrade,
+                table,
+                reader=1,
+                writer=7,
+                features=["changeDataFeed"],
+                **{"delta.enableChangeDataFeed": "true"},
+            )
+            await broker._roller.refresh(topic)
+            assert await read_all(broker, topic) == ALL
+            with pytest.raises(CommitRefusedError, match=rf"change data feed.*restore\({before}, protocol_downgrade"):
+                await broker.roll(INTERNAL, topic)
+            await asyncio.to_thread(lambda: DeltaTable(str(table)).restore(before, protocol_downgrade_allowed=True))
+            await broker.roll(INTERNAL, topic)
+            assert await read_all(broker, topic) == ALL
+            # A second upgrade: what was done since the first one was taken back is not to be undone.
+            before = others.version(table)
+            await asyncio.to_thread(upgrade, table, **UPGRADES["deletion vectors"])
+            with pytest.raises(UnsupportedTableError, match=rf"restore\({before}, protocol_downgrade"):
+                await broker._roller.refresh(topic)
+
+    run(scenario())
+
+
+# ---- what remains when files are gone -------------------------------------------------------------------------------
+
+
+def test_records_that_were_dropped_and_vacuumed_are_missing(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            before = set(DeltaTable(str(table)).file_uris())
+            await asyncio.to_thread(others.restore, table, 1)
+            for path in sorted(before - set(DeltaTable(str(table)).file_uris()))[:1]:
+                await asyncio.to_thread(Path(path).unlink)
+            await broker._roller.refresh(topic)
+            (problem,) = broker.problems(INTERNAL)
+            assert problem.state is ProblemState.RECORDS_MISSING
+            assert "Offsets 10 to 19 of orders-0 are missing: RESTORE in version 4" in problem.reason
+            assert await read_all(broker, topic, 1) == ALL
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["live", "restarted"])
+@pytest.mark.parametrize("statement", ["delete", "update"])
+def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after_a_rewrite(
+    tmp_path: Path, statement: str, restarted: bool
+) -> None:
+    """The segments from before the OPTIMIZE are on disk, with the deleted rows: they stay away."""
+
+    def meddle(table: Path) -> None:
+        others.optimize(table)
+        if statement == "delete":
+            others.delete(table, 'partition = 0 AND "offset" = 3')
+        else:
+            others.update(table, 'partition = 0 AND "offset" = 3', "new")
+        before.append(DeltaTable(str(table)).version())
+        others.overwrite(table, _rows(table).slice(0, 0))
+
+    async def check(broker) -> None:
+        topic = broker.topic(INTERNAL, "orders")
+        (problem,) = broker.problems(INTERNAL)
+        assert problem.state is ProblemState.RECORDS_MISSING
+        last = 31 if restarted else 29  # the stop rolled two more
+        assert f"Offsets 0 to {last} of orders-0 are missing: WRITE in version {before[0] + 1}" in problem.reason
+        assert await read_all(broker, topic, 1) == ALL
+        await asyncio.to_thread(others.restore, path_of(topic.table), before[0])
+        await broker._roller.refresh(topic)
+        expected = changed([3]) if statement == "update" else without([3])
+        assert await read_all(broker, topic, 0) == expected
+        assert broker.problems(INTERNAL) == []
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            if not restarted:
+                await asyncio.to_thread(meddle, table)
+                await broker._roller.refresh(topic)
+                await check(broker)
+        if restarted:
+            meddle(table)
+            async with running_broker(tmp_path) as broker:
+                await check(broker)
+
+    before: list[int] = []
+    run(scenario())
+
+
+def test_each_statement_of_others_that_changes_records_is_told_in_the_log(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            with captured_logs() as logs:
+                await asyncio.to_thread(others.update, table, '"offset" = 12 AND partition = 1', "new")
+                await asyncio.to_thread(others.optimize, table)
+                await asyncio.to_thread(others.delete, table, '"offset" = 3 AND partition = 0')
+                await broker._roller.refresh(topic)
+                await broker._roller.refresh(topic)
+            told = [
+                (entry["partition"], entry["start"], entry["end"], entry["cause"])
+                for entry in logs
+                if entry["event"] == "history.changed"
+            ]
+            assert told == [(1, 10, 20, "UPDATE in version 4"), (0, 0, 30, "DELETE in version 6")]
+
+    run(scenario())
+
+
+def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
+    """From a version without the DELETE, to which another RESTORE had gone back."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            others.optimize(table)
+            before = others.version(table)
+            others.delete(table, 'partition = 0 AND "offset" IN (12, 29)')
+            after = others.version(table)
+            for back, expected in ((before, ALL), (2, ALL), (after, without([12, 29])), (before, ALL)):
+                others.restore(table, back)
+                await broker.refresh(INTERNAL, topic)
+                assert await read_all(broker, topic) == expected
+            others.restore(table, after)
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without([12, 29])
+
+    run(scenario())
+
+
+def test_a_restore_to_before_a_merge_whose_first_records_were_deleted(tmp_path: Path) -> None:
+    """The merged segment reaches below the log start, where the restored one is."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            files = topic.partition(0).segments.files
+            rewrite_files(topic.table, 0, [f.path for f in files], [joined(topic.table, files)], data_change=False)
+            await broker.delete_records(INTERNAL, topic, 0, 10)
+            others.restore(table, 1)
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == ALL[10:]
+            await produce(broker, topic, [b"next"])
+            await broker.roll(INTERNAL, topic)
+
+    run(scenario())
+
+
+def test_a_restore_takes_deleted_offsets_within_a_larger_file_for_deleted(tmp_path: Path) -> None:
+    """An OPTIMIZE had made one file of what stood on both sides of the gap."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            others.delete(table, 'partition = 0 AND "offset" >= 5 AND "offset" < 15')
+            back = others.version(table)
+            await broker.refresh(INTERNAL, topic)
+            others.optimize(table)
+            await broker.refresh(INTERNAL, topic)
+            await broker.roll(INTERNAL, topic)
+            others.restore(table, back)
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == without(range(5, 15))
+        async with running_broker(tmp_path) as broker:
+            assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without(range(5, 15))
+
+    run(scenario())
