@@ -13,7 +13,7 @@ FAILED = 'logstore_job_topics_total{operation="retention",outcome="failed"}'
 
 
 def good_run() -> SoakReport:
-    report = SoakReport(100.0, 10_000.0)
+    report = SoakReport(100.0, 10_000.0, 20_000.0)
     for n in range(100):
         report.samples.append(Sample(float(n), 200 * MIB, 50, 150 * MIB, 10, 20 * MIB, 100 * MIB, 200))
     report.latencies = [(n / 100, 0.010) for n in range(10_000)]

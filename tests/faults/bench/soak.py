@@ -1,6 +1,9 @@
 """``python -m tests.faults.bench.soak --seconds 3600``: half of the peak load for a long time, with all jobs and merges
 at work. Exit code 1 if something grew that must not, or acknowledgements became slow.
 
+``--pairs 3 --seconds 30`` compares instead: p99 of acknowledgements with jobs and merges at work, by p99 without them,
+on a new store for each, one after the other.
+
 Two loads at a fixed rate (open loops, each a process of its own) write to a topic with retention and to a compacted
 one, on a store that rolls every second and runs ``--jobs`` with short pauses. Each second the figures of both processes
 and of the disk are taken. Of what must stay flat the middle third of the time is compared with the last tenth: before,
@@ -48,6 +51,9 @@ ENVIRONMENT = {
 }
 #: Data that may be on disk besides what the topics keep: written in this time, and not yet removed.
 _BEHIND_S = 60
+#: Nothing is worth a merge, and nobody starts jobs.
+NO_MERGES = {"merge.target.bytes": "1"}
+NO_JOBS = {**ENVIRONMENT, "LOGSTORE_JOBS_ENABLE": "false"}
 _PEAK_S = 3.0
 _P99_FACTOR = 1.5
 
@@ -70,7 +76,9 @@ class Sample:
 @dataclass
 class SoakReport:
     seconds: float
+    #: Records a second, and the peak that it is a share of.
     rate: float
+    peak: float
     samples: list[Sample] = field(default_factory=list)
     #: Pairs of the time when a request was due (as ``Sample.at``) and its latency, in seconds.
     latencies: list[tuple[float, float]] = field(default_factory=list)
@@ -141,16 +149,24 @@ class SoakReport:
         return "\n".join([head, *(f"  {name:14} {row}" for name, row in rows.items()), *jobs])
 
 
-def soak(directory: Path, seconds: float, *, share: float = 0.5) -> SoakReport:
-    """Run on a new store in ``directory``, for ``seconds`` at ``share`` of the peak that is measured before."""
+def soak(
+    directory: Path, seconds: float, *, share: float = 0.5, peak: float | None = None, upkeep: bool = True
+) -> SoakReport:
+    """Run on a new store in ``directory``, for ``seconds`` at ``share`` of the peak (records a second); it is measured
+    before if it is not given. Without ``upkeep`` there are rolls, but neither jobs nor merges.
+    """
     bodies = {topic: _bodies(directory, topic) for topic in TOPICS}
-    with ServerProcess(directory / "data", environment=ENVIRONMENT) as server:
+    common = COMMON if upkeep else {**COMMON, **NO_MERGES}
+    with ServerProcess(directory / "data", environment=ENVIRONMENT if upkeep else NO_JOBS) as server:
         with Admin(server.url) as admin:
             for topic, configs in TOPICS.items():
-                admin.create_topic(topic, partitions=PARTITIONS, configs={**COMMON, **configs})
-        peak = _peak(server, bodies["events"])
+                admin.create_topic(topic, partitions=PARTITIONS, configs={**common, **configs})
+        peak = peak or _peak(server, bodies["events"])
+        with Admin(server.url) as admin:
+            # Records of the peak are not rolled beside the load.
+            admin.roll("events")
         rate = share * peak / RECORDS / len(TOPICS)
-        report = SoakReport(seconds, share * peak)
+        report = SoakReport(seconds, share * peak, peak)
         ending = threading.Event()
         sampling = threading.Thread(target=_sample, args=(server, report, ending))
         sampling.start()
@@ -296,11 +312,27 @@ def _count(server: ServerProcess, sent: dict[str, int], report: SoakReport) -> N
                 report.faults.append(f"{requests * RECORDS} records were sent to {topic}, and it has {ends} offsets")
 
 
+def compare(pairs: int, seconds: float, share: float) -> None:
+    """Print p99 of acknowledgements beside jobs and merges by p99 without, a line a pair; the peak is the first's."""
+    peak: float | None = None
+    for _ in range(pairs):
+        p99 = {}
+        for upkeep in (False, True):
+            with tempfile.TemporaryDirectory(prefix="soak-") as directory:
+                report = soak(Path(directory), seconds, share=share, peak=peak, upkeep=upkeep)
+            peak, p99[upkeep] = report.peak, report.p99_ms(0.1, 1)
+        print(f"p99 {p99[True]:.1f} / {p99[False]:.1f} ms = {p99[True] / p99[False]:.2f}, {report.rate:,.0f} records/s")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3600)
     parser.add_argument("--share", type=float, default=0.5, help="of the peak load")
+    parser.add_argument("--pairs", type=int, help="compare runs with jobs and merges to runs without")
     given = parser.parse_args()
+    if given.pairs:
+        compare(given.pairs, given.seconds, given.share)
+        return 0
     with tempfile.TemporaryDirectory(prefix="soak-") as directory:
         report = soak(Path(directory), given.seconds, share=given.share)
     found = report.judge()
