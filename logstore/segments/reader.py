@@ -121,12 +121,14 @@ def read_row_group(
     return batches[0]
 
 
-def row_group_batches(files: TableFiles, name: str, group: RowGroup) -> Iterator[pa.RecordBatch]:
+def row_group_batches(
+    files: TableFiles, name: str, group: RowGroup, columns: Sequence[str] = LOG_SCHEMA.names
+) -> Iterator[pa.RecordBatch]:
     """As ``read_row_group``, about 1 MiB at a time."""
     rows = max(1, group.num_rows * _BATCH_BYTES // max(group.encoded_bytes, 1))
     if (foreign := _foreign(files, name)) is not None:
-        return foreign.batches(group.index, LOG_SCHEMA.names, rows)
-    return _batches(open_parquet(files, name), group.index, LOG_SCHEMA.names, rows)
+        return foreign.batches(group.index, [name for name in LOG_SCHEMA.names if name in columns], rows)
+    return _batches(open_parquet(files, name), group.index, columns, rows)
 
 
 def _foreign(files: TableFiles, name: str) -> ForeignFile | None:

@@ -43,13 +43,24 @@ class TailReadError(Exception):
     """The tail of a partition could not be read."""
 
 
+class OvertakenError(TailReadError):
+    """Records of the range were removed; the log begins at ``log_start_offset`` now."""
+
+    def __init__(self, message: str, log_start_offset: int) -> None:
+        super().__init__(message, log_start_offset)
+        self.log_start_offset = log_start_offset
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
 def tail_reader(
     urls: Sequence[str], topic: str, topic_id: str, ranges: Sequence[tuple[int, int, int]], client_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over ids: each id stands for its ``ranges`` entry (partition, start, end)."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = _Store(urls, topic, topic_id, client_id)
+        store = Leader(urls, topic, topic_id, client_id)
         try:
             for batch in batches:
                 for index in batch.column(0).to_pylist():
@@ -60,7 +71,7 @@ def tail_reader(
     return read
 
 
-class _Store:
+class Leader:
     """Fetches of the topic with ``topic_id`` from the first of ``urls`` that answers, on one kept connection."""
 
     def __init__(self, urls: Sequence[str], topic: str, topic_id: str, client_id: str) -> None:
@@ -90,7 +101,7 @@ class _Store:
                 response = self._fetch(partition, offset)
             except LogStoreError as error:
                 if not error.retriable:
-                    raise TailReadError(self._reason(error)) from error
+                    raise self._failure(error) from error
                 wait = next(waits)
                 if time.monotonic() + wait > give_up:
                     raise TailReadError(
@@ -123,17 +134,17 @@ class _Store:
             raise error
         return responses[0]
 
-    def _reason(self, error: "LogStoreError") -> str:
+    def _failure(self, error: "LogStoreError") -> TailReadError:
         from logstore.errors import OffsetOutOfRangeError, UnknownTopicIdError
 
         if isinstance(error, UnknownTopicIdError):
             # A DataFrame may be evaluated long after it was made.
             why = "the topic was deleted and made again since this DataFrame was made; make the DataFrame again"
-            return f"{why} ({error.message})"
+            return TailReadError(f"{why} ({error.message})")
         if isinstance(error, OffsetOutOfRangeError):
             overtaken = "Retention or delete-records overtook this read: take a later starting offset"
-            return f"topic {self._topic}: {error.message} {overtaken}"
-        return f"topic {self._topic}: {error.message}"
+            return OvertakenError(f"topic {self._topic}: {error.message} {overtaken}", error.log_start_offset)
+        return TailReadError(f"topic {self._topic}: {error.message}")
 
 
 def _rows(batch: pa.RecordBatch, partition: int, end: int) -> Iterator[pa.RecordBatch]:

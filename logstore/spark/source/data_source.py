@@ -32,7 +32,7 @@ class LogStoreSource(DataSource):
 
         return StreamReader(parse_read_options(self.options))
 
-    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceArrowWriter":  # noqa: FBT001
+    def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceArrowWriter":
         from logstore.spark.sink.batch_writer import BatchWriter
 
         return BatchWriter(schema, self.options, overwrite=overwrite)
@@ -40,7 +40,7 @@ class LogStoreSource(DataSource):
     def streamWriter(  # noqa: N802
         self,
         schema: "StructType",
-        overwrite: bool,  # noqa: FBT001
+        overwrite: bool,
     ) -> "DataSourceStreamArrowWriter":
         from logstore.spark.sink.stream_writer import StreamWriter
 

@@ -1,13 +1,32 @@
-"""Divides offset ranges into slices, one for each task of Spark."""
+"""Divides offset ranges into slices, one for each task of Spark.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+History is cut by bytes, so that no task is much longer than the others, and both history and tail by the options
+``minPartitions`` and ``maxRecordsPerPartition``. As in Spark's Kafka source a partition without more to say is one
+slice, here one for its history and one for its tail.
+
+Invariants: slices cover each offset of the ranges once; history is below the sealed offset of one snapshot of the table
+(rule R8), and everything else is read from the leader, which serves sealed records, too. So an old snapshot is never
+wrong; a new one only saves the leader work.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from logstore.errors import UnknownTopicIdError
+from logstore.limits import MIB
 from logstore.spark.source.options import ReadOptions
+from logstore.spark.source.slice_reader import Slice
+from logstore.spark.topic_view import TopicView, connect, view_of_storage, view_through_store
 
 if TYPE_CHECKING:
-    from logstore.spark.source.slice_reader import Slice
+    from logstore.delta.snapshot import SegmentFile
+
+#: Stored bytes of history that one task reads, about.
+SLICE_BYTES = 64 * MIB
+#: So many offsets past a snapshot are fetched from the leader without a look at the table.
+_BEYOND_SNAPSHOT_MAX = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +40,141 @@ class TopicRange:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class TimeRange:
+    """Records of these times are wanted: ``first_ms <= timestamp <= last_ms``; None is no bound."""
+
+    first_ms: int | None = None
+    last_ms: int | None = None
+
+    def touches(self, file: "SegmentFile") -> bool:
+        return (self.first_ms is None or file.max_timestamp_ms >= self.first_ms) and (
+            self.last_ms is None or file.min_timestamp_ms <= self.last_ms
+        )
+
+
 class Planner:
     """Plans reads by ``options``; it keeps the newest snapshot of each topic's table for the next plan of a stream."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
+        self._views: dict[str, TopicView] = {}
 
-    def slices(self, ranges: Sequence[TopicRange]) -> list["Slice"]:
-        """Input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges."""
-        raise NotImplementedError
+    def slices(self, ranges: Sequence[TopicRange], times: TimeRange | None = None) -> list[Slice]:
+        """Input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges.
+
+        Files of the history without a record of ``times`` are left out; Spark has to filter the rest. Raises
+        UnknownTopicIdError for a topic that was made again, DataDirectoryError, and as ``view_through_store``.
+        """
+        ranges = [r for r in ranges if r.start < r.end]
+        views = {
+            topic: self._view(topic, [r for r in ranges if r.topic == topic]) for topic in {r.topic for r in ranges}
+        }
+        whole = [part for r in ranges for part in _parts(views[r.topic], r, times)]
+        return divide(whole, self._options.min_partitions, self._options.max_records_per_partition)
+
+    def _view(self, topic: str, ranges: Sequence[TopicRange]) -> TopicView:
+        view = self._views.get(topic)
+        if view is None or view.topic_id != ranges[0].topic_id or any(_is_far_beyond(view, r) for r in ranges):
+            view = self._views[topic] = self._look(topic)
+        if view.topic_id != ranges[0].topic_id:
+            raise UnknownTopicIdError(
+                f"topic {topic} was deleted and made again: its id is {view.topic_id}, not {ranges[0].topic_id}"
+            )
+        return view
+
+    def _look(self, topic: str) -> TopicView:
+        if self._options.storage:
+            return view_of_storage(self._options.storage, topic)
+        with connect(self._options.bootstrap, self._options.client_id) as store:
+            return view_through_store(store, topic)
+
+
+def _is_far_beyond(view: TopicView, wanted: TopicRange) -> bool:
+    state = view.snapshot.partitions.get(wanted.partition)
+    return state is None or not view.urls or wanted.end - max(wanted.start, state.sealed) > _BEYOND_SNAPSHOT_MAX
+
+
+# ---- parts and slices; pure -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A slice before it is divided. ``files`` are those of its history; none is the tail."""
+
+    slice: Slice
+    files: tuple["SegmentFile", ...] = ()
+
+    @property
+    def offsets(self) -> int:
+        return self.slice.end - self.slice.start
+
+    @property
+    def stored_bytes(self) -> int:
+        return sum(_share(file, self.slice.start, self.slice.end) for file in self.files)
+
+
+def _share(file: "SegmentFile", start: int, end: int) -> int:
+    span = file.max_offset + 1 - file.min_offset
+    return file.size * max(0, min(end, file.max_offset + 1) - max(start, file.min_offset)) // max(1, span)
+
+
+def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iterator[Part]:
+    """History, in runs of files that are wanted, then the tail."""
+    partition, snapshot = wanted.partition, view.snapshot
+    is_append_time = snapshot.config_overrides.get("message.timestamp.type") == "LogAppendTime"
+
+    def part(start: int, end: int, files: Sequence["SegmentFile"] = ()) -> Part:
+        where = (view.files.uri, tuple(file.path for file in files)) if files else ("", ())
+        return Part(
+            Slice(wanted.topic, wanted.topic_id, partition, start, end, *where, view.urls, int(is_append_time)),
+            tuple(files),
+        )
+
+    border = min(max(snapshot.partitions[partition].sealed, wanted.start), wanted.end)
+    run: list[SegmentFile] = []
+    for file in snapshot.segments(partition):
+        if not file.num_records or file.max_offset < wanted.start or file.min_offset >= border:
+            continue
+        if times is None or times.touches(file):
+            run.append(file)
+        elif run:
+            yield part(max(wanted.start, run[0].min_offset), run[-1].max_offset + 1, run)
+            run = []
+    if run:
+        yield part(max(wanted.start, run[0].min_offset), min(border, run[-1].max_offset + 1), run)
+    if border < wanted.end:
+        yield part(border, wanted.end)
+
+
+def divide(parts: Sequence[Part], slices_min: int | None, records_max: int | None) -> list[Slice]:
+    """Slices of at most about ``SLICE_BYTES`` of history and ``records_max`` offsets; about ``slices_min`` of them, if
+    there are fewer otherwise.
+    """
+    counts = [
+        max(1, -(-part.stored_bytes // SLICE_BYTES), -(-part.offsets // records_max) if records_max else 1)
+        for part in parts
+    ]
+    if slices_min and sum(counts) < slices_min:
+        total = sum(part.offsets for part in parts)
+        counts = [
+            max(count, min(part.offsets, round(slices_min * part.offsets / total)))
+            for count, part in zip(counts, parts, strict=True)
+        ]
+    return [piece for part, count in zip(parts, counts, strict=True) for piece in _cut(part, count)]
+
+
+def _cut(part: Part, count: int) -> Iterator[Slice]:
+    if count == 1:
+        yield part.slice
+        return
+    for start, end in pairwise(_bounds(part, count)):
+        files = tuple(f.path for f in part.files if f.min_offset < end and f.max_offset >= start)
+        if files or not part.files:
+            yield replace(part.slice, start=start, end=end, files=files)
+
+
+def _bounds(part: Part, count: int) -> list[int]:
+    """Rising offsets that cut a part into ``count`` of about as many offsets."""
+    start, end = part.slice.start, part.slice.end
+    return sorted({start + (end - start) * n // count for n in range(count + 1)})

@@ -1,17 +1,171 @@
-"""Reads a slice of a partition, in a task of Spark: history from the table's files, the tail from the leader."""
+"""Reads a slice of a partition, in a task of Spark: history from the table's files, everything else from the leader.
 
+Invariant: records of ``[start, end)`` come each once, by rising offset, whatever is committed to the table meanwhile. A
+file that is gone (a merge or a compaction replaced it, and vacuum deleted it) is no loss: the rest of the slice comes
+from the leader, or without a store from the table as it is now. Records that retention removed are a loss: it is an
+error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes of a row group, or an answer of the
+leader, and a few MiB.
+"""
+
+import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from logstore.spark.source.columns import arrow_schema
 from logstore.spark.source.options import ReadOptions
 
+if TYPE_CHECKING:
+    from logstore.delta.snapshot import TopicSnapshot
 
+log = logging.getLogger(__name__)
+
+
+class DataLossError(Exception):
+    """Records of a range are gone, and the option ``failOnDataLoss`` is true."""
+
+
+@dataclass(frozen=True)
 class Slice(InputPartition):
-    """A part of an offset range that one task reads."""
+    """Offsets ``start <= offset < end`` of a partition that one task reads: from ``files`` of the ``table`` (a
+    ``TableFiles.uri``), or without any from the leader at one of ``urls``.
+    """
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+    table: str = ""
+    files: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    #: 0 is CreateTime, 1 LogAppendTime.
+    timestamp_type: int = 0
 
 
 def read_slice(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a slice, by rising offset, as ``columns.arrow_schema``."""
-    raise NotImplementedError
+    """The records of a slice, by rising offset, as ``columns.arrow_schema``.
+
+    Raises DataLossError, TailReadError, CorruptionError, OSError.
+    """
+    rows = _Rows(part, include_headers=options.include_headers)
+    records = _history(part, options) if part.files else _tail(part, part.start, options)
+    for batch in records:
+        if batch.num_rows:
+            yield rows.of(batch)
+
+
+def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    offset, names = part.start, list(part.files)
+    while names:
+        try:
+            for batch in _file(part, names[0], offset, options):
+                yield batch
+                offset = int(batch.column("offset")[-1].as_py()) + 1
+            names.pop(0)
+        except FileNotFoundError:
+            if part.urls:
+                yield from _tail(part, offset, options)
+                return
+            snapshot = _snapshot(part)
+            log_start = snapshot.partitions[part.partition].log_start
+            offset = _after_loss(part, offset, log_start, options) if log_start > offset else offset
+            names = [
+                file.path
+                for file in snapshot.segments(part.partition)
+                if file.num_records and file.max_offset >= offset and file.min_offset < part.end
+            ]
+
+
+def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """The records of a file from ``offset`` to the end of the slice, about 1 MiB at a time."""
+    from logstore.segments.reader import row_group_batches, row_groups
+    from logstore.table_files import open_table
+
+    columns = ["offset", "timestamp", "key", "value", *(["headers"] if options.include_headers else [])]
+    files = open_table(part.table)
+    for group in row_groups(files, name):
+        if group.last_offset >= offset and group.first_offset < part.end:
+            for batch in row_group_batches(files, name, group, columns):
+                offsets = batch.column("offset").to_numpy()
+                low, high = np.searchsorted(offsets, (offset, part.end))
+                if low < high:
+                    yield batch.slice(low, high - low)
+
+
+def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    from logstore.spark.tail_reader import Leader, OvertakenError
+
+    leader = Leader(part.urls, part.topic, part.topic_id, options.client_id)
+    try:
+        while offset < part.end:
+            try:
+                for batch in leader.records(part.partition, offset, part.end):
+                    yield batch
+                    offset = int(batch.column("offset")[-1].as_py()) + 1
+                return
+            except OvertakenError as error:
+                offset = _after_loss(part, offset, error.log_start_offset, options)
+    finally:
+        leader.close()
+
+
+def _after_loss(part: Slice, offset: int, log_start: int, options: ReadOptions) -> int:
+    """The offset to go on at. DataLossError."""
+    lost = (
+        f"topic {part.topic}, partition {part.partition}: offsets {offset} to {min(log_start, part.end) - 1} were "
+        f"removed, by retention or delete-records, before they were read (the log starts at {log_start})"
+    )
+    if options.fail_on_data_loss or log_start <= offset:
+        raise DataLossError(f"{lost}. To go on with the records that are left, set the option failOnDataLoss to false")
+    log.warning("%s; failOnDataLoss is false", lost)
+    return log_start
+
+
+def _snapshot(part: Slice) -> "TopicSnapshot":
+    from logstore.delta.topic_table import TopicTable
+    from logstore.table_files import open_table
+
+    snapshot = TopicTable(open_table(part.table)).snapshot()
+    if str(snapshot.topic_id) != part.topic_id:
+        raise DataLossError(f"topic {part.topic} was deleted and made again since this read was planned")
+    return snapshot
+
+
+class _Rows:
+    """Makes rows of the source out of records. Columns with one value are made once, and cut to length."""
+
+    def __init__(self, part: Slice, *, include_headers: bool) -> None:
+        self._part = part
+        self._schema = arrow_schema(include_headers=include_headers)
+        self._constants: dict[str, pa.Array] = {}
+        self._length = 0
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of ``batch``, which has the log's columns."""
+        rows = batch.num_rows
+        if rows > self._length:
+            self._length = rows
+            values = {
+                "topic": self._part.topic,
+                "partition": self._part.partition,
+                "timestampType": self._part.timestamp_type,
+            }
+            self._constants = {
+                name: pa.repeat(pa.scalar(value, self._schema.field(name).type), rows) for name, value in values.items()
+            }
+        columns = [
+            self._constants[field.name].slice(0, rows)
+            if field.name in self._constants
+            else _cast(batch.column(field.name), field.type)
+            for field in self._schema
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _cast(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    return column if column.type == wanted else column.cast(wanted)
