@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.kafka import find_kafka, find_spark_source
-from benchmarks.ours import TOPIC, filled_store
+from benchmarks.ours import NO_ROLL, TOPIC, fill, filled_store
 from benchmarks.rivals import filled_topic
 from benchmarks.run import Peers, Stage
-from benchmarks.server import ROOT, BenchmarkError, Server
+from benchmarks.server import ROOT, BenchmarkError, Server, Store
 from benchmarks.workload import Workload
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_reads", description=__doc__)
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
+    parser.add_argument("--segments", type=int, default=1, help="of each partition; they are not merged")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--alone", action="store_true", help="ours without Kafka")
     parser.add_argument("--directory", type=Path, default=ROOT / ".cache/bench")
@@ -66,7 +67,7 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
     missing = next((found for found in (kafka, jars) if isinstance(found, str)), None)
     workload = Workload(value_bytes=given.value_bytes, partitions=PARTITIONS, keyed=False, batch=10_000)
     stage = Stage(directory, Peers(kafka=None if isinstance(kafka, str) else kafka), stack)
-    sealed = filled_store(stage, "sealed", workload, given.records, sealed=True)
+    sealed = _sealed_store(stage, workload, given.records, given.segments)
     tail = filled_store(stage, "tail", workload, given.records, sealed=False)
     spark = _session([] if isinstance(jars, str) else jars)
     stack.callback(spark.stop)
@@ -88,6 +89,19 @@ def _run(stack: ExitStack, directory: Path, given: argparse.Namespace) -> None:
     whole = _measure(queries, servers, 1.0, given.rounds, given.records)
     part = _measure(queries, servers, 0.01, given.rounds, given.records // 100)
     _print(whole, part, given, missing)
+
+
+def _sealed_store(stage: Stage, workload: Workload, records: int, segments: int) -> Store:
+    """A store, standing still, with so many segments of each partition."""
+    if segments == 1:
+        return filled_store(stage, "sealed", workload, records, sealed=True)
+    store = stage.store("sealed")
+    store.create_topic(TOPIC, workload.partitions, {**NO_ROLL, "merge.target.bytes": "1"})
+    for _ in range(segments):
+        fill(stage, store, workload, records // segments)
+        store.roll(TOPIC)
+    store.pause()
+    return store
 
 
 def _session(jars: Sequence[Path]) -> "SparkSession":
@@ -169,7 +183,8 @@ def _measure(
 def _print(
     whole: dict[str, list[float]], part: dict[str, list[float]], given: argparse.Namespace, missing: str | None
 ) -> None:
-    print(f"{given.records:,} records of {given.value_bytes} B, {PARTITIONS} partitions, local[2]")
+    where = f"{PARTITIONS} partitions, {given.segments} segments of each, local[2]"
+    print(f"{given.records:,} records of {given.value_bytes} B, {where}")
     for name, seconds in whole.items():
         middle, one = statistics.median(seconds), statistics.median(part[name])
         print(f"{name}: {given.records / middle / 1e6:.2f} M records/s, 1 % in {one:.2f} s")
