@@ -30,6 +30,7 @@ from logstore.spark.sink.commit_message import RecordsWritten, joined
 from logstore.spark.sink.requests import Requests
 from logstore.spark.sink.sending import not_reached, send_all
 from logstore.spark.sink.sink_options import SinkOptions, parse_sink_options
+from logstore.spark.sink.whole_input import whole
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,8 @@ class SinkWrite:
         requests = Requests(
             self.columns, self.options.topic, max_bytes=self.options.max_request_size, codec=self.options.codec
         )
-        return send_all(requests.of(batches), self.options, self._key_prefix() if self.options.idempotent else "")
+        key_prefix = self._key_prefix() if self.options.idempotent else ""
+        return send_all(requests.of(whole(batches)), self.options, key_prefix)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], epoch: int | None = None) -> None:
         written = _joined(messages)

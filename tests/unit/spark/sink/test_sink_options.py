@@ -59,7 +59,7 @@ def _ignored() -> str:
         ({**WHERE, "includeHeaders": "yes"}, "Option includeHeaders is 'yes': give true or false"),
         ({**WHERE, "kafka.acks": "0"}, "Option kafka.acks is '0': give all or -1 or 1"),
         ({**WHERE, "kafka.compression.type": "gzip"}, "Option kafka.compression.type is 'gzip': give none or lz4 or"),
-        ({**WHERE, "kafka.max.request.size": "4m"}, "Option kafka.max.request.size is '4m': give a whole number from 1"),
+        ({**WHERE, "kafka.max.request.size": "4m"}, "Option kafka.max.request.size is '4m': give a whole number"),
         ({**WHERE, "kafka.key.serializer": "x"}, "Kafka option 'key.serializer' is not supported: keys and values are"),
         ({**WHERE, "kafka.value.serializer": "x"}, "Kafka option 'value.serializer' is not supported"),
         ({**WHERE, "kafka.partitioner.class": "x"}, "Kafka option 'partitioner.class' is not supported: keys are hash"),
