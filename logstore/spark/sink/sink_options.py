@@ -38,8 +38,8 @@ _REFUSED = {
     "transactional.id": "is not supported: the sink makes an Idempotency-Key for every request",
 }
 _REFUSED_PREFIXES = ("sasl.", "ssl.", "security.")
-#: Spark's own, and those of the source, which programs often share with the sink.
-_OTHERS = frozenset({"path", "checkpointlocation", "queryname", "outputmode", "includeheaders"})
+#: Spark's own options, which it gives to the sink, too.
+_SPARKS = frozenset({"path", "checkpointlocation", "queryname"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
         raise InvalidRequestError(
             f"Option txnAppId is {found.txn_app_id!r}: give 1 to 180 printable ASCII characters without spaces"
         )
-    _name_ignored(given, read.known)
+    _check_names(given, read.known)
     return found
 
 
@@ -163,11 +163,13 @@ def _topic(given: Mapping[str, str]) -> str:
     return topic
 
 
-def _name_ignored(given: Mapping[str, str], known: set[str]) -> None:
-    """Refuse what looks like a known option, and tell of configurations that mean nothing here."""
-    unknown = sorted(given.keys() - known - _OTHERS)
+def _check_names(given: Mapping[str, str], known: set[str]) -> None:
+    """Every option is known, or refused. Kafka's producer options without a meaning here are named in the log."""
+    unknown = sorted(given.keys() - known - _SPARKS)
     for name in unknown:
-        if not name.startswith("kafka.") and (near := get_close_matches(name, known, n=1, cutoff=0.85)):
-            raise InvalidRequestError(f"There is no option {name}: did you mean {near[0]}?")
-    if kafkas := [name for name in unknown if name.startswith("kafka.")]:
-        logger.warning("The store has no use for these options of Kafka's producer: %s", ", ".join(kafkas))
+        if not name.startswith("kafka."):
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"the sink has {', '.join(sorted(known))}"
+            raise InvalidRequestError(f"The sink has no option '{name}': {hint}")
+    if unknown:
+        logger.warning("options of Kafka's producer that have no effect here: %s", ", ".join(unknown))

@@ -34,6 +34,8 @@ from logstore.spark.sink.whole_input import whole
 
 logger = logging.getLogger(__name__)
 
+#: How long the driver asks for a sign of life: a store that is being started again is there by then.
+_REACH_SECONDS = 10.0
 #: Local properties of the tasks of a micro-batch.
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 
@@ -98,8 +100,9 @@ class SinkWrite:
 
 def _reach(options: SinkOptions) -> None:
     """Ask for a sign of life once before many tasks do: a wrong address is told at once, on the driver."""
+    retry_s = min(_REACH_SECONDS, options.delivery_timeout_ms / 1000)
     try:
-        with Transport(options.bootstrap, client_id=options.client_id) as transport:
+        with Transport(options.bootstrap, client_id=options.client_id, retry_timeout_s=retry_s) as transport:
             transport.request("GET", "/health/live")
     except errors.NetworkError as error:
         raise not_reached(error) from None
