@@ -160,7 +160,7 @@ def test_what_is_wrong_is_told_at_once_and_by_name(spark, store):
         (lambda writer: writer.mode("append"), "key attribute unsupported type bigint: it must be string or binary"),
         (
             lambda writer: writer.mode("append").option("kafka.acks", "2"),
-            "Option kafka.acks is '2': give all or -1 or 1",
+            "kafka.acks is all or -1 or 1, got '2'",
         ),
         (lambda writer: writer.mode("overwrite"), "Save mode Overwrite not allowed for logstore"),
         # Spark refuses these for every Python data source.
