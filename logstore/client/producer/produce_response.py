@@ -10,8 +10,10 @@ from logstore.protocol.error_codes import error_of
 
 
 @dataclass(frozen=True, slots=True)
-class _Range:
-    """``error_code`` and ``error`` of records that their partition has not taken; ``base_offset`` is None then."""
+class ProducedRange:
+    """Consecutive records of a partition. If the partition has not taken them, ``error_code`` and ``error`` say why,
+    and ``base_offset`` is None.
+    """
 
     partition: int
     base_offset: int | None
@@ -19,10 +21,14 @@ class _Range:
     error_code: int | None = None
     error: str | None = None
 
+    @property
+    def failure(self) -> LogStoreError | None:
+        return None if self.error_code is None else error_of(self.error_code, self.error or "")
+
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    ranges: tuple[_Range, ...]
+    ranges: tuple[ProducedRange, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +41,20 @@ class ProduceResponse:
     failed: dict[int, LogStoreError]
 
 
+def read_ranges(content: bytes) -> tuple[ProducedRange, ...]:
+    """The ranges of an answer to records in columns."""
+    return decode(content, _Body).ranges
+
+
 def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) -> ProduceResponse:
     """LogStoreError when ``content`` is about other records than ``batches``."""
-    ranges = decode(content, _Body).ranges
+    ranges = read_ranges(content)
     if [(found.partition, found.count) for found in ranges] != [(b.partition, len(b.rows)) for b in batches]:
         raise LogStoreError(f"The store answered for other records than were sent to {topic!r}: {ranges}")
     failed: dict[int, LogStoreError] = {}
     for found in ranges:
-        if found.error_code is not None:
-            failed.setdefault(found.partition, error_of(found.error_code, found.error or ""))
+        if (failure := found.failure) is not None:
+            failed.setdefault(found.partition, failure)
     stored = [
         (batch, -1 if found.base_offset is None else found.base_offset)
         for batch, found in zip(batches, ranges, strict=True)
@@ -54,7 +65,7 @@ def read_response(content: bytes, topic: str, batches: Sequence[ProducerBatch]) 
 
 def read_place(content: bytes) -> tuple[int, int]:
     """Partition and offset of the one record that was sent; -1 for what the store does not say."""
-    ranges = decode(content, _Body).ranges
+    ranges = read_ranges(content)
     if not ranges:
         return -1, -1
     return ranges[0].partition, -1 if ranges[0].base_offset is None else ranges[0].base_offset

@@ -7,18 +7,34 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol, TypeVar
 
 from logstore import errors
-from logstore.client.connections import Answer
 from logstore.client.producer.delivery import Outcome
-from logstore.client.producer.options import ProducerOptions
 from logstore.errors import LogStoreError
+
+T = TypeVar("T")
+
+
+class RetryOptions(Protocol):
+    """The options of a producer, or of another writer, that say how often and how long."""
+
+    @property
+    def retries(self) -> int: ...
+    @property
+    def retry_backoff_ms(self) -> float: ...
+    @property
+    def retry_backoff_max_ms(self) -> float: ...
+    @property
+    def request_timeout_ms(self) -> float: ...
+    @property
+    def delivery_timeout_ms(self) -> float: ...
 
 
 class Retries:
     """Safe from several threads."""
 
-    def __init__(self, options: ProducerOptions) -> None:
+    def __init__(self, options: RetryOptions) -> None:
         self._options = options
         self._stopped = threading.Event()
 
@@ -26,7 +42,7 @@ class Retries:
         """Nothing is sent any more."""
         self._stopped.set()
 
-    def ask(self, once: Callable[[float], Answer], give_up: float, outcomes: Iterable[Outcome] = ()) -> Answer:
+    def ask(self, once: Callable[[float], T], give_up: float, outcomes: Iterable[Outcome] = ()) -> T:
         """``once(timeout_s)`` until it is answered or refused for good, or time (``give_up``, monotonic) or the retries
         are up.
 

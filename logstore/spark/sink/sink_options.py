@@ -1,0 +1,160 @@
+"""Options of the sink, by the names of Spark's Kafka sink; names are case-insensitive.
+
+Producer configurations are ``kafka.`` and Kafka's name. Those that have a meaning here are fields of ``SinkOptions``.
+Those that would make the job another one are refused with the reason. The others are about Kafka's own client or its
+brokers: they have no effect, and the log says so.
+"""
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from logstore.client.addresses import parse_bootstrap
+from logstore.client.producer.options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX
+from logstore.errors import InvalidRequestError
+from logstore.limits import GIB
+from logstore.spark.source.option_values import OptionValues
+
+logger = logging.getLogger(__name__)
+
+#: A part of every ``Idempotency-Key``, which has at most 255 printable ASCII characters.
+_APP_ID = re.compile(r"[!-~]{1,180}")
+
+_BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
+_OPTIONS = (
+    *_BOOTSTRAP,
+    "topic",
+    "includeHeaders",
+    "txnAppId",
+    "txnVersion",
+    "kafka.acks",
+    "kafka.client.id",
+    "kafka.compression.type",
+    "kafka.delivery.timeout.ms",
+    "kafka.enable.idempotence",
+    "kafka.max.request.size",
+    "kafka.request.timeout.ms",
+    "kafka.retries",
+    "kafka.retry.backoff.max.ms",
+    "kafka.retry.backoff.ms",
+)
+#: Spark's own options, which it gives to the sink, too.
+_SPARKS = ("path", "checkpointLocation", "queryName")
+
+_KEY_AND_VALUE = "keys and values are columns, cast them to string or binary"
+_PARTITIONER = "keys are hashed as by Kafka's default; column 'partition' names another partition"
+#: Refused configurations, and why.
+_REFUSED = {
+    "kafka.key.serializer": _KEY_AND_VALUE,
+    "kafka.value.serializer": _KEY_AND_VALUE,
+    "kafka.interceptor.classes": "the sink sends columns, there is no Kafka producer in it",
+    "kafka.partitioner.class": _PARTITIONER,
+    "kafka.partitioner.ignore.keys": _PARTITIONER,
+    "kafka.transactional.id": "the sink makes an Idempotency-Key for every request",
+}
+_PLAINTEXT = ("kafka.security.protocol", "PLAINTEXT")
+_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+_SECURITY_REASON = "the store has no authentication, and TLS is https:// in bootstrap.servers"
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Checked options of a write. ``topic`` "" is the column's. Times are in milliseconds, sizes in bytes.
+
+    The retry fields have the names that ``client.producer.retries`` reads.
+    """
+
+    bootstrap: str
+    topic: str = ""
+    acks: Literal["all", "1"] = "all"
+    client_id: str = "spark"
+    codec: str | None = None
+    #: Whether a request that comes again is stored once.
+    idempotent: bool = True
+    max_request_size: int = DEFAULT_MAX_REQUEST_SIZE
+    request_timeout_ms: int = 30_000
+    #: How long a request is tried in all.
+    delivery_timeout_ms: int = 120_000
+    retries: int = RETRIES_MAX
+    retry_backoff_ms: int = 100
+    retry_backoff_max_ms: int = 1_000
+    #: A name and a number that a program gives to a batch write, as Delta's options of these names; "" and 0 without.
+    txn_app_id: str = ""
+    txn_version: int = 0
+
+
+def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """InvalidRequestError that names the option and the values that it may have."""
+    values = OptionValues(options, (*_OPTIONS, *_SPARKS))
+    _check_names(values)
+    values.flag("includeHeaders", default=False)
+    codec = values.one_of("kafka.compression.type", ("none", "lz4", "zstd"), "none")
+    app_id, version = _transaction(values)
+    return SinkOptions(
+        bootstrap=_bootstrap(values),
+        topic=_topic(values),
+        acks="1" if values.one_of("kafka.acks", ("all", "-1", "1"), "all") == "1" else "all",
+        client_id=values.text("kafka.client.id") or "spark",
+        codec=None if codec == "none" else codec,
+        idempotent=values.flag("kafka.enable.idempotence", default=True),
+        max_request_size=_number(values, "kafka.max.request.size", 1, DEFAULT_MAX_REQUEST_SIZE, GIB),
+        request_timeout_ms=_number(values, "kafka.request.timeout.ms", 1, 30_000),
+        delivery_timeout_ms=_number(values, "kafka.delivery.timeout.ms", 1, 120_000),
+        retries=_number(values, "kafka.retries", 0, RETRIES_MAX),
+        retry_backoff_ms=_number(values, "kafka.retry.backoff.ms", 0, 100),
+        retry_backoff_max_ms=_number(values, "kafka.retry.backoff.max.ms", 0, 1_000),
+        txn_app_id=app_id,
+        txn_version=version,
+    )
+
+
+def _check_names(values: OptionValues) -> None:
+    """Kafka's producer options have no effect, or are refused; every other option is known, or refused."""
+    ignored = []
+    for name in values.unknown():
+        kafka_name = name.removeprefix("kafka.")
+        if name in _REFUSED:
+            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_REFUSED[name]}")
+        if name.startswith(_SECURITY) and (name, values.text(name).upper()) != _PLAINTEXT:
+            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_SECURITY_REASON}")
+        if kafka_name == name:
+            near = values.near(name)
+            hint = f"did you mean {near}?" if near else f"the sink has {', '.join(_OPTIONS)}"
+            raise InvalidRequestError(f"The sink has no option '{name}': {hint}")
+        ignored.append(name)
+    if ignored:
+        logger.warning("options of Kafka's producer that have no effect here: %s", ", ".join(ignored))
+
+
+def _number(values: OptionValues, name: str, least: int, default: int, most: int = RETRIES_MAX) -> int:
+    number = values.number(name, least)
+    if number is not None and number > most:
+        raise InvalidRequestError(f"{name} is at most {most}, got '{number}'")
+    return default if number is None else number
+
+
+def _bootstrap(values: OptionValues) -> str:
+    text = values.text(values.given(_BOOTSTRAP))
+    if not text:
+        raise InvalidRequestError(
+            "Option 'bootstrap.servers' (or 'kafka.bootstrap.servers') must be specified: host:port of the store's "
+            "HTTP port, such as 127.0.0.1:8082"
+        )
+    return ",".join(parse_bootstrap(text))
+
+
+def _topic(values: OptionValues) -> str:
+    if "topic" in values and not values.text("topic"):
+        raise InvalidRequestError("topic is empty: give a topic's name, or leave it out for column 'topic'")
+    return values.text("topic")
+
+
+def _transaction(values: OptionValues) -> tuple[str, int]:
+    app_id, version = values.text("txnAppId"), values.number("txnVersion", 0)
+    if ("txnAppId" in values) != ("txnVersion" in values):
+        raise InvalidRequestError("options txnAppId and txnVersion belong together: give both or neither")
+    if "txnAppId" in values and not _APP_ID.fullmatch(app_id):
+        raise InvalidRequestError(f"txnAppId is 1 to 180 printable ASCII characters without spaces, got '{app_id}'")
+    return app_id, version or 0
