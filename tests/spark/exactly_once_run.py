@@ -1,0 +1,39 @@
+"""A run of a group into a Delta sink that ends at a step as a killed process does; ``test_exactly_once`` runs it.
+
+Arguments: the store, the topics (separated by commas), the group, the sink, the step; "task" ends the driver from a
+task of the write. A last argument "without-sink" plans the batch without the sink.
+"""
+
+import os
+import signal
+import sys
+
+from logstore.spark import delta_sink, group_read, session
+from tests.spark.conftest import QUICK
+
+
+def main(store: str, topics: str, group: str, sink: str, step: str, *plan: str) -> None:
+    def reached(name: str) -> None:
+        if name == step:
+            os._exit(9)
+
+    delta_sink.reached = reached
+    driver = os.getpid()
+
+    def killing(batches):
+        for batch in batches:
+            yield batch
+            os.kill(driver, signal.SIGKILL)
+
+    spark = session(app_name="killed", master="local[2]", config=QUICK)
+    if plan:
+        with group_read(spark, topics.split(","), group, store) as batch:
+            batch.write_delta(sink)
+        return
+    with group_read(spark, topics.split(","), group, store, sink=sink) as batch:
+        df = batch.df.mapInArrow(killing, batch.df.schema) if step == "task" else batch.df
+        batch.write_delta(df=df)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
