@@ -14,6 +14,7 @@ Only Spark's public interfaces are used, so that any sink will do that this Spar
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -32,6 +33,7 @@ HISTORY_FIRST, HISTORY_FACTOR = 100, 8
 
 _FORGETS = "delta.setTransactionRetentionDuration"
 _OWN_OPTIONS = {"txnappid", "txnversion", "usermetadata", "path"}
+_ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _MISSING = {"DELTA_MISSING_DELTA_TABLE", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST"}
 
 
@@ -47,7 +49,7 @@ def reached(step: str) -> None:
 
 
 class DeltaSink:
-    """A Delta table, by its path (with a ``/`` in it, or a ``Path``) or by its name in Spark's catalog."""
+    """A Delta table, by its whole path or by its name in Spark's catalog."""
 
     def __init__(self, spark: "SparkSession", path_or_table: str | os.PathLike[str]) -> None:
         """InvalidRequestError for what is neither."""
@@ -59,13 +61,17 @@ class DeltaSink:
         self._spark = spark
         self._is_path = not isinstance(path_or_table, str) or "/" in path_or_table
         self.name = os.fspath(path_or_table)
+        if self._is_path and not _ABSOLUTE.match(self.name):
+            raise InvalidRequestError(
+                f'sink {self.name}: Spark\'s working directory may be another: give the whole path ("/lake/report")'
+            )
         quoted = self.name.replace("`", "``")
         self._sql_name = f"delta.`{quoted}`" if self._is_path else self.name
 
     def table_id(self) -> str | None:
         """Delta's id of the table; None if there is none yet.
 
-        InvalidRequestError for a table that is no Delta table, that is a topic, or whose log forgets transactions.
+        InvalidRequestError for what is no Delta table, is a topic, or forgets transactions.
         """
         from pyspark.errors import AnalysisException
 
@@ -74,7 +80,7 @@ class DeltaSink:
         except AnalysisException as error:
             if error.getCondition() in _MISSING:
                 return None
-            raise
+            raise InvalidRequestError(f"{self.name} cannot be a sink: {_line(error)}") from None
         assert row is not None
         if row.format != "delta":
             raise InvalidRequestError(f"{self.name} is a table of format {row.format}; the sink must be a Delta table")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from logstore.errors import InvalidRequestError
-from logstore.spark.delta_sink import DeltaSink, SaveMode, check_write, reached
+from logstore.spark import delta_sink
+from logstore.spark.delta_sink import DeltaSink, SaveMode, check_write
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -59,17 +60,15 @@ class DeltaWriter:
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:
         sink = DeltaSink(df.sparkSession, self._path_or_table)
-        query_id = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
-        if query_id is None:
-            raise InvalidRequestError("delta_writer is for writeStream.foreachBatch: this is no batch of a query")
+        query_id = _query_id(df)
         commit = QueryCommit(self._app_id or query_id, query_id, batch_id)
         if self._checked_query != query_id:
             self._check(sink, commit)
             self._checked_query = query_id
         records = self._transform(df) if self._transform else df
-        reached("planned")
+        delta_sink.reached("planned")
         sink.write(records, commit.app_id, batch_id, commit.user_metadata(), self._mode, self._options)
-        reached("written")
+        delta_sink.reached("written")
 
     def _check(self, sink: DeltaSink, commit: QueryCommit) -> None:
         """Before the first batch of a run. InvalidRequestError if the sink would leave new batches out."""
@@ -86,6 +85,18 @@ class DeltaWriter:
                 f"{sink.name} has batches of app_id={commit.app_id} from another query (id {last.query_id}): a query "
                 "with a new checkpoint needs an app_id of its own, or none, because its batch ids begin anew"
             )
+
+
+def _query_id(df: "DataFrame") -> str:
+    try:
+        query_id = df.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+    except AttributeError:
+        raise InvalidRequestError(
+            'delta_writer needs a classic session: in Spark Connect use writeStream.format("delta")'
+        ) from None
+    if query_id is None:
+        raise InvalidRequestError("delta_writer is for writeStream.foreachBatch: this is no batch of a query")
+    return query_id
 
 
 def delta_writer(

@@ -73,6 +73,8 @@ class GroupBatch:
         self._bootstrap = bootstrap
         self._state = state
         self._sink = state.sink if state else None
+        # One for all attempts: a second one after an error then knows what the first has written.
+        self._writer = uuid.uuid4().hex
         self._is_committed = False
 
     @property
@@ -141,9 +143,9 @@ class GroupBatch:
             )
         if self.is_empty:
             return False
-        commit = next_commit(state.last, self.ranges, self._topic_ids, uuid.uuid4().hex)
+        commit = next_commit(state.last, self.ranges, self._topic_ids, self._writer)
         delta_sink.reached("planned")
-        newest, is_own = state.sink.write_once(df or self.df, commit, mode, options)
+        newest, is_own = state.sink.write_once(self.df if df is None else df, commit, mode, options)
         delta_sink.reached("found")
         if not is_own:
             log.warning(

@@ -34,11 +34,11 @@ def admin(store):
 def stop_at(monkeypatch):
     """A function that stops the next run at a step, and the ones after it no more."""
 
-    def stop(step: str) -> None:
+    def stop(step: str, stopped: type[BaseException] = Stopped) -> None:
         def reached(name: str) -> None:
             if name == step:
                 monkeypatch.undo()
-                raise Stopped
+                raise stopped
 
         monkeypatch.setattr(delta_sink, "reached", reached)
 
@@ -329,6 +329,9 @@ def test_tables_by_name_and_tables_that_cannot_be_sinks(spark, store, admin, tmp
         (store.server.data / "topics" / topic, r'is the table of topic named: write with format\("logstore"\)'),
         (7, "a sink is the path of a Delta table"),
         ("", "a sink is the path of a Delta table"),
+        ("./new", "sink ./new: .* give the whole path"),
+        (Path("new"), "sink new: .* give the whole path"),
+        ("no name", "no name cannot be a sink: ParseException"),
     ]:
         with pytest.raises(InvalidRequestError, match=message):
             write(sink)
@@ -353,8 +356,8 @@ def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at):
     for number, step in enumerate(("planned", "written")):
         store.produce(topic, 0, 10 * number, 10 * number + 10)
         store.roll(topic)
-        stop_at(step)
-        with pytest.raises(Exception, match="Stopped"):
+        stop_at(step, ZeroDivisionError)
+        with pytest.raises(Exception, match="ZeroDivisionError"):
             run()
         assert len(txns(sink) if sink.exists() else []) == number + (step == "written")
         run()
