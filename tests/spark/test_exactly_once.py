@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from logstore.client.admin import Admin
-from logstore.errors import InvalidRequestError
+from logstore.errors import InvalidRequestError, StoreUnreachableError
 from logstore.spark import delta_sink, delta_writer, group_read
 from logstore.spark.sink_offsets import SinkOffsetsUnknownError
+from tests.support.server_process import free_port
 
 pytestmark = pytest.mark.spark
 
@@ -69,6 +70,16 @@ def committed(admin: Admin, group: str) -> dict[tuple[str, int], int]:
 
 def spans(batch) -> dict[tuple[str, int], tuple[int, int]]:
     return {(r.topic, r.partition): (r.start, r.end) for r in batch.ranges}
+
+
+def run_in_a_process(directory: Path, *arguments: object) -> subprocess.CompletedProcess:
+    script = Path(__file__).with_name("exactly_once_run.py")
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "LOGSTORE_SPARK_LOG": str(directory / "spark.log"),
+    }
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, store, admin, tmp_path):
@@ -182,13 +193,7 @@ def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path
     produce(0, 10)
     run()
     produce(10, 30)
-    script = Path(__file__).with_name("exactly_once_run.py")
-    command = [sys.executable, str(script), store.url, ",".join(topics), name, str(sink), step, *plan]
-    environment = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[2]),
-        "LOGSTORE_SPARK_LOG": str(tmp_path / "log"),
-    }
-    killed = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    killed = run_in_a_process(tmp_path, "group", store.url, ",".join(topics), name, sink, step, *plan)
     assert killed.returncode == (-9 if step == "task" else 9), killed.stderr[-2000:]
     is_in = step not in ("planned", "task")
     assert len(places(table(spark, sink))) == (90 if is_in else 30)
@@ -271,6 +276,7 @@ def test_a_batch_that_was_made_without_the_sink(spark, store, admin, tmp_path, c
     assert committed(admin, "unplanned") == {(topic, 0): 25}
 
 
+@pytest.mark.long
 def test_a_sink_whose_log_no_longer_has_the_commit(spark, store, admin, tmp_path):
     topic, sink = store.create("cleaned"), tmp_path / "sink"
 
@@ -344,30 +350,71 @@ def test_tables_by_name_and_tables_that_cannot_be_sinks(spark, store, admin, tmp
     assert not (tmp_path / "new").exists()
 
 
-def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at):
-    topic, sink = store.create("streamed"), tmp_path / "sink"
+@pytest.mark.long
+def test_a_store_that_is_gone_when_the_sink_has_the_batch(spark, store, admin, tmp_path):
+    topic, sink = store.create("gone"), tmp_path / "sink"
+    store.produce(topic, 0, 0, 10)
+    batch = group_read(spark, topic, "gone", store.url, sink=sink)
+    batch._bootstrap = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(StoreUnreachableError) as raised:
+        batch.write_delta()
+    assert "only the group's committed offsets could not be set" in raised.value.__notes__[0]
+    with group_read(spark, topic, "gone", store.url, sink=sink) as batch:
+        assert batch.is_empty
+    assert committed(admin, "gone") == {(topic, 0): 10}
+
+
+@pytest.fixture
+def stream(spark, store, tmp_path):
+    """A topic's table, and a function that runs a query over it into a sink to the end of what is there."""
+    topic, sink = store.create(f"streamed-{tmp_path.name}"), tmp_path / "sink"
     source = store.server.data / "topics" / topic
 
     def run(checkpoint: str = "checkpoint", **options) -> None:
-        stream = spark.readStream.format("delta").load(str(source)).selectExpr(f"'{topic}' AS topic", "*")
-        writer = stream.writeStream.foreachBatch(delta_writer(sink, **options)).trigger(availableNow=True)
+        writer = spark.readStream.format("delta").load(str(source)).writeStream
+        writer = writer.foreachBatch(delta_writer(sink, **options)).trigger(availableNow=True)
         writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
 
-    for number, step in enumerate(("planned", "written")):
-        store.produce(topic, 0, 10 * number, 10 * number + 10)
-        store.roll(topic)
-        stop_at(step, ZeroDivisionError)
-        with pytest.raises(Exception, match="ZeroDivisionError"):
-            run()
-        assert len(txns(sink) if sink.exists() else []) == number + (step == "written")
+    return topic, source, run
+
+
+def offsets(spark, sink: Path) -> list[int]:
+    return sorted(row.offset for row in table(spark, sink).select("offset").collect())
+
+
+def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, stream):
+    (topic, _, run), sink = stream, tmp_path / "sink"
+    store.produce(topic, 0, 0, 10)
+    store.roll(topic)
+    stop_at("written", ZeroDivisionError)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
         run()
-        assert places(table(spark, sink)) == [(topic, 0, n) for n in range(10 * number + 10)]
+    assert offsets(spark, sink) == list(range(10))
+    run()
+    store.produce(topic, 0, 10, 20)
+    store.roll(topic)
+    run()
+    assert offsets(spark, sink) == list(range(20))
     assert [version for _, version in txns(sink)] == [0, 1]
     # An app id of one's own: a second writer into the table, and no other query.
     run("second", app_id="mine", transform=lambda df: df.where("offset < 3"))
-    assert table(spark, sink).count() == 23
     with pytest.raises(Exception, match=r"another query .* needs an app_id of its own"):
         run("lost", app_id="mine")
-    assert table(spark, sink).count() == 23
+    assert offsets(spark, sink) == sorted([*range(20), 0, 1, 2])
     with pytest.raises(InvalidRequestError, match='app_id=""'):
         delta_writer(sink, app_id="")
+    with pytest.raises(InvalidRequestError, match="this is no batch of a query"):
+        delta_writer(sink)(spark.range(1), 0)
+
+
+@pytest.mark.long
+def test_a_killed_query_writes_a_batch_once(spark, store, tmp_path, stream):
+    (topic, source, run), sink = stream, tmp_path / "sink"
+    for number, step in enumerate(("planned", "written")):
+        store.produce(topic, 0, 10 * number, 10 * number + 10)
+        store.roll(topic)
+        killed = run_in_a_process(tmp_path, "stream", source, sink, tmp_path / "checkpoint", step)
+        assert killed.returncode == 9, killed.stderr[-2000:]
+        assert len(txns(sink) if sink.exists() else []) == number + (step == "written")
+        run()
+        assert offsets(spark, sink) == list(range(10 * number + 10))
