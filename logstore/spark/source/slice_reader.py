@@ -7,7 +7,6 @@ error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes 
 leader, and a few MiB.
 """
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,16 +16,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from logstore.spark.source.columns import arrow_schema
+from logstore.spark.source.data_loss import DataLossError, report_data_loss
 from logstore.spark.source.options import ReadOptions
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
-
-log = logging.getLogger(__name__)
-
-
-class DataLossError(Exception):
-    """Records of a range are gone, and the option ``failOnDataLoss`` is true."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +68,17 @@ def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             snapshot = _snapshot(part)
             log_start = snapshot.partitions[part.partition].log_start
             offset = _after_loss(part, offset, log_start, options) if log_start > offset else offset
-            names = [
-                file.path
-                for file in snapshot.segments(part.partition)
-                if file.num_records and file.max_offset >= offset and file.min_offset < part.end
-            ]
+            missing, names = (
+                names[0],
+                [
+                    file.path
+                    for file in snapshot.segments(part.partition)
+                    if file.num_records and file.max_offset >= offset and file.min_offset < part.end
+                ],
+            )
+            if missing in names:
+                # The table names a file that is not there.
+                raise
 
 
 def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -120,9 +120,7 @@ def _after_loss(part: Slice, offset: int, log_start: int, options: ReadOptions) 
         f"topic {part.topic}, partition {part.partition}: offsets {offset} to {min(log_start, part.end) - 1} were "
         f"removed, by retention or delete-records, before they were read (the log starts at {log_start})"
     )
-    if options.fail_on_data_loss or log_start <= offset:
-        raise DataLossError(f"{lost}. To go on with the records that are left, set the option failOnDataLoss to false")
-    log.warning("%s; failOnDataLoss is false", lost)
+    report_data_loss(lost, fail=options.fail_on_data_loss or log_start <= offset)
     return log_start
 
 
