@@ -1,17 +1,16 @@
 """A consumer group reads topics batch by batch: from its committed offsets to the ends, and then commits these ends.
 
-Invariants: nothing is committed before the block that works on a batch has ended well, so that after a failure the
-batch is read again (at least once). The commit is of the exact ends of the batch, however far the logs have grown. A
-committed offset belongs to one topic, not to its name.
+Invariants: a batch goes from the group's positions to the ends of the logs, however far they grow while it is worked
+on. Positions are the group's committed offsets, or those in the Delta sink that the batch is made for. A position
+belongs to one topic, not to its name. ``group_batch`` has what is committed when.
 """
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import reduce
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self, get_args
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 from logstore.client.admin import Admin
 from logstore.errors import (
@@ -20,12 +19,13 @@ from logstore.errors import (
     LogStoreError,
     OffsetOutOfRangeError,
     UnknownGroupError,
-    UnknownTopicIdError,
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.records.offset_record import OFFSETS_TOPIC
-from logstore.spark.offset_ranges import LogBounds, OffsetRange, limited
+from logstore.spark.delta_sink import DeltaSink
+from logstore.spark.group_batch import GroupBatch, mirrored_state, sink_state
+from logstore.spark.offset_ranges import GroupRange, LogBounds, OffsetRange, limited
 from logstore.spark.topic_frame import client_id, read_table, topic_frame
 from logstore.spark.topic_view import (
     TopicView,
@@ -55,72 +55,6 @@ class _Committed(NamedTuple):
     log_end: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupRange:
-    """Offsets ``start <= offset < end`` of a partition; ``committed`` is the committed offset when the batch began."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
-    committed: int | None
-
-
-class GroupBatch:
-    """A group's next batch: ``df``, made of ``ranges``; a context manager that commits when its block ends without an
-    error.
-    """
-
-    def __init__(
-        self, group: str, df: "DataFrame", ranges: Sequence[GroupRange], topic_ids: Mapping[str, str], bootstrap: str
-    ) -> None:
-        self.group = group
-        self.df = df
-        self.ranges = tuple(ranges)
-        self._topic_ids = topic_ids
-        self._bootstrap = bootstrap
-        self._is_committed = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there are no offsets left to read."""
-        return all(r.start == r.end for r in self.ranges)
-
-    def commit(self) -> None:
-        """Commit the ends of ``ranges``; returns when that is durable. Once is enough: later calls do nothing.
-
-        Raises InvalidRequestError for a batch from storage alone, UnknownTopicIdError if a topic was deleted and made
-        again, and the errors of ``logstore.client`` for a store that cannot be reached.
-        """
-        if not self._bootstrap:
-            raise InvalidRequestError(
-                f"group {self.group}: a batch that was read from storage alone cannot be committed; to commit, "
-                "give bootstrap="
-            )
-        ends = {(r.topic, r.partition): r.end for r in self.ranges if r.end != r.committed}
-        if ends and not self._is_committed:
-            with connect(self._bootstrap, client_id(self.df.sparkSession)) as store:
-                try:
-                    store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
-                except UnknownTopicIdError as error:
-                    raise UnknownTopicIdError(
-                        f"group {self.group} cannot commit: a topic was deleted and made again since this batch was "
-                        f"made; make another one ({error})"
-                    ) from None
-        self._is_committed = True
-
-    def __enter__(self) -> Self:
-        if not self._bootstrap:
-            log.warning("group %s reads from storage alone: its offsets cannot be committed", self.group)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if kind is None and self._bootstrap:
-            self.commit()
-
-
 def group_read(
     spark: "SparkSession",
     topics: str | Sequence[str],
@@ -129,6 +63,7 @@ def group_read(
     storage: str | os.PathLike[str] | None = None,
     auto_offset_reset: AutoOffsetReset = "earliest",
     max_offsets_per_trigger: int | None = None,
+    sink: str | os.PathLike[str] | None = None,
 ) -> GroupBatch:
     """The records of one topic or several that a consumer group has not read yet, for a ``with`` block that works on
     them.
@@ -143,15 +78,22 @@ def group_read(
     ``max_offsets_per_trigger`` bounds a batch (about), divided among partitions in proportion to what they have, as
     maxOffsetsPerTrigger of Spark's Kafka source.
 
+    ``sink`` is the Delta table that ``batch.write_delta`` writes to, by its path or its name. The batch then begins
+    where the group's newest commit in that table ends, whatever the group's committed offsets say; where the table has
+    nothing of the group, at the committed offsets.
+
     ``bootstrap`` and ``storage`` are as in ``read_offsets``. With ``storage``, committed offsets and records are
     those that are rolled into Delta, and nothing can be committed.
 
-    Raises InvalidGroupError, and as ``read_offsets``.
+    Raises InvalidGroupError, and as ``read_offsets``; with ``sink``, OffsetOutOfRangeError if it has records beyond the
+    end of a log, InvalidRequestError for a table that cannot be a sink, and SinkOffsetsUnknownError.
     """
     names = [topics] if isinstance(topics, str) else list(topics)
     _check_arguments(names, group, auto_offset_reset, max_offsets_per_trigger)
     check_source(bootstrap, storage)
     urls = ""
+    # The sink first: what it has of a log is in the bounds that are looked up afterwards.
+    state = sink_state(DeltaSink(spark, sink), group) if sink is not None else None
     if storage is not None:
         views = [view_of_storage(storage, topic) for topic in names]
         committed = _committed_in_storage(spark, storage, group, views)
@@ -161,21 +103,37 @@ def group_read(
             # the old one.
             views = [view_through_store(store, topic) for topic in names]
             committed = _committed_in_store(store, group)
+            if state is not None and state.table_id is not None and not state.last.txn_version:
+                state = mirrored_state(state, store)
             urls = ",".join(store.urls)
-    ranges = [
-        _to_read(view.topic, bounds, committed.get((view.topic, bounds.partition)), auto_offset_reset)
-        for view in views
-        for bounds in view.bounds
-    ]
+    topic_ids = {view.topic: view.topic_id for view in views}
+    positions = state.last.positions if state is not None else {}
+    ranges = []
+    for view in views:
+        for bounds in view.bounds:
+            found = committed.get((view.topic, bounds.partition))
+            position = positions.get((view.topic_id, bounds.partition))
+            if position is None:
+                ranges.append(_to_read(view.topic, bounds, found, auto_offset_reset))
+                continue
+            if urls:
+                _check_position(view.topic, bounds, position, sink)
+            r = _to_read(view.topic, bounds, _Committed(position, log_end=position), auto_offset_reset)
+            ranges.append(replace(r, committed=found and found.offset))
     if max_offsets_per_trigger is not None:
         sizes = limited([r.end - r.start for r in ranges], max_offsets_per_trigger)
         ranges = [replace(r, end=r.start + size) for r, size in zip(ranges, sizes, strict=True)]
-    frames = (
-        topic_frame(spark, view, [OffsetRange(r.partition, r.start, r.end) for r in ranges if r.topic == view.topic])
-        for view in views
-    )
-    df = reduce(lambda a, b: a.union(b), frames)
-    return GroupBatch(group, df, ranges, {view.topic: view.topic_id for view in views}, urls)
+
+    def frame(ranges: Sequence[GroupRange]) -> "DataFrame":
+        frames = (
+            topic_frame(
+                spark, view, [OffsetRange(r.partition, r.start, r.end) for r in ranges if r.topic == view.topic]
+            )
+            for view in views
+        )
+        return reduce(lambda a, b: a.union(b), frames)
+
+    return GroupBatch(group, frame, ranges, topic_ids, urls, state)
 
 
 def _check_arguments(topics: Sequence[str], group: str, auto_offset_reset: str, offsets_max: int | None) -> None:
@@ -252,3 +210,14 @@ def _to_read(
         )
     log.warning('%s; reading from %d, as auto_offset_reset="%s" says', reason, start, auto_offset_reset)
     return GroupRange(topic, bounds.partition, start, end, offset)
+
+
+def _check_position(topic: str, bounds: LogBounds, position: int, sink: str | os.PathLike[str] | None) -> None:
+    """OffsetOutOfRangeError if the log has lost what the sink has: to begin anew would be to write it twice."""
+    if position > bounds.end_offset:
+        raise OffsetOutOfRangeError(
+            f"topic {topic}, partition {bounds.partition}: {sink} has the records up to {position}, and the log ends "
+            f"at {bounds.end_offset}: the store has lost records; read it under another group",
+            log_start_offset=bounds.log_start_offset,
+            high_watermark=bounds.end_offset,
+        )

@@ -52,6 +52,17 @@ class OffsetRange:
     end: int
 
 
+@dataclass(frozen=True, slots=True)
+class GroupRange:
+    """Offsets ``start <= offset < end`` of a partition; ``committed`` is the committed offset when the batch began."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+    committed: int | None
+
+
 def _no_times(times: Mapping[int, int]) -> Mapping[int, int | None]:
     raise AssertionError(times)
 

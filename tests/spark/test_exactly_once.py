@@ -1,0 +1,420 @@
+"""A group's records in a Delta sink: each once, whatever stops a run, and whatever runs beside it."""
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from logstore.client.admin import Admin
+from logstore.errors import InvalidRequestError, StoreUnreachableError
+from logstore.spark import delta_sink, delta_writer, group_read
+from logstore.spark.sink_offsets import SinkOffsetsUnknownError
+from tests.support.server_process import free_port
+
+pytestmark = pytest.mark.spark
+
+#: The steps of ``write_delta`` in their order.
+STEPS = ("planned", "written", "found", "mirrored")
+
+
+class Stopped(BaseException):
+    """A run ends here, as far as that goes without a process of its own."""
+
+
+@pytest.fixture
+def admin(store):
+    with Admin(store.url) as admin:
+        yield admin
+
+
+@pytest.fixture
+def stop_at(monkeypatch):
+    """A function that stops the next run at a step, and the ones after it no more."""
+
+    def stop(step: str, stopped: type[BaseException] = Stopped) -> None:
+        def reached(name: str) -> None:
+            if name == step:
+                monkeypatch.undo()
+                raise stopped
+
+        monkeypatch.setattr(delta_sink, "reached", reached)
+
+    return stop
+
+
+def places(frame) -> list[tuple[str, int, int]]:
+    return sorted(tuple(row) for row in frame.select("topic", "partition", "offset").collect())
+
+
+def table(spark, sink: str | Path):
+    return spark.read.format("delta").load(str(sink))
+
+
+def log_of(sink: Path) -> list[dict]:
+    """The actions of the table's log in their order."""
+    entries = sorted((sink / "_delta_log").glob("*.json"))
+    return [json.loads(line) for entry in entries for line in entry.read_text().splitlines()]
+
+
+def txns(sink: Path) -> list[tuple[str, int]]:
+    return [(a["txn"]["appId"], a["txn"]["version"]) for a in log_of(sink) if "txn" in a]
+
+
+def committed(admin: Admin, group: str) -> dict[tuple[str, int], int]:
+    return {(o.topic, o.partition): o.offset for o in admin.group_offsets(group)}
+
+
+def spans(batch) -> dict[tuple[str, int], tuple[int, int]]:
+    return {(r.topic, r.partition): (r.start, r.end) for r in batch.ranges}
+
+
+def run_in_a_process(directory: Path, *arguments: object) -> subprocess.CompletedProcess:
+    script = Path(__file__).with_name("exactly_once_run.py")
+    environment = os.environ | {
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+        "LOGSTORE_SPARK_LOG": str(directory / "spark.log"),
+    }
+    command = [sys.executable, str(script), *map(str, arguments)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_the_commit_of_the_sink_carries_the_offsets_and_the_sink_decides(spark, store, admin, tmp_path):
+    one, other, sink = store.create("once-one", 2), store.create("once-other"), tmp_path / "si`nk"
+    store.produce(one, 0, 0, 30)
+    store.roll(one)
+    store.produce(one, 0, 30, 40)
+    store.produce(other, 0, 0, 5)
+
+    def read(topics=(one, other), **options):
+        return group_read(spark, list(topics), "deciding", store.url, sink=sink, **options)
+
+    with read(max_offsets_per_trigger=30) as batch:
+        with pytest.raises(InvalidRequestError, match=r"are not in .*si`nk: write_delta commits them"):
+            batch.commit()
+        with pytest.raises(InvalidRequestError, match=r"was made for the sink .*, not for elsewhere"):
+            batch.write_delta("elsewhere")
+        assert batch.write_delta(sink)
+        with pytest.raises(InvalidRequestError, match="committed already"):
+            batch.write_delta()
+    first = {place: end for place, (_, end) in spans(batch).items()}
+    assert committed(admin, "deciding") == first
+    assert txns(sink) == [("deciding", 1)]
+    (text,) = (a["commitInfo"]["userMetadata"] for a in log_of(sink) if "commitInfo" in a)
+    told = json.loads(text)["logstore"]
+    assert (told["group"], told["txnVersion"]) == ("deciding", 1)
+    assert {t["topicId"] for t in told["topics"]} == {admin.describe_topic(t).topic_id for t in (one, other)}
+    # Whatever the group's committed offsets say, the sink knows where it is: behind, ahead, and of a topic left out.
+    admin.commit_offsets("deciding", {(one, 0): 0, (other, 0): 5})
+    with read([one]) as batch:
+        assert spans(batch) == {(one, 0): (first[one, 0], 40), (one, 1): (0, 0)}
+        assert batch.write_delta(df=batch.df.where("offset % 2 = 0"))
+    assert committed(admin, "deciding") == {(one, 0): 40, (one, 1): 0, (other, 0): first[other, 0]}
+    with read() as batch:
+        assert spans(batch) == {(one, 0): (40, 40), (one, 1): (0, 0), (other, 0): (first[other, 0], 5)}
+        assert batch.write_delta()
+    odd_left_out = {(one, 0, n) for n in range(first[one, 0], 40) if n % 2}
+    everything = [(one, 0, n) for n in range(40)] + [(other, 0, n) for n in range(5)]
+    assert places(table(spark, sink)) == sorted(set(everything) - odd_left_out)
+    assert admin.group_lag("deciding").total_lag == 0
+    # An empty batch writes nothing, and brings the group back to the sink.
+    admin.commit_offsets("deciding", {(one, 0): 7})
+    with read() as batch:
+        assert batch.is_empty
+        assert not batch.write_delta()
+    assert txns(sink) == [("deciding", n) for n in (1, 2, 3)]
+    assert committed(admin, "deciding") == {(one, 0): 40, (one, 1): 0, (other, 0): 5}
+    # Overwriting replaces the rows and keeps the positions; a topic that is made again begins anew.
+    store.delete(other)
+    store.create(other)
+    store.produce(other, 0, 0, 2)
+    with read() as batch:
+        assert batch.write_delta(mode="overwrite")
+    assert places(table(spark, sink)) == [(other, 0, 0), (other, 0, 1)]
+    assert committed(admin, "deciding") == {(one, 0): 40, (one, 1): 0, (other, 0): 2}
+
+
+@pytest.mark.parametrize("knows_sink", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_a_run_that_stops_between_two_steps_neither_loses_nor_doubles(
+    spark, store, admin, tmp_path, stop_at, knows_sink
+):
+    topic, group, sink = store.create(f"stopped-{knows_sink}"), f"stopped-{knows_sink}", tmp_path / "sink"
+
+    def run() -> None:
+        if knows_sink:
+            with group_read(spark, topic, group, store.url, sink=sink) as batch:
+                batch.write_delta(df=batch.df)
+        else:
+            with group_read(spark, topic, group, store.url) as batch:
+                batch.write_delta(sink)
+
+    end = 0
+    for step in STEPS:
+        store.produce(topic, 0, end, end + 10)
+        end += 10
+        stop_at(step)
+        with pytest.raises(Stopped):
+            run()
+        there = places(table(spark, sink)) if sink.exists() else []
+        assert there == [(topic, 0, n) for n in range(end - 10 if step == "planned" else end)]
+    run()
+    store.produce(topic, 0, end, end + 5)
+    run()
+    assert places(table(spark, sink)) == [(topic, 0, n) for n in range(end + 5)]
+    assert committed(admin, group) == {(topic, 0): end + 5}
+    assert admin.group_lag(group).total_lag == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "plan"),
+    [
+        ("written", ()),
+        ("found", ("without-sink",)),
+        *(pytest.param(step, (), marks=pytest.mark.long) for step in ("planned", "task", "found", "mirrored")),
+        *(pytest.param(step, ("without-sink",), marks=pytest.mark.long) for step in ("planned", "written", "mirrored")),
+    ],
+)
+def test_a_killed_driver_neither_loses_nor_doubles(spark, store, admin, tmp_path, step, plan):
+    name = "-".join(("killed", step, *plan))
+    topics, sink = [store.create(name, 2), store.create(f"{name}-2")], tmp_path / "sink"
+
+    def produce(start: int, end: int) -> None:
+        for topic, partition in ((topics[0], 0), (topics[0], 1), (topics[1], 0)):
+            store.produce(topic, partition, start, end)
+        store.roll(topics[1])
+
+    def run() -> None:
+        with group_read(spark, topics, name, store.url, sink=None if plan else sink) as batch:
+            batch.write_delta(sink)
+
+    produce(0, 10)
+    run()
+    produce(10, 30)
+    killed = run_in_a_process(tmp_path, "group", store.url, ",".join(topics), name, sink, step, *plan)
+    assert killed.returncode == (-9 if step == "task" else 9), killed.stderr[-2000:]
+    is_in = step not in ("planned", "task")
+    assert len(places(table(spark, sink))) == (90 if is_in else 30)
+    produce(30, 35)
+    for _ in range(2):
+        run()
+    wanted = [(topics[0], 0), (topics[0], 1), (topics[1], 0)]
+    assert places(table(spark, sink)) == sorted((*place, n) for place in wanted for n in range(35))
+    assert committed(admin, name) == dict.fromkeys(wanted, 35)
+    assert admin.group_lag(name).total_lag == 0
+
+
+def test_of_two_runs_at_once_one_writes_and_the_other_goes_on_from_there(spark, store, admin, tmp_path, caplog):
+    topic, sink = store.create("at-once"), tmp_path / "sink"
+    store.produce(topic, 0, 0, 10)
+
+    def read():
+        return group_read(spark, topic, "at-once", store.url, sink=sink)
+
+    for made in (10, 20):
+        # At first there is no table, and both make it.
+        batches = [read()]
+        store.produce(topic, 0, made, made + 5)
+        batches.append(read())
+        with ThreadPoolExecutor(2) as pool:
+            wrote = list(pool.map(lambda batch: batch.write_delta(), batches))
+        assert sorted(wrote) == [False, True]
+        winner = batches[wrote.index(True)]
+        end = winner.ranges[0].end
+        assert places(table(spark, sink)) == [(topic, 0, n) for n in range(end)]
+        assert committed(admin, "at-once") == {(topic, 0): end}
+        store.produce(topic, 0, made + 5, made + 10)
+    # A run that planned before the other wrote: Delta leaves it out without a word.
+    late = read()
+    with read() as batch:
+        assert batch.write_delta()
+    with late:
+        assert not late.write_delta()
+    assert "another run has written to" in caplog.text
+    assert places(table(spark, sink)) == [(topic, 0, n) for n in range(30)]
+    assert committed(admin, "at-once") == {(topic, 0): 30}
+
+
+def test_a_batch_that_was_made_without_the_sink(spark, store, admin, tmp_path, caplog):
+    topic, sink = store.create("unplanned"), tmp_path / "sink"
+    store.produce(topic, 0, 0, 20)
+    with group_read(spark, topic, "unplanned", store.url) as batch:
+        with pytest.raises(InvalidRequestError, match="df= must begin where the sink ends: give sink="):
+            batch.write_delta(sink, df=batch.df)
+        with pytest.raises(InvalidRequestError, match="write_delta needs a sink: give sink="):
+            batch.write_delta()
+        assert batch.write_delta(sink)
+    # All of it is there.
+    admin.commit_offsets("unplanned", {(topic, 0): 5})
+    with group_read(spark, topic, "unplanned", store.url) as batch:
+        assert not batch.write_delta(sink)
+        assert batch.is_empty
+    assert committed(admin, "unplanned") == {(topic, 0): 20}
+    # A part of it is missing: neither written nor committed.
+    store.produce(topic, 0, 20, 30)
+    admin.commit_offsets("unplanned", {(topic, 0): 25})
+    with (
+        pytest.raises(InvalidRequestError, match=r"begins at 25, .* up to 20 only; .* give sink="),
+        group_read(spark, topic, "unplanned", store.url) as batch,
+    ):
+        batch.write_delta(sink)
+    # A batch that is not written commits nothing, also where its error was caught.
+    with (
+        group_read(spark, topic, "unplanned", store.url, sink=sink) as batch,
+        pytest.raises(Exception, match="no_such_column"),
+    ):
+        batch.write_delta(mode="overwrite", options={"replaceWhere": "no_such_column = 1"})
+    assert "was not written to" in caplog.text
+    assert committed(admin, "unplanned") == {(topic, 0): 25}
+    # From storage alone the sink goes on as well; the group's committed offsets stay.
+    store.roll(topic)
+    with group_read(spark, topic, "unplanned", storage=store.server.data, sink=sink) as batch:
+        assert batch.write_delta()
+    assert places(table(spark, sink)) == [(topic, 0, n) for n in range(30)]
+    assert committed(admin, "unplanned") == {(topic, 0): 25}
+
+
+@pytest.mark.long
+def test_a_sink_whose_log_no_longer_has_the_commit(spark, store, admin, tmp_path):
+    topic, sink = store.create("cleaned"), tmp_path / "sink"
+
+    def run() -> None:
+        with group_read(spark, topic, "cleaned", store.url, sink=sink) as batch:
+            batch.write_delta()
+
+    store.produce(topic, 0, 0, 10)
+    run()
+    # A checkpoint with each commit; the one after the run's is another writer's.
+    spark.sql(f"ALTER TABLE delta.`{sink}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+
+    def clean() -> None:
+        spark.sql(f"COMMENT ON TABLE delta.`{sink}` IS 'x'")
+        entries = sorted((sink / "_delta_log").glob("*.json"))
+        for entry in entries[:-1]:
+            entry.unlink()
+            entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
+
+    clean()
+    store.produce(topic, 0, 10, 20)
+    run()  # the group's committed offsets are those of the sink's last transaction
+    assert places(table(spark, sink)) == [(topic, 0, n) for n in range(20)]
+    store.produce(topic, 0, 20, 30)
+    metadata = admin.group_offsets("cleaned")[0].metadata
+    for offset, kept in ((10, metadata.replace("2", "1")), (10, "")):
+        clean()
+        # They are behind, or nobody knows.
+        admin.commit_offsets("cleaned", {(topic, 0): offset}, metadata=kept)
+        with pytest.raises(SinkOffsetsUnknownError, match="no longer has that commit"):
+            run()
+    assert places(table(spark, sink)) == [(topic, 0, n) for n in range(20)]
+
+
+def test_tables_by_name_and_tables_that_cannot_be_sinks(spark, store, admin, tmp_path):
+    topic = store.create("named")
+    store.produce(topic, 0, 0, 10)
+
+    def write(sink, **arguments) -> bool:
+        with group_read(spark, topic, "named", store.url, sink=sink) as batch:
+            return batch.write_delta(**arguments)
+
+    try:
+        assert write("once_named")
+        store.produce(topic, 0, 10, 20)
+        assert write("default.once_named")
+        assert places(spark.table("once_named")) == [(topic, 0, n) for n in range(20)]
+    finally:
+        spark.sql("DROP TABLE IF EXISTS once_named")
+    spark.range(1).write.format("delta").option("delta.setTransactionRetentionDuration", "7 days").save(
+        str(tmp_path / "forgets")
+    )
+    store.produce(topic, 0, 20, 30)
+    for sink, message in [
+        (tmp_path / "forgets", r"it forgets which batches it has; .* UNSET TBLPROPERTIES"),
+        (store.server.data / "topics" / topic, r'is the table of topic named: write with format\("logstore"\)'),
+        (7, "a sink is the path of a Delta table"),
+        ("", "a sink is the path of a Delta table"),
+        ("./new", "sink ./new: .* give the whole path"),
+        (Path("new"), "sink new: .* give the whole path"),
+        ("no name", "no name cannot be a sink: ParseException"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            write(sink)
+    for arguments, message in [
+        ({"mode": "ignore"}, 'mode=\'ignore\': give "append" or "overwrite"'),
+        ({"options": {"TxnVersion": "1"}}, "TxnVersion is set by this write itself"),
+    ]:
+        with pytest.raises(InvalidRequestError, match=message):
+            write(tmp_path / "new", **arguments)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.long
+def test_a_store_that_is_gone_when_the_sink_has_the_batch(spark, store, admin, tmp_path):
+    topic, sink = store.create("gone"), tmp_path / "sink"
+    store.produce(topic, 0, 0, 10)
+    batch = group_read(spark, topic, "gone", store.url, sink=sink)
+    batch._bootstrap = f"http://127.0.0.1:{free_port()}"
+    with pytest.raises(StoreUnreachableError) as raised:
+        batch.write_delta()
+    assert "only the group's committed offsets could not be set" in raised.value.__notes__[0]
+    with group_read(spark, topic, "gone", store.url, sink=sink) as batch:
+        assert batch.is_empty
+    assert committed(admin, "gone") == {(topic, 0): 10}
+
+
+@pytest.fixture
+def stream(spark, store, tmp_path):
+    """A topic's table, and a function that runs a query over it into a sink to the end of what is there."""
+    topic, sink = store.create(f"streamed-{tmp_path.name}"), tmp_path / "sink"
+    source = store.server.data / "topics" / topic
+
+    def run(checkpoint: str = "checkpoint", **options) -> None:
+        writer = spark.readStream.format("delta").load(str(source)).writeStream
+        writer = writer.foreachBatch(delta_writer(sink, **options)).trigger(availableNow=True)
+        writer.option("checkpointLocation", str(tmp_path / checkpoint)).start().awaitTermination()
+
+    return topic, source, run
+
+
+def offsets(spark, sink: Path) -> list[int]:
+    return sorted(row.offset for row in table(spark, sink).select("offset").collect())
+
+
+def test_a_streaming_query_writes_a_batch_once(spark, store, tmp_path, stop_at, stream):
+    (topic, _, run), sink = stream, tmp_path / "sink"
+    store.produce(topic, 0, 0, 10)
+    store.roll(topic)
+    stop_at("written", ZeroDivisionError)
+    with pytest.raises(Exception, match="ZeroDivisionError"):
+        run()
+    assert offsets(spark, sink) == list(range(10))
+    run()
+    store.produce(topic, 0, 10, 20)
+    store.roll(topic)
+    run()
+    assert offsets(spark, sink) == list(range(20))
+    assert [version for _, version in txns(sink)] == [0, 1]
+    # An app id of one's own: a second writer into the table, and no other query.
+    run("second", app_id="mine", transform=lambda df: df.where("offset < 3"))
+    with pytest.raises(Exception, match=r"another query .* needs an app_id of its own"):
+        run("lost", app_id="mine")
+    assert offsets(spark, sink) == sorted([*range(20), 0, 1, 2])
+    with pytest.raises(InvalidRequestError, match='app_id=""'):
+        delta_writer(sink, app_id="")
+    with pytest.raises(InvalidRequestError, match="this is no batch of a query"):
+        delta_writer(sink)(spark.range(1), 0)
+
+
+@pytest.mark.long
+def test_a_killed_query_writes_a_batch_once(spark, store, tmp_path, stream):
+    (topic, source, run), sink = stream, tmp_path / "sink"
+    for number, step in enumerate(("planned", "written")):
+        store.produce(topic, 0, 10 * number, 10 * number + 10)
+        store.roll(topic)
+        killed = run_in_a_process(tmp_path, "stream", source, sink, tmp_path / "checkpoint", step)
+        assert killed.returncode == 9, killed.stderr[-2000:]
+        assert len(txns(sink) if sink.exists() else []) == number + (step == "written")
+        run()
+        assert offsets(spark, sink) == list(range(10 * number + 10))
