@@ -67,7 +67,7 @@ def _start(name: str) -> "tuple[SparkSession, bool]":
 def _submitted(name: str) -> "SparkSession":
     from pyspark.sql import SparkSession
 
-    from logstore.spark.session import ship_package
+    from logstore.spark.shipping import ship_package
 
     spark = SparkSession.builder.appName(f"logstore {name}").getOrCreate()
     ship_package(spark.sparkContext)

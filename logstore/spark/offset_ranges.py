@@ -74,16 +74,18 @@ def resolve(
     bounds: Sequence[LogBounds],
     offsets_of_times: OffsetsOfTimes = _no_times,
     clock: Clock = _CLOCK,
+    *,
+    names: tuple[str, str] = ("starting_offsets", "ending_offsets"),
 ) -> list[OffsetRange]:
-    """The range to read of every partition, in the order of ``bounds``.
+    """The range to read of every partition, in the order of ``bounds``. Errors call the arguments by ``names``.
 
     A time is the first offset of that time or later, and the end of the log without one.
 
     Raises InvalidRequestError (not an offset; a partition left out; start above end), UnknownPartitionError and
     OffsetOutOfRangeError. As in Spark's Kafka source, a mapping names every partition.
     """
-    starts = _offsets("starting_offsets", topic, starting, bounds, offsets_of_times, clock)
-    ends = _offsets("ending_offsets", topic, ending, bounds, offsets_of_times, clock)
+    starts = _offsets(names[0], topic, starting, bounds, offsets_of_times, clock)
+    ends = _offsets(names[1], topic, ending, bounds, offsets_of_times, clock)
     ranges = [OffsetRange(b.partition, starts[b.partition], ends[b.partition]) for b in bounds]
     for r in ranges:
         if r.start > r.end:

@@ -9,18 +9,16 @@ import logging
 import os
 import shutil
 import sys
-import tempfile
-import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from logstore.errors import InvalidRequestError, LogStoreError
+from logstore.spark.registration import register
 from logstore.spark.spark_conf import (
     DELTA_EXTENSION,
     EXTENSIONS_KEY,
-    PACKAGE_ROOT,
     is_connect,
     is_local,
     project_conf_directory,
@@ -30,7 +28,6 @@ from logstore.spark.spark_conf import (
 )
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 #: Names the file that takes everything that Spark and its JVM print.
@@ -51,7 +48,7 @@ def require_pyspark() -> None:
 def session(
     app_name: str = "logstore", master: str | None = None, config: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """The running Spark session, or a new one with Delta configured.
+    """The running Spark session, or a new one with Delta configured; topics are registered in it (``register``).
 
     ``master`` is Spark's: ``local[*]`` (the default, unless Spark's own settings say otherwise), ``spark://host:port``,
     ``k8s://...``, or ``sc://host:port`` for a Spark Connect server that has Delta. ``config`` takes any Spark setting.
@@ -73,11 +70,11 @@ def session(
     if app_name != "logstore" or "spark.app.name" not in given:
         settings["spark.app.name"] = app_name
     settings |= _jar_settings(given) | _logging_settings(given)
-    context = _start(settings, local=is_local(master))
-    if not is_local(master):
-        ship_package(context)
+    _start(settings, local=is_local(master))
     _quieten_pyspark()
-    return SparkSession.builder.getOrCreate()
+    spark = SparkSession.builder.getOrCreate()
+    register(spark)
+    return spark
 
 
 def _checked(config: Mapping[str, Any]) -> dict[str, str]:
@@ -96,6 +93,7 @@ def _reuse(active: "SparkSession", config: Mapping[str, Any]) -> "SparkSession":
     for key, value in _checked(config).items():
         if active.conf.isModifiable(key):
             active.conf.set(key, value)
+    register(active)
     return active
 
 
@@ -108,10 +106,12 @@ def _connect(app_name: str, master: str, config: Mapping[str, str]) -> "SparkSes
     for key, value in ({"spark.sql.session.timeZone": "UTC"} | dict(config)).items():
         builder = builder.config(key, value)
     try:
-        return builder.getOrCreate()
+        spark = builder.getOrCreate()
     except (ImportError, PySparkException) as error:
         needs = "; it needs: pip install 'pyspark[connect]'" if isinstance(error, ImportError) else ""
         raise SparkStartError(f"no Spark Connect session at {master}{needs} ({error})") from error
+    register(spark)
+    return spark
 
 
 def _jar_settings(given: Mapping[str, str]) -> dict[str, str]:
@@ -156,7 +156,7 @@ def _quieten_pyspark() -> None:
         PySparkLogger.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _start(settings: Mapping[str, str], *, local: bool) -> "SparkContext":
+def _start(settings: Mapping[str, str], *, local: bool) -> None:
     from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.java_gateway import launch_gateway
@@ -171,7 +171,7 @@ def _start(settings: Mapping[str, str], *, local: bool) -> "SparkContext":
             # The JVM of an earlier session of this process is used again.
             gateway = SparkContext._gateway  # noqa: SLF001 - no public name
             gateway = gateway or launch_gateway(conf, {"stdout": output, "stderr": output})  # type: ignore[no-untyped-call]
-            return SparkContext(conf=conf, gateway=gateway)
+            SparkContext(conf=conf, gateway=gateway)
     except (PySparkException, OSError) as error:
         raise SparkStartError(f"Spark did not start: {error}{f' (its log is {log})' if log else ''}") from error
 
@@ -206,14 +206,3 @@ def _output(log: str | None) -> Iterator[IO[bytes] | int]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
         yield file
-
-
-def ship_package(context: "SparkContext") -> None:
-    """Give the executors of a cluster this very version of the package, and of the jobs beside it."""
-    directory = Path(tempfile.mkdtemp(prefix="logstore-", dir=context._temp_dir))  # noqa: SLF001 - removed with it
-    archive = directory / "logstore.zip"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
-        for package in ("logstore", "compaction_jobs"):
-            for module in sorted((PACKAGE_ROOT / package).rglob("*.py")):
-                file.write(module, module.relative_to(PACKAGE_ROOT))
-    context.addPyFile(str(archive))

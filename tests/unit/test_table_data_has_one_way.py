@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 CONTRACT = "Table data goes through logstore.table_files"
 #: Files of Spark's own, and of no table.
-NO_TABLES = {"logstore/spark/jars.py", "logstore/spark/session.py", "logstore/spark/spark_conf.py"}
+NO_TABLES = {f"logstore/spark/{name}.py" for name in ("jars", "session", "shipping", "spark_conf")}
 #: Not file calls, or of the descriptors of a process.
 OF_OS = {"environ", "cpu_count", "fspath", "PathLike", "setpriority", "getpriority", "PRIO_PROCESS", "nice", "_exit"}
 OF_OS |= {"dup", "dup2", "fdopen"}

@@ -11,6 +11,7 @@ from logstore.spark.source.positions import batch_ranges
 from logstore.spark.source.pushed_filters import PushedFilters, from_times
 from logstore.spark.source.slice_reader import Slice, read_slice
 from logstore.spark.source.topics import SourceTopics
+from logstore.spark.worker import one_line_errors
 
 
 class BatchReader(DataSourceReader):
@@ -24,6 +25,7 @@ class BatchReader(DataSourceReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         return self._filters.push(filters)
 
+    @one_line_errors()
     def partitions(self) -> Sequence[InputPartition]:
         """Raises what ``SourceTopics``, ``batch_ranges`` and ``Planner.slices`` raise."""
         return Planner(self._options).slices(self._ranges(), self._filters.times)
@@ -31,8 +33,9 @@ class BatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, Slice):
             # Spark makes a partition of its own where there is none to read.
-            return iter(())
-        return read_slice(partition, self._options)
+            return
+        with one_line_errors():
+            yield from read_slice(partition, self._options)
 
     def _ranges(self) -> list[TopicRange]:
         topics = SourceTopics(self._options)

@@ -1,0 +1,54 @@
+"""Makes topics known to a Spark session: ``format("logstore")``, the table function ``logstore_topic``, and what both
+need in the session and in its workers.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from logstore.client.addresses import environment_url
+from logstore.errors import InvalidRequestError
+from logstore.spark.shipping import ship_package, ship_through_connect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+#: The name of the table function.
+TOPIC_FUNCTION = "logstore_topic"
+#: Without it Spark refuses every batch read of a Python source that takes filters.
+FILTER_PUSHDOWN_KEY = "spark.sql.python.filterPushdown.enabled"
+
+
+def register(spark: "SparkSession") -> None:
+    """Make ``format("logstore")`` and the table function ``logstore_topic`` known in a session, of Spark Connect, too.
+
+    ``logstore.spark.session`` does it by itself. Sends the package to executors that are elsewhere; they need numpy,
+    pyarrow, msgspec, cachetools and google-crc32c, or in short ``pip install 'logstore[delta]'``. Sets
+    ``spark.sql.python.filterPushdown.enabled``. LOGSTORE_URL of this moment is the default address of
+    ``logstore_topic``. A second call changes nothing else.
+
+    Raises InvalidRequestError for anything but a Spark session.
+    """
+    from logstore.spark.source.data_source import LogStoreSource
+    from logstore.spark.topic_function import topic_function
+
+    if not hasattr(spark, "dataSource"):
+        raise InvalidRequestError(f"register({spark!r}): give a Spark session (Spark 4)")
+    if type(spark).__module__.startswith("pyspark.sql.connect."):
+        ship_through_connect(spark)
+    else:
+        ship_package(spark.sparkContext)
+    _enable_filter_pushdown(spark)
+    spark.dataSource.register(LogStoreSource)
+    spark.udtf.register(TOPIC_FUNCTION, topic_function(environment_url() or ""))
+
+
+def _enable_filter_pushdown(spark: "SparkSession") -> None:
+    """What the user set wins: false is left as it is, and its consequence is said."""
+    if spark.conf.getAll.get(FILTER_PUSHDOWN_KEY, "true").lower() == "false":
+        log.warning(
+            '%s is set to false: Spark refuses batch reads of format("logstore") until it is true', FILTER_PUSHDOWN_KEY
+        )
+    else:
+        spark.conf.set(FILTER_PUSHDOWN_KEY, "true")

@@ -1,0 +1,116 @@
+"""The table function ``logstore_topic`` of Spark's SQL: a topic's records by offset range, in one task.
+
+An Arrow UDTF: it has one schema, and looks at its arguments in the task. So "latest" is decided whenever a query runs,
+and nothing is read past what a query takes, as with LIMIT. Headers have no place in it: they cost each query.
+"""
+
+import json
+from collections.abc import Iterator
+from datetime import date
+from typing import TYPE_CHECKING, Any, cast
+
+from logstore.errors import InvalidRequestError
+from logstore.spark.worker import one_line_errors, require_packages
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.udtf import UserDefinedTableFunction
+
+    from logstore.spark.offset_ranges import OffsetSpec
+    from logstore.spark.topic_view import TopicView
+
+_CLIENT_ID = "spark logstore_topic"
+
+
+def topic_function(default_bootstrap: str) -> "UserDefinedTableFunction":
+    """The function, to be registered; ``default_bootstrap`` is the store that is read when a query names none."""
+    from pyspark.sql.functions import arrow_udtf
+
+    from logstore.spark.source import columns
+
+    class LogStoreTopic:
+        """Spark takes a class that was made in a function by value, with the address in it."""
+
+        # Names of parameters are names of arguments in SQL; each is an array with one value.
+        def eval(
+            self,
+            topic: "pa.Array",
+            starting: "pa.Array" = ("earliest",),
+            ending: "pa.Array" = ("latest",),
+            bootstrap: "pa.Array" = (None,),
+            storage: "pa.Array" = (None,),
+        ) -> Iterator["pa.RecordBatch"]:
+            given = [_value(argument) for argument in (topic, starting, ending, bootstrap, storage)]
+            return topic_records(*given, default_bootstrap=default_bootstrap)
+
+    function = arrow_udtf(LogStoreTopic, returnType=columns.schema(include_headers=False))
+    return cast("UserDefinedTableFunction", function)
+
+
+def _value(argument: Any) -> Any:
+    value = argument[0]
+    return value.as_py() if hasattr(value, "as_py") else value
+
+
+def topic_records(
+    topic: Any, starting: Any, ending: Any, bootstrap: Any, storage: Any, *, default_bootstrap: str
+) -> Iterator["pa.RecordBatch"]:
+    """Records with ``starting <= offset < ending``, as ``columns.arrow_schema(include_headers=False)``, partition by
+    partition.
+
+    Arguments come as SQL gave them. Raises InvalidRequestError, and as ``read_offsets``, before the first batch.
+    """
+    with one_line_errors():
+        require_packages()
+        for name, value in {"topic": topic, "bootstrap": bootstrap or "", "storage": storage or ""}.items():
+            if not isinstance(value, str):
+                raise InvalidRequestError(f"{name} => {value!r}: give text")
+        specs = offset_spec("starting", starting), offset_spec("ending", ending)
+        yield from _read(topic, *specs, bootstrap or ("" if storage else default_bootstrap), storage or "")
+
+
+def _read(
+    topic: str, starting: "OffsetSpec", ending: "OffsetSpec", bootstrap: str, storage: str
+) -> Iterator["pa.RecordBatch"]:
+    from logstore.spark.offset_ranges import resolve
+    from logstore.spark.source.options import ReadOptions, Subscription
+    from logstore.spark.source.planning import Planner, TopicRange
+    from logstore.spark.source.slice_reader import read_slice
+
+    options = ReadOptions(Subscription((topic,)), bootstrap=bootstrap, storage=storage, client_id=_CLIENT_ID)
+    view = _view(topic, bootstrap, storage)
+    names = ("starting", "ending")
+    ranges = resolve(topic, starting, ending, view.bounds, view.offsets_of_times, names=names)
+    wanted = [TopicRange(topic, view.topic_id, r.partition, r.start, r.end) for r in ranges]
+    for part in Planner(options).slices(wanted):
+        yield from read_slice(part, options)
+
+
+def _view(topic: str, bootstrap: str, storage: str) -> "TopicView":
+    from logstore.spark.topic_view import check_source, connect, view_of_storage, view_through_store
+
+    check_source(bootstrap or None, storage or None)
+    if storage:
+        return view_of_storage(storage, topic)
+    with connect(bootstrap, _CLIENT_ID) as store:
+        return view_through_store(store, topic)
+
+
+def offset_spec(name: str, value: Any) -> "OffsetSpec":
+    """An argument of SQL as an ``OffsetSpec``: a word, a time, or JSON by partition: ``{"0": 100, "1": "latest"}``.
+
+    Raises InvalidRequestError.
+    """
+    if isinstance(value, date) or (isinstance(value, str) and not value.lstrip().startswith("{")):
+        return value
+    wrong = InvalidRequestError(
+        f'{name} => {value!r}: give "earliest", "latest", a time, or JSON that names every partition, such as '
+        '{"0": 100, "1": "earliest"}'
+    )
+    if not isinstance(value, str):
+        raise wrong
+    try:
+        by_partition = json.loads(value)
+        return {int(partition): offset for partition, offset in by_partition.items()}
+    except ValueError:
+        raise wrong from None

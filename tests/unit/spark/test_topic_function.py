@@ -1,0 +1,30 @@
+"""Arguments of ``logstore_topic``, as SQL gives them."""
+
+import datetime as dt
+
+import pytest
+
+from logstore.errors import InvalidRequestError
+from logstore.spark.topic_function import offset_spec
+
+
+@pytest.mark.parametrize(
+    ("value", "spec"),
+    [
+        ("earliest", "earliest"),
+        ("-1h", "-1h"),
+        (dt.date(2026, 11, 21), dt.date(2026, 11, 21)),
+        (dt.datetime(2026, 11, 21, tzinfo=dt.UTC), dt.datetime(2026, 11, 21, tzinfo=dt.UTC)),
+        ('{"0": 100, "1": "latest", "2": -2}', {0: 100, 1: "latest", 2: -2}),
+        (' {"0": "yesterday"}', {0: "yesterday"}),
+        ("{}", {}),
+    ],
+)
+def test_words_times_and_json_by_partition(value, spec):
+    assert offset_spec("starting", value) == spec
+
+
+@pytest.mark.parametrize("value", [None, 7, 1.5, [1], "{0: 1}", '{"0": 1', '{"zero": 1}'])
+def test_what_is_none_of_these(value):
+    with pytest.raises(InvalidRequestError, match=r'^ending => .*: give "earliest", "latest", a time, or JSON that'):
+        offset_spec("ending", value)

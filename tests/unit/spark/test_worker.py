@@ -1,0 +1,48 @@
+"""What a Python worker of Spark lacks, and how its errors are told."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from pyspark import SparkFiles
+
+from logstore.errors import InvalidRequestError
+from logstore.spark.worker import NEEDED, one_line_errors
+
+
+@pytest.mark.system
+def test_a_worker_without_a_package_says_all_that_it_lacks_in_one_line():
+    # In a process of its own: in this one they are there, and loaded.
+    code = "import sys; sys.modules |= dict.fromkeys(['msgspec', 'cachetools']); import logstore.spark.source.columns"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    line = done.stderr.splitlines()[-1]
+    assert line.startswith(f'ImportError: format("logstore") needs msgspec, cachetools, which {sys.executable} on ')
+    assert "pip install 'logstore[delta]' where executors run and where the driver runs" in line
+
+
+@pytest.mark.system
+def test_it_needs_what_it_says_and_no_more():
+    code = (
+        "import sys, logstore.spark.source.slice_reader, logstore.spark.tail_reader, logstore.segments.reader; "
+        "import logstore.client.transport; "
+        "print(*{name.split('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    spark_brings = {"pyspark", "py4j", "pandas", "googleapiclient"}
+    assert (
+        set(done.stdout.split()) & {*NEEDED, "pydantic", "structlog", "deltalake", "rich"} <= set(NEEDED) | spark_brings
+    )
+    assert set(NEEDED) <= set(done.stdout.split())
+
+
+@pytest.mark.parametrize("on_worker", [True, False])
+def test_an_error_of_ours_has_no_traceback_where_a_worker_tells_it(monkeypatch, on_worker):
+    monkeypatch.setattr(SparkFiles, "_is_running_on_worker", on_worker)
+    monkeypatch.setenv("SPARK_HIDE_TRACEBACK", "")
+    with pytest.raises(ZeroDivisionError), one_line_errors():
+        _ = 1 / 0
+    assert not os.environ["SPARK_HIDE_TRACEBACK"], "a fault in the code is told with all that there is"
+    with pytest.raises(InvalidRequestError), one_line_errors():
+        raise InvalidRequestError("option subscribe is empty")
+    assert bool(os.environ["SPARK_HIDE_TRACEBACK"]) is on_worker
