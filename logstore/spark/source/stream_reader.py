@@ -100,12 +100,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.fail_on_data_loss:
             for loss in found.losses:
                 report_data_loss(loss, fail=True)
+        is_first = self._initial is not None and start == self._initial.json()
+        if not is_first:
+            # A repeated first batch is over; what is there now has nothing to do with where it began.
+            self._initial = None
         is_limited = not isinstance(limit, ReadAllAvailable)
         # What is there now is all that a run with Trigger.AvailableNow will read.
         if is_limited and self._target is None and self._delay.holds(found.unread):
             return start
         ends = admitted(found.unread, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
-        is_first = self._initial is not None and start == self._initial.json()
         is_same = all(position.is_of(topic, topic_id) for topic, topic_id in found.topic_ids.items())
         if ends == position.offsets and is_same and not is_first:
             if self._target is not None and self._committer:
