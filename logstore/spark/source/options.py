@@ -1,37 +1,96 @@
-"""Options of the source, by the names of Spark's Kafka source; names are case-insensitive."""
+"""Options of the source, by the names of Spark's Kafka source; names are case-insensitive.
 
+``parse_read_options`` refuses what is wrong in a batch as well as in a stream: Spark asks for the schema without saying
+which it will be, and errors of the schema are seen at analysis. What only one of them takes is refused later, when it
+makes its reader: ``check_batch`` belongs to ``BatchReader``, ``check_stream`` to ``StreamReader``.
+"""
+
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-TopicPartition = tuple[str, int]
-#: As in Spark's Kafka source, in the place of offsets.
-EARLIEST, LATEST = -2, -1
+from logstore.client.addresses import parse_bootstrap
+from logstore.errors import InvalidGroupError, InvalidRequestError
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
+from logstore.spark.source.offset_json import TopicPartition
+from logstore.spark.source.offset_options import (
+    EARLIEST,
+    LATEST,
+    Offsets,
+    Timestamps,
+    check_ends,
+    read_position,
+)
+from logstore.spark.source.option_values import OptionValues
+from logstore.spark.source.subscription import SUBSCRIPTIONS, Subscription, read_subscription
 
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "Offsets",
+    "ReadOptions",
+    "Subscription",
+    "Timestamps",
+    "TopicPartition",
+    "check_batch",
+    "check_stream",
+    "parse_read_options",
+]
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """Exactly one is given: names, a regular expression for whole names, or partitions by topic."""
+log = logging.getLogger(__name__)
 
-    topics: tuple[str, ...] = ()
-    pattern: str = ""
-    assigned: Mapping[str, tuple[int, ...]] | None = None
+Isolation = Literal["read_uncommitted", "read_committed"]
+Strategy = Literal["error", "latest"]
 
+#: Defaults, in ms.
+MAX_TRIGGER_DELAY_MS, POLL_TIMEOUT_MS, RETRY_MS = 900_000, 120_000, 10_000
 
-@dataclass(frozen=True, slots=True)
-class Offsets:
-    """EARLIEST or LATEST of ``every`` partition, or an offset (or one of these) by partition."""
-
-    every: int | None = None
-    by_partition: Mapping[TopicPartition, int] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Timestamps:
-    """A time in ms for ``every`` partition, or by partition."""
-
-    every: int | None = None
-    by_partition: Mapping[TopicPartition, int] | None = None
+_BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
+_ISOLATION = ("isolation", "kafka.isolation.level")
+_RETRIES = ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
+#: The first that is given names this reader in the store's logs and metrics.
+_CLIENT_IDS = ("kafka.client.id", "kafka.group.id", "groupIdPrefix")
+_ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
+_STRATEGIES: tuple[Strategy, ...] = ("error", "latest")
+_OPTIONS = (
+    *SUBSCRIPTIONS,
+    *_BOOTSTRAP,
+    *_ISOLATION,
+    *_RETRIES,
+    *_CLIENT_IDS,
+    "storage",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "startingOffsetsByTimestampStrategy",
+    "endingTimestamp",
+    "endingOffsetsByTimestamp",
+    "endingOffsets",
+    "failOnDataLoss",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "includeHeaders",
+    "group",
+    "kafkaConsumer.pollTimeoutMs",
+)
+_REFUSED = {
+    "kafka.auto.offset.reset": "instead set the source option startingOffsets to 'earliest' or 'latest' to specify "
+    "where to start. Structured Streaming manages which offsets are consumed. startingOffsets only applies when a new "
+    "streaming query is started: resuming always picks up from where the query left off",
+    "kafka.key.deserializer": "keys are given as bytes; deserialize them with DataFrame operations",
+    "kafka.value.deserializer": "values are given as bytes; deserialize them with DataFrame operations",
+    "kafka.enable.auto.commit": "the option group commits the offsets of completed batches",
+    "kafka.interceptor.classes": "interceptors can modify records",
+}
+# To leave these out silently would send records over a link that the user believes to be protected.
+_PLAINTEXT = ("kafka.security.protocol", "PLAINTEXT")
+_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
+_SECURITY_REASON = "the store is asked over HTTP; for TLS give bootstrap.servers as https://host:port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +105,165 @@ class ReadOptions:
     storage: str = ""
     starting: Offsets | Timestamps | None = None
     ending: Offsets | Timestamps | None = None
-    starting_timestamp_strategy: Literal["error", "latest"] = "error"
+    starting_timestamp_strategy: Strategy = "error"
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     include_headers: bool = False
-    isolation: Literal["read_uncommitted", "read_committed"] = "read_committed"
+    isolation: Isolation = "read_committed"
     #: The consumer group whose offsets a stream commits; "" for none.
     group: str = ""
     client_id: str = "spark"
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None
-    max_trigger_delay_ms: int = 900_000
+    max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
     #: How long a store that gives no answer is asked again.
-    retry_seconds: float = 10.0
+    retry_seconds: float = RETRY_MS / 1000
+    #: How long a task waits for records of the leader.
+    poll_timeout_ms: int = POLL_TIMEOUT_MS
+    #: Lines for the log, about options that are taken and do less than somebody may think.
+    remarks: tuple[str, ...] = ()
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """InvalidRequestError that names the option and the values that it may have."""
-    raise NotImplementedError
+    """Checked options. InvalidRequestError or InvalidTopicError that names the option and what it may be."""
+    values = OptionValues(options, _OPTIONS)
+    remarks = _check_names(values)
+    subscription = read_subscription(values)
+    starting, ending = read_position(values, "starting"), read_position(values, "ending")
+    check_ends(starting, ending)
+    bootstrap, storage = _where(values)
+    least, most = values.number("minOffsetsPerTrigger", 1), values.number("maxOffsetsPerTrigger", 1)
+    if least is not None and most is not None and least > most:
+        raise InvalidRequestError(
+            f"The value of minOffsetsPerTrigger({least}) is higher than the maxOffsetsPerTrigger({most})."
+        )
+    delay_ms = values.duration_ms("maxTriggerDelay")
+    poll_timeout_ms = values.number("kafkaConsumer.pollTimeoutMs", 1)
+    return ReadOptions(
+        subscription=subscription,
+        bootstrap=bootstrap,
+        storage=storage,
+        starting=starting,
+        ending=ending,
+        starting_timestamp_strategy=values.one_of("startingOffsetsByTimestampStrategy", _STRATEGIES, "error"),
+        fail_on_data_loss=values.flag("failOnDataLoss", default=True),
+        min_partitions=values.number("minPartitions", 1),
+        max_records_per_partition=values.number("maxRecordsPerPartition", 1),
+        include_headers=values.flag("includeHeaders", default=False),
+        isolation=values.one_of(values.given(_ISOLATION), _ISOLATIONS, "read_committed"),
+        group=_group(values, storage),
+        client_id=next((values.text(name) for name in _CLIENT_IDS if values.text(name)), "spark"),
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_ms=MAX_TRIGGER_DELAY_MS if delay_ms is None else delay_ms,
+        retry_seconds=_retry_seconds(values),
+        poll_timeout_ms=POLL_TIMEOUT_MS if poll_timeout_ms is None else poll_timeout_ms,
+        remarks=remarks,
+    )
+
+
+def check_batch(options: ReadOptions) -> None:
+    """What only a stream takes is refused, or said to have no effect. InvalidRequestError."""
+    if isinstance(options.starting, Offsets):
+        if options.starting.every == LATEST:
+            raise InvalidRequestError("startingOffsets: starting offset can't be latest for batch queries")
+        for (topic, partition), offset in (options.starting.by_partition or {}).items():
+            if offset == LATEST:
+                raise InvalidRequestError(f"startingOffsets for {topic}-{partition} can't be latest for batch queries")
+    if options.group:
+        raise InvalidRequestError(
+            "option group is for streaming queries: a batch commits no offsets (logstore.spark.group_read does)"
+        )
+    given = {
+        "maxOffsetsPerTrigger": options.max_offsets_per_trigger is not None,
+        "minOffsetsPerTrigger": options.min_offsets_per_trigger is not None,
+        "maxTriggerDelay": options.max_trigger_delay_ms != MAX_TRIGGER_DELAY_MS,
+    }
+    for name, is_given in given.items():
+        if is_given:
+            log.warning("%s option ignored in batch queries", name)
+    _log_remarks(options)
+
+
+def check_stream(options: ReadOptions) -> None:
+    """What only a batch takes is refused. InvalidRequestError."""
+    if options.ending is not None:
+        kind = "offset" if isinstance(options.ending, Offsets) else "timestamp"
+        raise InvalidRequestError(f"ending {kind} not valid in streaming queries")
+    _log_remarks(options)
+
+
+def _log_remarks(options: ReadOptions) -> None:
+    for remark in options.remarks:
+        log.warning("%s", remark)
+
+
+# ---- options of one subject -----------------------------------------------------------------------------------------
+
+
+def _check_names(values: OptionValues) -> tuple[str, ...]:
+    """Remarks. Kafka's consumer options have no effect; every other option is known, or refused."""
+    ignored, remarks = [], []
+    for name in values.unknown():
+        kafka_name = name.removeprefix("kafka.")
+        if name in _REFUSED:
+            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_REFUSED[name]}")
+        if name.startswith(_SECURITY) and (name, values.text(name).upper()) != _PLAINTEXT:
+            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_SECURITY_REASON}")
+        if not name.startswith("kafka."):
+            near = values.near(name)
+            hint = f"did you mean {near}?" if near else f"the source has {', '.join(_OPTIONS)}"
+            raise InvalidRequestError(f"The source has no option '{name}': {hint}")
+        ignored.append(name)
+    if ignored:
+        remarks.append(f"options of Kafka's consumer that have no effect here: {', '.join(ignored)}")
+    if "kafka.group.id" in values:
+        remarks.append(
+            "option kafka.group.id only names this reader in the store's logs and metrics; the option group commits "
+            "the offsets of completed batches of a streaming query"
+        )
+        if "groupIdPrefix" in values:
+            remarks.append("option groupIdPrefix is ignored, because kafka.group.id is given")
+    return tuple(remarks)
+
+
+def _where(values: OptionValues) -> tuple[str, str]:
+    """Addresses of a store, and a data root: one of them is empty."""
+    name = values.given(_BOOTSTRAP)
+    bootstrap, storage = values.text(name), values.text("storage")
+    if not bootstrap and not storage:
+        raise InvalidRequestError(
+            "Option 'bootstrap.servers' (or 'kafka.bootstrap.servers') must be specified: host:port of the store's "
+            "HTTP listener; or the option 'storage', the store's data root, to read sealed records without a store"
+        )
+    if bootstrap and storage:
+        raise InvalidRequestError(f"options {name} and storage: give a running store or its data root, not both")
+    if bootstrap:
+        try:
+            parse_bootstrap(bootstrap)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(
+                f"option {name}: {error.message}. It names the HTTP port of the store, not a listener of Kafka"
+            ) from None
+    return bootstrap, storage
+
+
+def _group(values: OptionValues, storage: str) -> str:
+    group = values.text("group")
+    if "group" in values and not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
+        raise InvalidGroupError(
+            f"option group: {group!r} cannot be a group's name: 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ -, "
+            "not . or .."
+        )
+    if group and storage:
+        raise InvalidRequestError("option group: offsets are committed through a running store: give bootstrap.servers")
+    return group
+
+
+def _retry_seconds(values: OptionValues) -> float:
+    """How long in all, of how often and how long each time."""
+    if not any(name in values for name in _RETRIES):
+        return RETRY_MS / 1000
+    retries, interval_ms = (values.number(name, 0) for name in _RETRIES)
+    return (3 if retries is None else retries) * (1000 if interval_ms is None else interval_ms) / 1000

@@ -7,7 +7,6 @@ error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes 
 leader, and a few MiB.
 """
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -17,16 +16,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from logstore.spark.source.columns import arrow_schema
+from logstore.spark.source.data_loss import DataLossError, report_data_loss
 from logstore.spark.source.options import ReadOptions
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
-
-log = logging.getLogger(__name__)
-
-
-class DataLossError(Exception):
-    """Records of a range are gone, and the option ``failOnDataLoss`` is true."""
 
 
 @dataclass(frozen=True)
@@ -120,9 +114,7 @@ def _after_loss(part: Slice, offset: int, log_start: int, options: ReadOptions) 
         f"topic {part.topic}, partition {part.partition}: offsets {offset} to {min(log_start, part.end) - 1} were "
         f"removed, by retention or delete-records, before they were read (the log starts at {log_start})"
     )
-    if options.fail_on_data_loss or log_start <= offset:
-        raise DataLossError(f"{lost}. To go on with the records that are left, set the option failOnDataLoss to false")
-    log.warning("%s; failOnDataLoss is false", lost)
+    report_data_loss(lost, fail=options.fail_on_data_loss or log_start <= offset)
     return log_start
 
 

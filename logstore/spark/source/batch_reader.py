@@ -1,0 +1,48 @@
+"""A batch read of the source: offsets are fixed when Spark plans the query, and tasks read their slices."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from logstore.spark.source.options import ReadOptions, check_batch
+from logstore.spark.source.planning import Planner, TopicRange
+from logstore.spark.source.positions import batch_ranges
+from logstore.spark.source.pushed_filters import PushedFilters, from_times
+from logstore.spark.source.slice_reader import Slice, read_slice
+from logstore.spark.source.topics import SourceTopics
+
+
+class BatchReader(DataSourceReader):
+    """Reads what ``options`` say. InvalidRequestError for what a batch does not take."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        check_batch(options)
+        self._options = options
+        self._filters = PushedFilters()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        return self._filters.push(filters)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Raises what ``SourceTopics``, ``batch_ranges`` and ``Planner.slices`` raise."""
+        return Planner(self._options).slices(self._ranges(), self._filters.times)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, Slice):
+            # Spark makes a partition of its own where there is none to read.
+            return iter(())
+        return read_slice(partition, self._options)
+
+    def _ranges(self) -> list[TopicRange]:
+        topics = SourceTopics(self._options)
+        try:
+            ranges = batch_ranges(self._options, topics.look(), topics.offsets_of_times)
+            ranges = self._filters.narrow(ranges)
+            times = self._filters.times
+            if times is not None and times.first_ms is not None:
+                first = {(r.topic, r.partition): times.first_ms for r in ranges}
+                ranges = from_times(ranges, topics.offsets_of_times(first))
+            return ranges
+        finally:
+            topics.close()

@@ -1,0 +1,154 @@
+"""Where a read starts and ends in the topics that there are now: options become offsets. Pure functions.
+
+As in Spark's Kafka source: a time is the first offset of that time or later; offsets or times by partition name each
+partition that is read, and no other. Invariant: every offset given is inside the bounds of its partition, except a
+start above the end of the log in a batch, which ``batch_ranges`` refuses. What is outside is data loss.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from logstore.errors import InvalidRequestError
+from logstore.spark.offset_ranges import LogBounds
+from logstore.spark.source.data_loss import report_data_loss
+from logstore.spark.source.offset_options import listed
+from logstore.spark.source.options import EARLIEST, LATEST, Offsets, ReadOptions, Timestamps, TopicPartition
+from logstore.spark.source.planning import TopicRange
+from logstore.spark.source.topics import SourceTopic
+
+#: Partition to time (ms): partition to the first offset of that time or later, None without one.
+OffsetsOfTimes = Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int | None]]
+
+
+def starting_offsets(
+    options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes, *, streaming: bool
+) -> dict[TopicPartition, int]:
+    """The first offset to read of every partition; without an option the latest in a stream, else the earliest.
+
+    Raises InvalidRequestError (partitions left out, or not read; no record of a time or later), DataLossError.
+    """
+    bounds = bounds_of(topics)
+    starting = options.starting or Offsets(every=LATEST if streaming else EARLIEST)
+    if isinstance(starting, Timestamps):
+        times = _every("startingOffsetsByTimestamp", starting, bounds)
+        found = dict(offsets_of_times(times))
+        for (topic, partition), offset in found.items():
+            if offset is None and options.starting_timestamp_strategy == "error":
+                raise InvalidRequestError(
+                    f"No offset matched from request of topic-partition {topic}-{partition} and timestamp "
+                    f"{times[topic, partition]}. To start from the latest offset then, set the option "
+                    "startingOffsetsByTimestampStrategy to latest"
+                )
+        return _within_log(found, bounds)
+    offsets = _resolved(options, "startingOffsets", starting, topics, bounds, made_again=EARLIEST)
+    for (topic, partition), offset in offsets.items():
+        has = bounds[topic, partition]
+        if offset < has.log_start_offset or (streaming and offset > has.end_offset):
+            _report(options, "startingOffsets", topic, offset, has)
+            offsets[topic, partition] = min(max(offset, has.log_start_offset), has.end_offset)
+    return offsets
+
+
+def ending_offsets(
+    options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes
+) -> dict[TopicPartition, int]:
+    """The end, exclusive, of every partition; without an option, or without a record of a time or later, the latest.
+
+    Raises InvalidRequestError (partitions left out, or not read), DataLossError.
+    """
+    bounds = bounds_of(topics)
+    ending = options.ending or Offsets(every=LATEST)
+    if isinstance(ending, Timestamps):
+        return _within_log(offsets_of_times(_every("endingOffsetsByTimestamp", ending, bounds)), bounds)
+    offsets = _resolved(options, "endingOffsets", ending, topics, bounds, made_again=LATEST)
+    for (topic, partition), offset in offsets.items():
+        has = bounds[topic, partition]
+        if not has.log_start_offset <= offset <= has.end_offset:
+            _report(options, "endingOffsets", topic, offset, has)
+            offsets[topic, partition] = min(max(offset, has.log_start_offset), has.end_offset)
+    return offsets
+
+
+def batch_ranges(
+    options: ReadOptions, topics: Sequence[SourceTopic], offsets_of_times: OffsetsOfTimes
+) -> list[TopicRange]:
+    """The ranges of a batch, by topic and partition.
+
+    Raises as ``starting_offsets`` and ``ending_offsets``, and InvalidRequestError for a start above its end.
+    """
+    starts = starting_offsets(options, topics, offsets_of_times, streaming=False)
+    ends = ending_offsets(options, topics, offsets_of_times)
+    ranges = []
+    for topic in topics:
+        for has in topic.bounds:
+            key = topic.topic, has.partition
+            if starts[key] > ends[key]:
+                raise InvalidRequestError(
+                    f"The resolved start offset {starts[key]} is greater than the resolved end offset {ends[key]} for "
+                    f"topic {topic.topic} partition {has.partition}: it has offsets {has.log_start_offset} to "
+                    f"{has.end_offset}"
+                )
+            ranges.append(TopicRange(topic.topic, topic.topic_id, has.partition, starts[key], ends[key]))
+    return ranges
+
+
+def bounds_of(topics: Sequence[SourceTopic]) -> dict[TopicPartition, LogBounds]:
+    return {(topic.topic, has.partition): has for topic in topics for has in topic.bounds}
+
+
+def _resolved(
+    options: ReadOptions,
+    name: str,
+    offsets: Offsets,
+    topics: Sequence[SourceTopic],
+    bounds: Mapping[TopicPartition, LogBounds],
+    *,
+    made_again: int,
+) -> dict[TopicPartition, int]:
+    """EARLIEST and LATEST become offsets, other numbers stay; offsets of a topic that was made again mean nothing."""
+    given = _every(name, offsets, bounds)
+    for topic in topics:
+        if offsets.topic_ids.get(topic.topic, topic.topic_id) != topic.topic_id:
+            report_data_loss(
+                f"{name}: topic {topic.topic} was deleted and made again since these offsets were taken (its id is "
+                f"{topic.topic_id}, not {offsets.topic_ids[topic.topic]})",
+                fail=options.fail_on_data_loss,
+            )
+            given |= {(topic.topic, has.partition): made_again for has in topic.bounds}
+    words = {EARLIEST: "log_start_offset", LATEST: "end_offset"}
+    return {key: getattr(bounds[key], words[offset]) if offset in words else offset for key, offset in given.items()}
+
+
+def _every(
+    name: str, given: Offsets | Timestamps, bounds: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, int]:
+    """The number of every partition. InvalidRequestError where numbers by partition name others."""
+    if given.by_partition is None:
+        assert given.every is not None
+        return dict.fromkeys(bounds, given.every)
+    if given.by_partition.keys() != bounds.keys():
+        raise InvalidRequestError(
+            f"Partitions specified for {name} don't match what are assigned: left out: "
+            f"{listed(bounds.keys() - given.by_partition.keys())}; not assigned: "
+            f"{listed(given.by_partition.keys() - bounds.keys())}. Specify all topic-partitions"
+            + ("; use -1 for latest, -2 for earliest" if isinstance(given, Offsets) else "")
+        )
+    return dict(given.by_partition)
+
+
+def _within_log(
+    found: Mapping[TopicPartition, int | None], bounds: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, int]:
+    """Offsets of times; the end without one. The log may have moved since its bounds were taken."""
+    offsets = {}
+    for key, has in bounds.items():
+        offset = found[key]
+        offsets[key] = has.end_offset if offset is None else min(max(offset, has.log_start_offset), has.end_offset)
+    return offsets
+
+
+def _report(options: ReadOptions, name: str, topic: str, offset: int, has: LogBounds) -> None:
+    report_data_loss(
+        f"{name}: offset {offset} of topic-partition {topic}-{has.partition} is out of range; it has offsets "
+        f"{has.log_start_offset} to {has.end_offset}",
+        fail=options.fail_on_data_loss,
+    )

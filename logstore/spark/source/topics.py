@@ -1,0 +1,161 @@
+"""What there is now of the topics that a read subscribes to: their ids, and the offsets of their partitions.
+
+A running store is asked over HTTP; with the option ``storage`` the tables are looked at, and give sealed records only.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from logstore.client.admin import Admin
+from logstore.client.metadata import PartitionDescription
+from logstore.errors import (
+    DataDirectoryError,
+    LogStoreError,
+    NetworkError,
+    RequestTimedOutError,
+    UnknownPartitionError,
+    UnknownTopicError,
+)
+from logstore.records.offset_record import OFFSETS_TOPIC
+from logstore.spark.offset_ranges import LogBounds
+from logstore.spark.source.options import ReadOptions, TopicPartition
+from logstore.spark.topic_view import view_of_storage
+from logstore.table_root import open_root
+
+#: A store that works answers in less, however impatient the options are.
+_REQUEST_MS_MIN = 1_000
+_PORT = (
+    "The option bootstrap.servers names the HTTP port of a store (8082 unless it is configured otherwise), not a "
+    "listener of Kafka"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    """A topic with those of its partitions that are read. Their ends are as ``isolation`` sees them."""
+
+    topic: str
+    topic_id: str
+    bounds: tuple[LogBounds, ...]
+
+
+class SourceTopics:
+    """Looks at the topics of ``options.subscription``. Not safe from several threads."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._admin: Admin | None = None
+
+    def look(self, *, missing_ok: bool = False) -> list[SourceTopic]:
+        """The topics that there are now, by name; with ``missing_ok`` those that are missing are left out.
+
+        Raises UnknownTopicError for a topic that is named and missing, UnknownPartitionError for a partition that is
+        assigned and missing; none needs to match a pattern. A store that gives no answer is asked again for
+        ``retry_seconds``, then StoreUnreachableError, NetworkError or RequestTimedOutError.
+        """
+        wanted = self._options.subscription
+        found = []
+        for topic in self._names():
+            try:
+                found.append(self._topic(topic))
+            except UnknownTopicError:
+                # A topic that matched a pattern can be deleted before it is looked at.
+                if not wanted.pattern and not missing_ok:
+                    raise
+        return found
+
+    def offsets_of_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """By partition the first offset of a time (ms) or later, None without one. Raises as ``look``."""
+        if self._options.storage:
+            return self._offsets_in_storage(times_ms)
+        with _told_of_the_port():
+            return {
+                (topic, partition): self._store().offsets(topic, partition, timestamp_ms=time_ms).offset
+                for (topic, partition), time_ms in times_ms.items()
+            }
+
+    def close(self) -> None:
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    # ---- the names ----------------------------------------------------------------------------------------------
+
+    def _names(self) -> list[str]:
+        wanted = self._options.subscription
+        if not wanted.pattern:
+            return sorted(wanted.topics or wanted.assigned or ())
+        matches = re.compile(wanted.pattern).fullmatch
+        return [name for name in self._all_names() if matches(name)]
+
+    def _all_names(self) -> list[str]:
+        """Without the store's own topics, as Kafka's ``exclude.internal.topics`` has it."""
+        if self._options.storage:
+            root = open_root(self._options.storage)
+            if not root.exists():
+                raise DataDirectoryError(f"option storage: there is no data root of a store at {self._options.storage}")
+            return [name for name in root.tables() if name != OFFSETS_TOPIC]
+        with _told_of_the_port():
+            return [topic.topic_name for topic in self._store().topics()]
+
+    # ---- one topic ----------------------------------------------------------------------------------------------
+
+    def _topic(self, topic: str) -> SourceTopic:
+        if self._options.storage:
+            view = view_of_storage(self._options.storage, topic)
+            return SourceTopic(topic, view.topic_id, self._wanted(topic, view.bounds))
+        with _told_of_the_port():
+            described = self._store().describe_topic(topic)
+        bounds = tuple(LogBounds(p.partition, p.log_start_offset, self._end(p)) for p in described.partitions)
+        return SourceTopic(topic, described.topic_id, self._wanted(topic, bounds))
+
+    def _end(self, partition: PartitionDescription) -> int:
+        is_committed = self._options.isolation == "read_committed"
+        end = partition.last_stable_offset if is_committed else partition.high_watermark
+        return max(end, partition.log_start_offset)
+
+    def _wanted(self, topic: str, bounds: tuple[LogBounds, ...]) -> tuple[LogBounds, ...]:
+        assigned = self._options.subscription.assigned
+        if assigned is None:
+            return bounds
+        if missing := sorted(set(assigned[topic]) - {has.partition for has in bounds}):
+            raise UnknownPartitionError(
+                f"option assign: topic {topic} has no partition {', '.join(map(str, missing))}; it has {len(bounds)} "
+                "partitions, from 0"
+            )
+        return tuple(has for has in bounds if has.partition in assigned[topic])
+
+    def _offsets_in_storage(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        found: dict[TopicPartition, int | None] = {}
+        for topic in {topic for topic, _ in times_ms}:
+            times = {partition: time_ms for (name, partition), time_ms in times_ms.items() if name == topic}
+            offsets = view_of_storage(self._options.storage, topic).offsets_of_times(times)
+            found |= {(topic, partition): offset for partition, offset in offsets.items()}
+        return found
+
+    # ---- the store ----------------------------------------------------------------------------------------------
+
+    def _store(self) -> Admin:
+        if self._admin is None:
+            wait_ms = round(1000 * self._options.retry_seconds)
+            self._admin = Admin(
+                self._options.bootstrap,
+                client_id=self._options.client_id,
+                request_timeout_ms=max(wait_ms, _REQUEST_MS_MIN),
+                default_api_timeout_ms=wait_ms,
+            )
+        return self._admin
+
+
+@contextlib.contextmanager
+def _told_of_the_port() -> Iterator[None]:
+    """Who gives the port of a Kafka broker, out of habit, is told."""
+    try:
+        yield
+    except LogStoreError as error:
+        # What is no answer of a store is a LogStoreError, and none of the kinds.
+        if isinstance(error, (NetworkError, RequestTimedOutError)) or type(error) is LogStoreError:
+            raise type(error)(f"{error.message}. {_PORT}") from None
+        raise
