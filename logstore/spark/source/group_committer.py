@@ -68,12 +68,14 @@ class GroupCommitter:
             return
         if self._admin is None:
             self._admin = self._connect()
-        if self._committed and not self._exists(self._admin):
-            # A commit makes the group again: with one partition's offset only, it would seem to have read no other.
-            log.warning("group %s was deleted while a query commits its offsets to it; it is made again", self._group)
+        is_deleted = bool(self._committed) and not self._exists(self._admin)
+        if is_deleted:
+            # A commit makes the group again. Without the other partitions it would seem to have read nothing of them.
             new = set(wanted)
         offsets = {place: wanted[place][0] for place in sorted(new)}
         self._admin.commit_offsets(self._group, offsets, topic_ids=position.topic_ids)
+        if is_deleted:
+            log.warning("group %s was deleted while a query commits its offsets to it; it is made again", self._group)
         self._committed = wanted
 
     def _exists(self, admin: Admin) -> bool:
