@@ -55,21 +55,33 @@ def find_kafka() -> Kafka | str:
     java = f"{java_home}/bin/java" if java_home else shutil.which("java")
     if not java:
         return "Java is missing (sudo apt-get install default-jre-headless)"
+    libs = _fetch("libs", "pom.xml")
+    return libs if isinstance(libs, str) else Kafka(java, libs)
+
+
+def find_spark_source() -> tuple[Path, ...] | str:
+    """The jars of Spark's own Kafka source, fetched if need be; or what is missing, as a sentence."""
+    jars = _fetch("spark-jars", "spark-pom.xml")
+    return jars if isinstance(jars, str) else tuple(sorted(jars.glob("*.jar")))
+
+
+def _fetch(name: str, pom: str) -> Path | str:
+    """The directory of the jars of a ``pom``; or what is missing, as a sentence."""
     home = Path(os.environ.get("KAFKA_PEER_HOME") or ROOT / ".cache/kafka-peer").absolute()
-    libs = home / "libs"
-    if not libs.is_dir():
+    jars = home / name
+    if not jars.is_dir():
         maven = shutil.which("mvn")
         if not maven:
             return "Maven is missing, which fetches Kafka's jars (sudo apt-get install maven)"
         home.mkdir(parents=True, exist_ok=True)
-        arriving = home / "libs.arriving"
+        arriving = home / f"{name}.arriving"
         goal = ["dependency:copy-dependencies", f"-DoutputDirectory={arriving}"]
         try:
-            run_command([maven, "-q", "-B", "-f", str(_PEER / "pom.xml"), *goal], timeout=900)
+            run_command([maven, "-q", "-B", "-f", str(_PEER / pom), *goal], timeout=900)
         except BenchmarkError as error:
             return f"Maven could not fetch Kafka's jars: {str(error).strip().splitlines()[-1]}"
-        arriving.rename(libs)
-    return Kafka(java, libs)
+        arriving.rename(jars)
+    return jars
 
 
 class Broker(Server):

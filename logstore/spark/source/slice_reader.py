@@ -68,11 +68,17 @@ def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             snapshot = _snapshot(part)
             log_start = snapshot.partitions[part.partition].log_start
             offset = _after_loss(part, offset, log_start, options) if log_start > offset else offset
-            names = [
-                file.path
-                for file in snapshot.segments(part.partition)
-                if file.num_records and file.max_offset >= offset and file.min_offset < part.end
-            ]
+            missing, names = (
+                names[0],
+                [
+                    file.path
+                    for file in snapshot.segments(part.partition)
+                    if file.num_records and file.max_offset >= offset and file.min_offset < part.end
+                ],
+            )
+            if missing in names:
+                # The table names a file that is not there.
+                raise
 
 
 def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:

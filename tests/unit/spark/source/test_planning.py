@@ -1,0 +1,69 @@
+"""Slices cover every offset once, history to the sealed offset and the tail from it."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from logstore.delta.snapshot import SegmentFile
+from logstore.limits import MIB
+from logstore.spark.source.planning import SLICE_BYTES, Part, TimeRange, divide
+from logstore.spark.source.slice_reader import Slice
+
+
+def file(first: int, end: int, size: int = 1000, times: tuple[int, int] = (0, 0)) -> SegmentFile:
+    return SegmentFile(f"f-{first}", size, end - first, first, end, first, end - 1, *times)
+
+
+@st.composite
+def parts(draw):
+    """Histories of neighbouring files, and tails."""
+    found = []
+    for partition in range(draw(st.integers(1, 4))):
+        start = draw(st.integers(0, 50))
+        lengths = draw(st.lists(st.integers(1, 60), max_size=5))
+        files, at = [], start
+        for length in lengths:
+            files.append(file(at, at + length, draw(st.integers(1, 200)) * MIB))
+            at += length
+        if files:
+            end = draw(st.integers(start + 1, at))
+            kept = tuple(f for f in files if f.min_offset < end)
+            names = tuple(f.path for f in kept)
+            found.append(Part(Slice("t", "id", partition, start, end, "table", names), kept))
+            at = end
+        if tail := draw(st.integers(0, 100)):
+            found.append(Part(Slice("t", "id", partition, at, at + tail)))
+    return found
+
+
+@given(parts(), st.none() | st.integers(1, 40), st.none() | st.integers(1, 60))
+def test_every_offset_is_in_one_slice_and_no_slice_is_too_large(whole, slices_min, records_max):
+    slices = divide(whole, slices_min, records_max)
+    covered = [(s.partition, offset) for s in slices for offset in range(s.start, s.end)]
+    assert covered == [(p.slice.partition, offset) for p in whole for offset in range(p.slice.start, p.slice.end)]
+    assert all(s.start < s.end for s in slices)
+    if records_max:
+        assert all(s.end - s.start <= records_max for s in slices)
+    by_path = {(p.slice.partition, f.path): f for p in whole for f in p.files}
+    for s in slices:
+        touched = [f for (p, _), f in by_path.items() if p == s.partition and f.min_offset < s.end > s.start]
+        wanted = tuple(f.path for f in touched if f.max_offset >= s.start)
+        assert s.files == (wanted if s.table else ())
+
+
+def test_a_large_segment_is_read_by_several_tasks():
+    big = file(0, 1000, 4 * SLICE_BYTES)
+    slices = divide([Part(Slice("t", "id", 0, 0, 1000, "table", ("f-0",)), (big,))], None, None)
+    assert [(s.start, s.end) for s in slices] == [(0, 250), (250, 500), (500, 750), (750, 1000)]
+
+
+def test_min_partitions_divides_in_proportion_and_never_joins():
+    tails = [Part(Slice("t", "id", 0, 0, 900)), Part(Slice("t", "id", 1, 0, 100)), Part(Slice("t", "id", 2, 0, 1))]
+    assert [s.partition for s in divide(tails, 10, None)] == [0] * 9 + [1, 2]
+    assert len(divide(tails, 2, None)) == 3
+
+
+def test_a_file_of_other_times_is_not_touched():
+    assert TimeRange(10, 20).touches(file(0, 1, times=(20, 30)))
+    assert TimeRange(None, 20).touches(file(0, 1, times=(0, 5)))
+    assert not TimeRange(10, None).touches(file(0, 1, times=(0, 9)))
+    assert not TimeRange(10, 20).touches(file(0, 1, times=(21, 30)))
