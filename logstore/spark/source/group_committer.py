@@ -1,0 +1,95 @@
+"""Commits the positions of a streaming query to a consumer group, so that the query's lag is seen as any consumer's.
+
+The query has its position in its checkpoint, and never reads it from the group. So commits are best effort: they are
+made in a thread, the newest position wins, and an error is a warning, after which the next trigger tries again.
+
+Invariant: only positions that the query gave are committed: ends of completed batches, in the order of the batches.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from logstore.client.admin import Admin
+from logstore.errors import LogStoreError, UnknownGroupError
+from logstore.spark.source.offset_json import TopicPartition
+from logstore.spark.source.stream_offset import StreamOffset
+
+log = logging.getLogger(__name__)
+
+
+class GroupCommitter:
+    """``connect`` opens a connection of its own to the store; it may fail."""
+
+    def __init__(self, group: str, connect: Callable[[], Admin]) -> None:
+        self._group = group
+        self._connect = connect
+        self._admin: Admin | None = None
+        self._changed = threading.Condition()
+        self._offered: StreamOffset | None = None
+        self._is_busy = False
+        self._thread: threading.Thread | None = None
+        # Of the thread: what the group has, by partition with the topic's id.
+        self._committed: dict[TopicPartition, tuple[int, str]] = {}
+        self._is_failing = False
+
+    def offer(self, position: StreamOffset) -> None:
+        """Commit ``position`` soon, in the place of one that has not been committed yet."""
+        with self._changed:
+            self._offered = position
+            self._changed.notify_all()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="logstore-group-commit", daemon=True)
+                self._thread.start()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until nothing is left to commit, at most ``seconds``."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._offered is None and not self._is_busy, seconds)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._is_busy = False
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._offered is not None)
+                position, self._offered, self._is_busy = self._offered, None, True
+            assert position is not None
+            try:
+                self._commit(position)
+                self._is_failing = False
+            except (LogStoreError, OSError) as error:
+                self._warn(error)
+
+    def _commit(self, position: StreamOffset) -> None:
+        wanted = {place: (offset, position.topic_ids.get(place[0], "")) for place, offset in position.offsets.items()}
+        new = {place for place, value in wanted.items() if self._committed.get(place) != value}
+        if not new:
+            return
+        if self._admin is None:
+            self._admin = self._connect()
+        is_deleted = bool(self._committed) and not self._exists(self._admin)
+        if is_deleted:
+            # A commit makes the group again. Without the other partitions it would seem to have read nothing of them.
+            new = set(wanted)
+        offsets = {place: wanted[place][0] for place in sorted(new)}
+        self._admin.commit_offsets(self._group, offsets, topic_ids=position.topic_ids)
+        if is_deleted:
+            log.warning("group %s was deleted while a query commits its offsets to it; it is made again", self._group)
+        self._committed = wanted
+
+    def _exists(self, admin: Admin) -> bool:
+        try:
+            admin.group_offsets(self._group)
+        except UnknownGroupError:
+            return False
+        return True
+
+    def _warn(self, error: Exception) -> None:
+        if not self._is_failing:
+            self._is_failing = True
+            log.warning(
+                "offsets of a query are not committed to group %s: %s; the query goes on, and each trigger tries again",
+                self._group,
+                error,
+            )

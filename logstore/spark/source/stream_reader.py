@@ -1,0 +1,143 @@
+"""The streaming side of the source: what a query reads next, and where it stands.
+
+One reader lives for a query, in a Python process beside the driver; tasks get a copy that only reads slices. A query is
+at the offset that Spark's checkpoint has, so that a restart goes on there and each offset is in one batch; the reader
+itself keeps nothing that a restart needs.
+
+Spark (4.2) calls ``latestOffset(start)`` when all batches up to ``start`` are complete, and at the end of a run with
+``Trigger.AvailableNow`` once more; ``commit(end)`` comes later, after the next batch was made, and ``stop()`` not at all
+when a query ends. So ``start`` is what is committed to the group.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from logstore.clock import Clock, SystemClock
+from logstore.spark.source.admission import TriggerDelay, admitted
+from logstore.spark.source.data_loss import report_data_loss
+from logstore.spark.source.group_committer import GroupCommitter
+from logstore.spark.source.options import ReadOptions, check_stream
+from logstore.spark.source.planning import Planner
+from logstore.spark.source.positions import starting_offsets
+from logstore.spark.source.slice_reader import Slice, read_slice
+from logstore.spark.source.stream_offset import StreamOffset
+from logstore.spark.source.topics import SourceTopic, SourceTopics
+from logstore.spark.source.unread import capped, latest, look, planned
+from logstore.spark.topic_view import connect
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_CLOCK = SystemClock()
+#: How long the end of a run with Trigger.AvailableNow waits for the commit to the group.
+_LAST_COMMIT_SECONDS = 5.0
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Raises InvalidRequestError for options that only a batch takes."""
+
+    def __init__(self, options: ReadOptions, clock: Clock = _CLOCK) -> None:
+        check_stream(options)
+        self._options = options
+        self._topics = SourceTopics(options)
+        self._planner = Planner(options)
+        self._delay = TriggerDelay(options.min_offsets_per_trigger, options.max_trigger_delay_ms, clock)
+        self._committer = (
+            GroupCommitter(options.group, lambda: connect(options.bootstrap, options.client_id))
+            if options.group
+            else None
+        )
+        self._initial: StreamOffset | None = None
+        self._target: list[SourceTopic] | None = None
+        self._seen: list[SourceTopic] = []
+        # The batch that was made of what was seen last.
+        self._made: dict[str, Any] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a task needs: it only reads slices."""
+        return {"_options": self._options}
+
+    # ---- where the query begins, and how far it may go ------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Asked for twice before the first batch, and again when that batch is repeated."""
+        if self._initial is None:
+            topics = self._topics.look()
+            offsets = starting_offsets(self._options, topics, self._topics.offsets_of_times, streaming=True)
+            self._initial = StreamOffset(offsets, {topic.topic: topic.topic_id for topic in topics})
+        return self._initial.json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """Only one can be given; ``latestOffset`` knows the other."""
+        if self._options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(self._options.max_offsets_per_trigger)
+        if self._options.min_offsets_per_trigger is not None:
+            return ReadMinRows(self._options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._topics.look()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """The end of the next batch; ``start`` itself if there is none.
+
+        Raises DataLossError with failOnDataLoss. Without it, ``partitions`` warns: each batch passes there once.
+        """
+        position = StreamOffset.of(start)
+        if self._committer:
+            self._committer.offer(position)
+        self._seen = self._topics.look()
+        found = look(position, self._seen if self._target is None else capped(self._seen, self._target))
+        if self._options.fail_on_data_loss:
+            for loss in found.losses:
+                report_data_loss(loss, fail=True)
+        is_first = self._initial is not None and start == self._initial.json()
+        if not is_first:
+            # A repeated first batch is over; what is there now has nothing to do with where it began.
+            self._initial = None
+        is_limited = not isinstance(limit, ReadAllAvailable)
+        # What is there now is all that a run with Trigger.AvailableNow will read.
+        if is_limited and self._target is None and self._delay.holds(found.unread):
+            return start
+        ends = admitted(found.unread, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        is_same = all(position.is_of(topic, topic_id) for topic, topic_id in found.topic_ids.items())
+        if ends == position.offsets and is_same and not is_first:
+            if self._target is not None and self._committer:
+                self._committer.flush(_LAST_COMMIT_SECONDS)
+            return start
+        self._made = StreamOffset(ends, found.topic_ids, self._initial if is_first else None).json()
+        return self._made
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of the logs when the last batch was made, for ``lastProgress``."""
+        if not self._seen:
+            return None
+        return StreamOffset(latest(self._seen), {topic.topic: topic.topic_id for topic in self._seen}).json()
+
+    # ---- a batch ----------------------------------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Slice]:
+        """Slices of a batch. Raises DataLossError with failOnDataLoss, and as ``Planner.slices``."""
+        until = StreamOffset.of(end)
+        if end != self._made:
+            # A batch that was made before a restart.
+            self._seen = self._topics.look()
+        ranges, losses = planned(until.initial or StreamOffset.of(start), until, self._seen)
+        for loss in losses:
+            report_data_loss(loss, fail=self._options.fail_on_data_loss)
+        return self._planner.slices(ranges)
+
+    def read(self, partition: Slice) -> Iterator["pa.RecordBatch"]:  # type: ignore[override]
+        return read_slice(partition, self._options)
+
+    def stop(self) -> None:
+        self._topics.close()
