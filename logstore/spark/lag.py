@@ -9,8 +9,8 @@ from logstore.errors import InvalidRequestError
 from logstore.spark.source.stream_offset import StreamOffset
 
 if TYPE_CHECKING:
-    from pyspark.sql.streaming import StreamingQuery
     from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ def records_behind(
     """The records between the end of a batch and the latest offsets at that time; None before the first batch.
 
     ``progress`` is a streaming query, a ``StreamingQueryProgress`` (``query.lastProgress``, or that of a
-    ``StreamingQueryListener``), or its JSON. It counts offsets: compaction and aborted transactions leave gaps, so there
-    may be fewer records. Sources of other formats do not count. Raises InvalidRequestError without a source whose
+    ``StreamingQueryListener``), or its JSON. It counts offsets: compaction and aborted transactions leave gaps, so
+    there may be fewer records. Sources of other formats do not count. Raises InvalidRequestError without a source whose
     offsets are those of topics.
     """
     found = _progress(progress)

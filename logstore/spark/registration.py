@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 #: The name of the table function.
 TOPIC_FUNCTION = "logstore_topic"
-#: Without it Spark refuses every batch read of a Python source that takes filters.
+#: Without it Spark refuses every batch read of a Python source that takes filters (the option ``pushFilters``).
 FILTER_PUSHDOWN_KEY = "spark.sql.python.filterPushdown.enabled"
 
 
@@ -48,7 +48,9 @@ def _enable_filter_pushdown(spark: "SparkSession") -> None:
     """What the user set wins: false is left as it is, and its consequence is said."""
     if spark.conf.getAll.get(FILTER_PUSHDOWN_KEY, "true").lower() == "false":
         log.warning(
-            '%s is set to false: Spark refuses batch reads of format("logstore") until it is true', FILTER_PUSHDOWN_KEY
+            '%s is set to false: Spark refuses batch reads of format("logstore") with the option pushFilters until it '
+            "is true",
+            FILTER_PUSHDOWN_KEY,
         )
     else:
         spark.conf.set(FILTER_PUSHDOWN_KEY, "true")

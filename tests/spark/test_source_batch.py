@@ -21,7 +21,7 @@ from logstore.errors import (
     UnknownTopicError,
 )
 from logstore.spark.source import columns
-from logstore.spark.source.batch_reader import BatchReader
+from logstore.spark.source.batch_reader import FilteredBatchReader
 from logstore.spark.source.data_loss import DataLossError
 from logstore.spark.source.data_source import LogStoreSource
 from logstore.spark.source.options import parse_read_options
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.spark
 TIME = datetime.fromtimestamp(EPOCH_MS / 1000, UTC)
 
 
-def reader(store, **options) -> BatchReader:
+def reader(store, **options) -> FilteredBatchReader:
     options = {name.replace("__", "."): value for name, value in options.items()}
     where = {} if "storage" in options else {"bootstrap.servers": store.url}
-    return BatchReader(parse_read_options(where | options))
+    return FilteredBatchReader(parse_read_options(where | options))
 
 
-def read(read_by: BatchReader, *filters) -> list[tuple[str, int, int]]:
+def read(read_by: FilteredBatchReader, *filters) -> list[tuple[str, int, int]]:
     """Topic, partition and offset of all rows, in the order of tasks; they are the only ones of their slices."""
     read_by.pushFilters(list(filters))
     rows = []
@@ -246,10 +246,16 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
     micros = frame.selectExpr("topic", "offset", "unix_micros(timestamp) us").where(f"topic = '{filled}'").collect()
     assert all(r.us == (EPOCH_MS + r.offset) * 1000 for r in micros)
     # Filters come through: one task for the tail, and what Spark filters afterwards.
-    one = load().where(f"partition = 0 and offset >= 70 and timestamp < timestamp_millis({EPOCH_MS + 75})")
+    one = load(pushFilters="true").where(
+        f"partition = 0 and offset >= 70 and timestamp < timestamp_millis({EPOCH_MS + 75})"
+    )
     assert one.rdd.getNumPartitions() == 1
     assert sorted(r.offset for r in one.collect()) == list(range(70, 75))
-    assert load().where("partition = 2").count() == 0
+    assert load(pushFilters="true").where("partition = 2").count() == 0
+    # Without the option a DataFrame may be used in any number of queries.
+    whole = load()
+    assert whole.where("offset < 10").count() == 20
+    assert whole.count() == 130
     # What is wrong in any case is told when the frame is made.
     with pytest.raises(AnalysisException, match=r"InvalidRequestError: minPartitions must be positive: .*got '0'"):
         load(minPartitions="0")

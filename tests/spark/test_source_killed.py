@@ -87,7 +87,11 @@ def test_each_offset_is_in_one_batch_however_often_the_driver_is_killed(store, t
                 driver = Driver(tmp_path, store.url, topic)
                 before = driver.batches()
                 try:
-                    eventually(lambda: driver.batches() > before + 1, "two more batches", seconds=180)
+                    eventually(
+                        lambda driver=driver, before=before: driver.batches() > before + 1,
+                        "two more batches",
+                        seconds=180,
+                    )
                     for job in ("merge", "retention"):
                         command = [sys.executable, "-m", "logstore.cli", "job", job, "--topic", topic]
                         subprocess.run([*command, "--data", store.server.data], cwd=ROOT, check=True, timeout=120)

@@ -111,7 +111,9 @@ def test_a_query_reads_each_record_once_and_shows_its_progress_and_its_lag(spark
 def test_a_running_query_takes_new_topics_of_its_pattern_and_outlives_the_store(spark, store, admin, tmp_path):
     store.create("stream-pattern-1")
     store.produce("stream-pattern-1", 0, 0, 5)
-    query = Query(spark, store, tmp_path, subscribePattern="stream-pattern-.", startingOffsets="latest", group="pattern")
+    query = Query(
+        spark, store, tmp_path, subscribePattern="stream-pattern-.", startingOffsets="latest", group="pattern"
+    )
     run = query.start(processingTime="200 milliseconds")
     # Before its first batch a query has no records to be behind.
     eventually(lambda: run.lastProgress)
@@ -145,9 +147,7 @@ def test_a_first_batch_that_failed_is_repeated_as_it_was(spark, store, tmp_path)
     assert list(query.batches) == [0, 1]
 
 
-def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(
-    spark, store, admin, tmp_path
-):
+def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(spark, store, admin, tmp_path):
     one, other = store.create("stream-loss"), store.create("stream-loss-other")
     store.produce(one, 0, 0, 10)
     store.produce(other, 0, 0, 4)

@@ -5,7 +5,6 @@ batch that is repeated overwrites its file, and must be the same.
 """
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -37,7 +36,7 @@ def main(url: str, topic: str, checkpoint: str, out: str, group: str) -> None:
             Path(out, f"{batch_id}.changed").write_text(text)
         new = file.with_suffix(".new")
         new.write_text(text)
-        os.replace(new, file)
+        new.replace(file)
 
     source = spark.readStream.format("logstore").option("bootstrap.servers", url).option("subscribe", topic)
     source = source.option("startingOffsets", "earliest").option("group", group).option("maxOffsetsPerTrigger", 3000)

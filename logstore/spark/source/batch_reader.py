@@ -22,9 +22,6 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._filters = PushedFilters()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        return self._filters.push(filters)
-
     @one_line_errors()
     def partitions(self) -> Sequence[InputPartition]:
         """Raises what ``SourceTopics``, ``batch_ranges`` and ``Planner.slices`` raise."""
@@ -49,3 +46,14 @@ class BatchReader(DataSourceReader):
             return ranges
         finally:
             topics.close()
+
+
+class FilteredBatchReader(BatchReader):
+    """A batch reader that Spark's filters narrow, with the option ``pushFilters``.
+
+    Spark 4.2 keeps the narrowed read for every later query of the same ``load()``: ``df.where(...).count()`` and then
+    ``df.count()`` give the same number. So this is for a DataFrame with one query.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        return self._filters.push(filters)

@@ -26,9 +26,10 @@ class LogStoreSource(DataSource):
 
     @one_line_errors()
     def reader(self, schema: "StructType") -> DataSourceReader:  # noqa: ARG002 - it is fixed
-        from logstore.spark.source.batch_reader import BatchReader
+        from logstore.spark.source.batch_reader import BatchReader, FilteredBatchReader
 
-        return BatchReader(parse_read_options(self.options))
+        options = parse_read_options(self.options)
+        return FilteredBatchReader(options) if options.push_filters else BatchReader(options)
 
     @one_line_errors()
     def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002, N802

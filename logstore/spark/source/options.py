@@ -75,6 +75,7 @@ _OPTIONS = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "includeHeaders",
+    "pushFilters",
     "group",
     "kafkaConsumer.pollTimeoutMs",
 )
@@ -110,6 +111,8 @@ class ReadOptions:
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     include_headers: bool = False
+    #: Filters of a batch narrow what is read; for a DataFrame that is used in one query only.
+    push_filters: bool = False
     isolation: Isolation = "read_committed"
     #: The consumer group whose offsets a stream commits; "" for none.
     group: str = ""
@@ -151,6 +154,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         min_partitions=values.number("minPartitions", 1),
         max_records_per_partition=values.number("maxRecordsPerPartition", 1),
         include_headers=values.flag("includeHeaders", default=False),
+        push_filters=values.flag("pushFilters", default=False),
         isolation=values.one_of(values.given(_ISOLATION), _ISOLATIONS, "read_committed"),
         group=_group(values, storage),
         client_id=next((values.text(name) for name in _CLIENT_IDS if values.text(name)), "spark"),

@@ -1,8 +1,8 @@
 """Where a streaming query stands, as its checkpoint has it: the JSON of Spark's Kafka source, and topic ids.
 
-``{"flights": {"0": 23, "1": 45}, "topic_ids": {"flights": "<id>"}}`` are the next offsets to read. Ids are ignored where
-they are absent, as in a checkpoint written by hand. A query that reads a topic of the name ``topic_ids`` keeps no ids:
-the key is the topic's then, and its values are numbers.
+``{"flights": {"0": 23, "1": 45}, "topic_ids": {"flights": "<id>"}}`` are the next offsets to read. Ids are ignored
+where they are absent, as in a checkpoint written by hand. A query that reads a topic of the name ``topic_ids`` keeps no
+ids: the key is the topic's then, and its values are numbers.
 
 The offset of a query's first batch also has ``"initial offset"``, the position where that batch begins (no topic can
 have this name). Spark does not write it down, and asks the source again when it repeats the batch after a failure: by

@@ -5,8 +5,8 @@ at the offset that Spark's checkpoint has, so that a restart goes on there and e
 itself keeps nothing that a restart needs.
 
 Spark (4.2) calls ``latestOffset(start)`` when all batches up to ``start`` are complete, and at the end of a run with
-``Trigger.AvailableNow`` once more; ``commit(end)`` comes later, after the next batch was made, and ``stop()`` not at all
-when a query ends. So ``start`` is what is committed to the group.
+``Trigger.AvailableNow`` once more; ``commit(end)`` comes later, after the next batch was made, and ``stop()`` not at
+all when a query ends. So ``start`` is what is committed to the group.
 """
 
 from collections.abc import Iterator, Sequence

@@ -39,5 +39,5 @@ def test_the_first_batch_says_where_it_begins():
 
 @pytest.mark.parametrize("value", [{"t": 3}, {"t": {"0": -1}}, {"t": {"x": 1}}, {"t": {"0": "1"}}])
 def test_an_offset_of_another_form_is_refused(value):
-    with pytest.raises(InvalidRequestError, match="no offset of this source: Expected e.g."):
+    with pytest.raises(InvalidRequestError, match=r"no offset of this source: Expected e.g."):
         StreamOffset.of(value)
