@@ -74,7 +74,9 @@ def tail_reader(
 class Leader:
     """Fetches of the topic with ``topic_id`` from the first of ``urls`` that answers, on one kept connection."""
 
-    def __init__(self, urls: Sequence[str], topic: str, topic_id: str, client_id: str) -> None:
+    def __init__(
+        self, urls: Sequence[str], topic: str, topic_id: str, client_id: str, retry_seconds: float | None = None
+    ) -> None:
         try:
             from logstore.client.transport import Transport
         except ImportError as error:
@@ -84,6 +86,7 @@ class Leader:
 
         self._topic = topic
         self._topic_id = topic_id
+        self._retry_seconds = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._transport = Transport(urls, client_id=client_id)
 
     def close(self) -> None:
@@ -95,7 +98,7 @@ class Leader:
         from logstore.errors import LogStoreError
 
         offset = start
-        give_up, waits = time.monotonic() + RETRY_SECONDS, backoffs()
+        give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
         while offset < end:
             try:
                 response = self._fetch(partition, offset)
@@ -105,8 +108,8 @@ class Leader:
                 wait = next(waits)
                 if time.monotonic() + wait > give_up:
                     raise TailReadError(
-                        f"{', '.join(self._transport.urls)} gave no answer in {RETRY_SECONDS:.0f} s ({error.message}). "
-                        "Can this executor reach the store?"
+                        f"{', '.join(self._transport.urls)} gave no answer in {self._retry_seconds:.0f} s "
+                        f"({error.message}). Can this executor reach the store?"
                     ) from error
                 time.sleep(wait)
                 continue
@@ -114,7 +117,7 @@ class Leader:
                 for batch in response.records(offset):
                     yield from _rows(batch, partition, end)
                 offset = response.next_offset
-                give_up, waits = time.monotonic() + RETRY_SECONDS, backoffs()
+                give_up, waits = time.monotonic() + self._retry_seconds, backoffs()
             elif time.monotonic() > give_up:
                 raise TailReadError(
                     f"topic {self._topic}, partition {partition} ends at {offset}, before the end of the range {start} "

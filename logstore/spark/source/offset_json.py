@@ -1,8 +1,8 @@
 """Topic-partitions, offsets and times as JSON, in the forms of Spark's Kafka source.
 
 Partitions are ``{"flights":[0,1]}``; offsets and times ``{"flights":{"0":23,"1":45}}``. Beside its topics an offset
-may have ``"topic_ids":{"flights":"6c39d26b-..."}``, which says which topics of these names are meant. Text that is
-anything else raises ValueError with an example.
+may have ``"topic_ids":{"flights":"6c39d26b-..."}``, which says which topics of these names are meant. An offset of a
+streaming query's progress can be read as it is. Text that is anything else raises ValueError with an example.
 """
 
 import json
@@ -13,6 +13,8 @@ from typing import Any
 TopicPartition = tuple[str, int]
 #: The key of the topics' ids. A topic of this name is told from it by its values, which are numbers.
 TOPIC_IDS = "topic_ids"
+#: A key of a streaming query's first offset; no topic can have this name.
+INITIAL = "initial offset"
 
 _PARTITION = re.compile(r"[0-9]{1,10}")
 _PARTITION_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
@@ -57,6 +59,8 @@ def _by_partition(text: str, least: int, wrong: ValueError) -> tuple[dict[TopicP
     numbers: dict[TopicPartition, int] = {}
     topic_ids: dict[str, str] = {}
     for topic, values in _object(text, wrong).items():
+        if topic == INITIAL:
+            continue
         if not isinstance(values, dict):
             raise wrong
         if topic == TOPIC_IDS and values and all(isinstance(value, str) for value in values.values()):

@@ -122,7 +122,7 @@ class ReadOptions:
     max_trigger_delay_ms: int = MAX_TRIGGER_DELAY_MS
     #: How long a store that gives no answer is asked again.
     retry_seconds: float = RETRY_MS / 1000
-    #: How long a task waits for records of the leader.
+    #: How long a task asks a leader again that gives no records.
     poll_timeout_ms: int = POLL_TIMEOUT_MS
     #: Lines for the log, about options that are taken and do less than somebody may think.
     remarks: tuple[str, ...] = ()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from logstore.errors import UnknownTopicIdError
 from logstore.limits import MIB
+from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.options import ReadOptions
 from logstore.spark.source.slice_reader import Slice
 from logstore.spark.topic_view import TopicView, connect, view_of_storage, view_through_store
@@ -64,12 +65,15 @@ class Planner:
         """Input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges.
 
         Files of the history without a record of ``times`` are left out; Spark has to filter the rest. Raises
-        UnknownTopicIdError for a topic that was made again, DataDirectoryError, and as ``view_through_store``.
+        UnknownTopicIdError for a topic that was made again, DataLossError, DataDirectoryError, and as
+        ``view_through_store``.
         """
         ranges = [r for r in ranges if r.start < r.end]
         views = {
             topic: self._view(topic, [r for r in ranges if r.topic == topic]) for topic in {r.topic for r in ranges}
         }
+        for r in ranges:
+            self._report_removed(views[r.topic], r)
         whole = [part for r in ranges for part in _parts(views[r.topic], r, times)]
         return divide(whole, self._options.min_partitions, self._options.max_records_per_partition)
 
@@ -82,6 +86,20 @@ class Planner:
                 f"topic {topic} was deleted and made again: its id is {view.topic_id}, not {ranges[0].topic_id}"
             )
         return view
+
+    def _report_removed(self, view: TopicView, wanted: TopicRange) -> None:
+        """Retention commits to the table: the store may not know yet that the log starts later."""
+        state = view.snapshot.partitions[wanted.partition]
+        if state.log_start <= wanted.start:
+            return
+        left = (file.base_offset for file in view.snapshot.segments(wanted.partition) if file.end_offset > wanted.start)
+        until = min(next(left, state.sealed), state.log_start, wanted.end)
+        if until > wanted.start:
+            report_data_loss(
+                f"topic {wanted.topic}, partition {wanted.partition}: offsets {wanted.start} to {until - 1} were "
+                f"removed by retention (the log starts at {state.log_start})",
+                fail=self._options.fail_on_data_loss,
+            )
 
     def _look(self, topic: str) -> TopicView:
         if self._options.storage:

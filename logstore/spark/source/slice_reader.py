@@ -100,7 +100,7 @@ def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator
 def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     from logstore.spark.tail_reader import Leader, OvertakenError
 
-    leader = Leader(part.urls, part.topic, part.topic_id, options.client_id)
+    leader = Leader(part.urls, part.topic, part.topic_id, options.client_id, options.poll_timeout_ms / 1000)
     try:
         while offset < part.end:
             try:

@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from logstore.errors import InvalidRequestError
-from logstore.spark.source.offset_json import TOPIC_IDS, TopicPartition, read_offsets, write_offsets
-
-INITIAL = "initial offset"
+from logstore.spark.source.offset_json import INITIAL, TOPIC_IDS, TopicPartition, read_offsets, write_offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +29,8 @@ class StreamOffset:
     @classmethod
     def of(cls, value: Mapping[str, Any]) -> "StreamOffset":
         """From JSON. Raises InvalidRequestError."""
-        rest = {name: inner for name, inner in value.items() if name != INITIAL}
         try:
-            offsets, topic_ids = read_offsets(json.dumps(rest), least=0)
+            offsets, topic_ids = read_offsets(json.dumps(value), least=0)
         except ValueError as error:
             raise InvalidRequestError(f"the checkpoint of the query has no offset of this source: {error}") from None
         initial = value.get(INITIAL)

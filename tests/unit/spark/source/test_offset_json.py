@@ -27,6 +27,11 @@ def test_the_text_is_that_of_sparks_kafka_source():
     assert read_times(' {"a": {"0": 1700000000000}} ') == {("a", 0): 1_700_000_000_000}
 
 
+def test_an_offset_of_a_streaming_querys_first_batch_is_read_without_where_it_began():
+    text = '{"a":{"0":7},"topic_ids":{"a":"6c39"},"initial offset":{"a":{"0":5},"topic_ids":{"a":"6c39"}}}'
+    assert read_offsets(text) == ({("a", 0): 7}, {"a": "6c39"})
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -99,6 +99,20 @@ def test_retention_between_plan_and_read_is_data_loss(options, table):
     assert read(replace(options, fail_on_data_loss=False), slices) == both(20, 25)
 
 
+def test_retention_before_the_plan_is_data_loss_where_files_are_gone(options, table):
+    for partition in (0, 1):
+        # The log starts within a file, and what retention left of a compacted partition is no gap.
+        files = table.snapshot().segments(partition)[:1]
+        rewrite_files(table, partition, paths(files), (), data_change=True, log_start=15)
+    with pytest.raises(DataLossError, match=r"partition 0: offsets 5 to 9 were removed by retention .*starts at 15"):
+        plan(options, 5, 25)
+    with pytest.raises(DataLossError, match="offsets 5 to 7 were removed"):
+        plan(options, 5, 8)
+    assert read(options, plan(options, 10, 25)) == both(10, 25)
+    options = replace(options, fail_on_data_loss=False)
+    assert read(options, plan(options, 5, 25)) == both(10, 25)
+
+
 def test_a_gap_of_compaction_is_no_data_loss(options, table):
     snapshot = table.snapshot()
     for partition in (0, 1):
