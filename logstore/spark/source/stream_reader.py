@@ -85,7 +85,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._topics.look()
+        self._target = self._topics.look(missing_ok=True)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; ``start`` itself if there is none.
@@ -95,7 +95,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = StreamOffset.of(start)
         if self._committer:
             self._committer.offer(position)
-        self._seen = self._topics.look()
+        self._seen = self._topics.look(missing_ok=True)
         found = look(position, self._seen if self._target is None else capped(self._seen, self._target))
         if self._options.fail_on_data_loss:
             for loss in found.losses:
@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         until = StreamOffset.of(end)
         if end != self._made:
             # A batch that was made before a restart.
-            self._seen = self._topics.look()
+            self._seen = self._topics.look(missing_ok=True)
         ranges, losses = planned(until.initial or StreamOffset.of(start), until, self._seen)
         for loss in losses:
             report_data_loss(loss, fail=self._options.fail_on_data_loss)

@@ -74,6 +74,15 @@ def test_ranges_and_the_filters_left_give_the_rows_that_match(given_filters):
         assert pushed.times is None
 
 
+@pytest.mark.parametrize("kind", [k for k in COMPARISONS if k not in (In, *TEXTS)])
+@pytest.mark.parametrize("value", [-1, 0, 15, 39, 40])
+def test_bounds_on_offsets_are_exact_and_taken_off_spark(kind, value):
+    pushed = PushedFilters()
+    assert pushed.push([kind(("offset",), value)]) == []
+    read = [(r.partition, o) for r in pushed.narrow(RANGES[:3]) for o in range(r.start, r.end)]
+    assert read == [(p, o) for _, p, o in ROWS[:60] if COMPARISONS[kind](o, value)]
+
+
 @pytest.mark.parametrize(
     "one",
     [
