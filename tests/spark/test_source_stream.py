@@ -4,11 +4,14 @@ import json
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from logstore.client.admin import Admin
 from logstore.errors import UnknownGroupError
 from logstore.spark.lag import records_behind
 from logstore.spark.source.data_source import LogStoreSource
+from logstore.spark.source.options import parse_read_options
+from logstore.spark.source.stream_reader import StreamReader
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.spark
@@ -145,6 +148,24 @@ def test_a_first_batch_that_failed_is_repeated_as_it_was(spark, store, tmp_path)
     store.produce(topic, 0, 5, 9)
     assert query.run()[1] == [(topic, 0, n) for n in range(5, 9)]
     assert list(query.batches) == [0, 1]
+
+
+def test_a_repeated_first_batch_begins_where_latest_was(store):
+    topic = store.create("stream-latest")
+    store.produce(topic, 0, 0, 5)
+    options = parse_read_options({"bootstrap.servers": store.url, "subscribe": topic})
+    first, restarted = StreamReader(options), StreamReader(options)
+    start = first.initialOffset()
+    store.produce(topic, 0, 5, 9)
+    # Spark asks for it once more, and writes only the end down.
+    assert first.initialOffset() == start
+    end = json.loads(json.dumps(first.latestOffset(start, ReadAllAvailable())))
+    store.produce(topic, 0, 9, 12)
+    [part] = restarted.partitions(restarted.initialOffset(), end)
+    assert (part.start, part.end) == (5, 9)
+    after = restarted.latestOffset(end, ReadAllAvailable())
+    assert after == {topic: {"0": 12}, "topic_ids": end["topic_ids"]}
+    assert restarted.latestOffset(after, ReadAllAvailable()) == after
 
 
 def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(spark, store, admin, tmp_path):
