@@ -166,6 +166,8 @@ def test_a_repeated_first_batch_begins_where_latest_was(store):
     after = restarted.latestOffset(end, ReadAllAvailable())
     assert after == {topic: {"0": 12}, "topic_ids": end["topic_ids"]}
     assert restarted.latestOffset(after, ReadAllAvailable()) == after
+    first.stop()
+    restarted.stop()
 
 
 def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(spark, store, admin, tmp_path):
