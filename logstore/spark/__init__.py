@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from logstore.spark.session import session
 
 if TYPE_CHECKING:
-    from logstore.spark.delta_writer import delta_writer
+    from logstore.spark.foreach_batch import delta_writer
     from logstore.spark.group_reader import group_read
     from logstore.spark.json_values import parse_json
     from logstore.spark.lag import records_behind
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["delta_writer", "group_read", "parse_json", "read_offsets", "records_behind", "register", "session"]
 
 _MODULES = {
+    "delta_writer": "foreach_batch",
     "group_read": "group_reader",
     "parse_json": "json_values",
     "read_offsets": "reads",
@@ -30,12 +31,8 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "delta_writer":
-        # Its name is also that of its module.
-        value: Any = import_module(f"{__name__}.delta_writer").delta_writer
-    elif name not in _MODULES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    else:
-        value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

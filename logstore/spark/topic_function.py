@@ -74,7 +74,7 @@ def _read(
 ) -> Iterator["pa.RecordBatch"]:
     from logstore.spark.offset_ranges import resolve
     from logstore.spark.source.options import ReadOptions, Subscription
-    from logstore.spark.source.planning import Planner, TopicRange
+    from logstore.spark.source.planning import TopicRange, plan_slices
     from logstore.spark.source.slice_reader import read_slice
 
     options = ReadOptions(Subscription((topic,)), bootstrap=bootstrap, storage=storage, client_id=_CLIENT_ID)
@@ -82,7 +82,7 @@ def _read(
     names = ("starting", "ending")
     ranges = resolve(topic, starting, ending, view.bounds, view.offsets_of_times, names=names)
     wanted = [TopicRange(topic, view.topic_id, r.partition, r.start, r.end) for r in ranges]
-    for part in Planner(options).slices(wanted):
+    for part in plan_slices({topic: view}, wanted, options):
         yield from read_slice(part, options)
 
 

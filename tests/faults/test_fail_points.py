@@ -21,6 +21,7 @@ from tests.faults.fail_points.loop import (
 from tests.faults.fail_points.script import ACTS
 from tests.faults.fail_points.zygote import ROOT, Zygote
 from tests.faults.test_repair_kills import REBUILD_POINTS
+from tests.spark.test_exactly_once import STEPS as SINK_STEPS
 from tests.support.examples import stride
 
 pytestmark = pytest.mark.system
@@ -129,7 +130,7 @@ def test_every_step_is_reached(loop):
     sources = (path.read_text() for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
     named = {point for source in sources for point in re.findall(r'\breached\("([a-z_.]+)"\)', source)}
     named -= set(REBUILD_POINTS)  # no store runs: test_repair_kills kills there
-    named -= {"planned", "written", "found", "mirrored"}  # of a Spark driver: test_exactly_once kills it there
+    named -= set(SINK_STEPS)  # of a Spark driver: test_exactly_once kills it there
     reached = {act: {point for point in loop.hits(act) if is_named(point)} for act in ACTS}
     assert {point for points in reached.values() for point in points if not point.startswith("ack.")} == named
     missing = [step for step, (act, point) in STEPS.items() if point not in {**reached, "jobs": jobs.STEPS}[act]]

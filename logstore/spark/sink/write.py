@@ -31,6 +31,7 @@ from logstore.spark.sink.requests import Requests
 from logstore.spark.sink.sending import not_reached, send_all
 from logstore.spark.sink.sink_options import SinkOptions, parse_sink_options
 from logstore.spark.sink.whole_input import whole
+from logstore.spark.worker import one_line_errors
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class SinkWrite:
             )
         return cls(options, SinkColumns.of(schema, options.topic), "", 0)
 
+    @one_line_errors()
     def records(self, batches: Iterable[pa.RecordBatch]) -> RecordsWritten:
         """Store ``batches``, of one task."""
         requests = Requests(

@@ -28,11 +28,8 @@ class BatchReader(DataSourceReader):
         return Planner(self._options).slices(self._ranges(), self._filters.times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, Slice):
-            # Spark makes a partition of its own where there is none to read.
-            return
-        with one_line_errors():
-            yield from read_slice(partition, self._options)
+        # Spark makes a partition of its own where there is none to read.
+        return read_slice(partition, self._options) if isinstance(partition, Slice) else iter(())
 
     def _ranges(self) -> list[TopicRange]:
         topics = SourceTopics(self._options)

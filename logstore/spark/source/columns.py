@@ -2,23 +2,22 @@
 
 import pyarrow as pa
 
+from logstore.records.schema import TABLE_SCHEMA
+
 _COLUMNS = (
     "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
 )
 _HEADERS = "headers array<struct<key: string, value: binary>>"
 _ARROW = pa.schema(
     [
-        ("key", pa.binary()),
-        ("value", pa.binary()),
+        TABLE_SCHEMA.field("key"),
+        TABLE_SCHEMA.field("value"),
         ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("timestamp", pa.timestamp("us", "UTC")),
+        TABLE_SCHEMA.field("partition"),
+        TABLE_SCHEMA.field("offset"),
+        TABLE_SCHEMA.field("timestamp"),
         ("timestampType", pa.int32()),
     ]
-)
-_ARROW_HEADERS = pa.field(
-    "headers", pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
 )
 
 
@@ -29,4 +28,4 @@ def schema(*, include_headers: bool) -> str:
 
 def arrow_schema(*, include_headers: bool) -> pa.Schema:
     """The schema of the batches of a task: exactly the one that Spark makes of ``schema``."""
-    return _ARROW.append(_ARROW_HEADERS) if include_headers else _ARROW
+    return _ARROW.append(TABLE_SCHEMA.field("headers")) if include_headers else _ARROW

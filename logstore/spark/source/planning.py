@@ -9,7 +9,7 @@ Invariants: slices cover each offset of the ranges once; history is below the se
 wrong; a new one only saves the leader work.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -69,13 +69,9 @@ class Planner:
         ``view_through_store``.
         """
         ranges = [r for r in ranges if r.start < r.end]
-        views = {
-            topic: self._view(topic, [r for r in ranges if r.topic == topic]) for topic in {r.topic for r in ranges}
-        }
-        for r in ranges:
-            self._report_removed(views[r.topic], r)
-        whole = [part for r in ranges for part in _parts(views[r.topic], r, times)]
-        return divide(whole, self._options.min_partitions, self._options.max_records_per_partition)
+        topics = {r.topic for r in ranges}
+        views = {topic: self._view(topic, [r for r in ranges if r.topic == topic]) for topic in topics}
+        return plan_slices(views, ranges, self._options, times)
 
     def _view(self, topic: str, ranges: Sequence[TopicRange]) -> TopicView:
         view = self._views.get(topic)
@@ -86,20 +82,6 @@ class Planner:
                 f"topic {topic} was deleted and made again: its id is {view.topic_id}, not {ranges[0].topic_id}"
             )
         return view
-
-    def _report_removed(self, view: TopicView, wanted: TopicRange) -> None:
-        """Retention commits to the table: the store may not know yet that the log starts later."""
-        state = view.snapshot.partitions[wanted.partition]
-        if state.log_start <= wanted.start:
-            return
-        left = (file.base_offset for file in view.snapshot.segments(wanted.partition) if file.end_offset > wanted.start)
-        until = min(next(left, state.sealed), state.log_start, wanted.end)
-        if until > wanted.start:
-            report_data_loss(
-                f"topic {wanted.topic}, partition {wanted.partition}: offsets {wanted.start} to {until - 1} were "
-                f"removed by retention (the log starts at {state.log_start})",
-                fail=self._options.fail_on_data_loss,
-            )
 
     def _look(self, topic: str) -> TopicView:
         if self._options.storage:
@@ -113,7 +95,33 @@ def _is_far_beyond(view: TopicView, wanted: TopicRange) -> bool:
     return state is None or not view.urls or wanted.end - max(wanted.start, state.sealed) > _BEYOND_SNAPSHOT_MAX
 
 
-# ---- parts and slices; pure -----------------------------------------------------------------------------------------
+# ---- parts and slices; without a look at a store or a table ---------------------------------------------------------
+
+
+def plan_slices(
+    views: Mapping[str, TopicView], ranges: Sequence[TopicRange], options: ReadOptions, times: TimeRange | None = None
+) -> list[Slice]:
+    """As ``Planner.slices``, with the views of the topics by name. DataLossError."""
+    ranges = [r for r in ranges if r.start < r.end]
+    for r in ranges:
+        _report_removed(views[r.topic], r, fail=options.fail_on_data_loss)
+    whole = [part for r in ranges for part in _parts(views[r.topic], r, times)]
+    return divide(whole, options.min_partitions, options.max_records_per_partition)
+
+
+def _report_removed(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
+    """Retention commits to the table: the store may not know yet that the log starts later."""
+    state = view.snapshot.partitions[wanted.partition]
+    if state.log_start <= wanted.start:
+        return
+    left = (file.base_offset for file in view.snapshot.segments(wanted.partition) if file.end_offset > wanted.start)
+    until = min(next(left, state.sealed), state.log_start, wanted.end)
+    if until > wanted.start:
+        report_data_loss(
+            f"topic {wanted.topic}, partition {wanted.partition}: offsets {wanted.start} to {until - 1} were "
+            f"removed by retention (the log starts at {state.log_start})",
+            fail=fail,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from pyspark.sql.datasource import InputPartition
 from logstore.spark.source.columns import arrow_schema
 from logstore.spark.source.data_loss import DataLossError, report_data_loss
 from logstore.spark.source.options import ReadOptions
+from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
@@ -47,10 +48,10 @@ def read_slice(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     Raises DataLossError, TailReadError, CorruptionError, OSError.
     """
     rows = _Rows(part, include_headers=options.include_headers)
-    records = _history(part, options) if part.files else _tail(part, part.start, options)
-    for batch in records:
-        if batch.num_rows:
-            yield rows.of(batch)
+    with one_line_errors():
+        for batch in _history(part, options) if part.files else _tail(part, part.start, options):
+            if batch.num_rows:
+                yield rows.of(batch)
 
 
 def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -68,14 +69,12 @@ def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             snapshot = _snapshot(part)
             log_start = snapshot.partitions[part.partition].log_start
             offset = _after_loss(part, offset, log_start, options) if log_start > offset else offset
-            missing, names = (
-                names[0],
-                [
-                    file.path
-                    for file in snapshot.segments(part.partition)
-                    if file.num_records and file.max_offset >= offset and file.min_offset < part.end
-                ],
-            )
+            missing = names[0]
+            names = [
+                file.path
+                for file in snapshot.segments(part.partition)
+                if file.num_records and file.max_offset >= offset and file.min_offset < part.end
+            ]
             if missing in names:
                 # The table names a file that is not there.
                 raise

@@ -33,6 +33,7 @@ from logstore.spark.source.stream_offset import StreamOffset
 from logstore.spark.source.topics import SourceTopic, SourceTopics
 from logstore.spark.source.unread import capped, latest, look, planned
 from logstore.spark.topic_view import connect
+from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -68,6 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- where the query begins, and how far it may go ------------------------------------------------------------
 
+    @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Asked for twice before the first batch, and again when that batch is repeated."""
         if self._initial is None:
@@ -84,9 +86,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self._options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @one_line_errors()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._topics.look(missing_ok=True)
 
+    @one_line_errors()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """The end of the next batch; ``start`` itself if there is none.
 
@@ -125,6 +129,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
+    @one_line_errors()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Slice]:
         """Slices of a batch. Raises DataLossError with failOnDataLoss, and as ``Planner.slices``."""
         until = StreamOffset.of(end)
