@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 
+from benchmarks.groups import CommitOffsets, LoadOffsets
 from benchmarks.measure import Target
 from benchmarks.operations import (
     BrokerColdStart,
     BrokerRecovery,
     ColdStart,
+    EventStreams,
     IdlePolls,
     LatencyWhileRolling,
     ManyTopics,
@@ -244,11 +246,37 @@ DEFAULT: tuple[Case, ...] = (
         ),
     ),
     Case(
+        "commit-latency",
+        "1,000 commits/s of an offset of 100 groups, from the time they are due",
+        (CommitOffsets(groups=100, offsets=1, rate=1_000),),
+        (Target("p99_ms", at_most=10.0),),
+    ),
+    Case(
+        "commit-offsets",
+        "commits of 10 offsets each, of 100 groups in turn, 8 connections",
+        (CommitOffsets(groups=100, offsets=10),),
+        (Target("records_s", at_least=5_000),),
+    ),
+    Case(
+        "load-offsets",
+        "what 400,000 committed offsets (400 groups, 1,000 partitions) add to a start",
+        (LoadOffsets(groups=400, offsets=1_000),),
+        (Target("ready_s", at_most=3.0), Target("resident_mb", at_most=150.0)),
+        rounds=3,
+    ),
+    Case(
         "idle-polls",
         "1,000 long polls that wait, and 1 GB of records in the journal",
         (IdlePolls(replace(LARGE, partitions=1), 1_000_000_000 // LARGE.record_bytes),),
         (Target("resident_mb", at_most=400),),
         rounds=1,
+    ),
+    Case(
+        "event-streams",
+        "1,000 Server-Sent Events clients on one topic, 100 records a second",
+        (EventStreams(),),
+        (Target("p99_ms", at_most=250), Target("peak_mb", at_most=300)),
+        rounds=3,
     ),
 )
 

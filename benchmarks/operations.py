@@ -14,7 +14,7 @@ from benchmarks.measure import Sample
 from benchmarks.ours import NO_ROLL, TOPIC, fill, filled_store, http_specification
 from benchmarks.rivals import filled_topic
 from benchmarks.run import Stage
-from benchmarks.server import BenchmarkError, Store, Turn, run_load
+from benchmarks.server import BenchmarkError, Store, Turn, run_load, turn_of
 from benchmarks.workload import Workload
 from logstore.client.admin import Admin
 from logstore.client.producer import Producer
@@ -278,6 +278,34 @@ class IdlePolls:
             return sample
 
         return turn
+
+
+@dataclass(frozen=True, slots=True)
+class EventStreams:
+    """Many Server-Sent Events clients on one topic, and records at a fixed rate: every client has all, in one order.
+
+    Records of the sample are those that all clients got, together; the latency is from when a record was due to be
+    produced.
+    """
+
+    streams: int = 1_000
+    rate: int = 100
+    value_bytes: int = 100
+    name: str = "ours"
+    needs: tuple[str, ...] = ()
+
+    def start(self, stage: Stage) -> Turn:
+        _allow_open_files(2 * self.streams + 200)
+        store = stage.store(self.name)
+        store.create_topic(TOPIC, 1)
+        store.pause()
+        specification = {**store.address, "topic": TOPIC, "streams": self.streams, "rate": self.rate}
+        specification |= {"value_bytes": self.value_bytes, "connections": 16}
+        return turn_of(
+            store,
+            self.value_bytes,
+            lambda seconds: run_load("event_streams", {**specification, "seconds": seconds}),
+        )
 
 
 def _has_answer(connection: socket.socket) -> bool:

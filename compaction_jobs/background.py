@@ -4,9 +4,9 @@ It reads one line (``JobsOptions``) and writes a line (``JobRun``) for each pass
 too, goes to stderr. It works until its input ends: the store has gone, however it went, or wants it to go. Jobs may be
 ended anywhere, so those under way get a moment and no more.
 
-Two kinds of work go on beside each other, with Kafka's pauses: retention and vacuum every
-``log.retention.check.interval.ms``; key compaction of the dirtiest topics, ``log.cleaner.threads`` at once, until none
-is dirty enough, and again after ``log.cleaner.backoff.ms``.
+Two kinds of work go on beside each other, with Kafka's pauses: retention and vacuum 30 s after the start, and then
+every ``log.retention.check.interval.ms``; key compaction of the dirtiest topics, ``log.cleaner.threads`` at once, until
+none is dirty enough, and again after ``log.cleaner.backoff.ms``.
 """
 
 import os
@@ -37,6 +37,8 @@ from logstore.table_root import open_root
 
 log = structlog.stdlib.get_logger(__name__)
 
+#: Kafka's default of log.initial.task.delay.ms: what a store rolls after its start is seen by the first look.
+INITIAL_DELAY_S: Final = 30.0
 #: A tenth of the weight of the store's threads: a store under full load still lets jobs go on.
 _NICENESS: Final = 10
 #: Jobs under way that end within this time end whole.
@@ -65,11 +67,12 @@ class BackgroundJobs:
 
     def keep_up(self) -> None:
         """Retention and vacuum, until ``stopping``."""
-        while True:
+        interval_s = self._options.retention_check_interval_ms / 1000
+        pause_s = min(INITIAL_DELAY_S, interval_s)
+        while not self._stopping.wait(pause_s):
             for job in _UPKEEP:
                 self.upkeep_pass(job)
-            if self._stopping.wait(self._options.retention_check_interval_ms / 1000):
-                return
+            pause_s = interval_s
 
     def clean(self) -> None:
         """Key compaction, until ``stopping``."""

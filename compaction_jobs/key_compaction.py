@@ -16,6 +16,7 @@ from compaction_jobs.rewriting import AttemptResult, commit, disk_errors, refuse
 from compaction_jobs.spark_compaction import compact_by_spark
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import compaction_waits
+from logstore.delta.clean_files import changed_digest, clean_digest
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import CorruptionError, StorageError
@@ -88,15 +89,18 @@ def _compact(
         paths = [file.path for plan in plans for file in plan.files]
         return refused_as_overtaken(topic, [plan.partition for plan in plans], paths, error)
     segments = sorted((w.segment for w in written), key=lambda segment: segment.base_offset)
-    parts = [
-        RewritePart(
-            plan.partition,
-            tuple(source.path for task in tasks if task.partition == plan.partition for source in task.sources),
-            tuple(segment for segment in segments if segment.partition == plan.partition),
-            cleaned=plan.clean_point,
+    parts = []
+    for plan in plans:
+        removes = tuple(source.path for task in tasks if task.partition == plan.partition for source in task.sources)
+        adds = tuple(segment for segment in segments if segment.partition == plan.partition)
+        before = snapshot.segments(plan.partition)
+        digest = changed_digest(
+            clean_digest(before, plan.clean_point),
+            (file for file in before if file.path in set(removes)),
+            adds,
+            plan.clean_point,
         )
-        for plan in plans
-    ]
+        parts.append(RewritePart(plan.partition, removes, adds, cleaned=plan.clean_point, clean_digest=digest))
     return commit(topic, snapshot, parts, data_change=False, operation=OPERATION)
 
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeVar
 
+from logstore.delta.clean_files import clean_digest
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.log.merging import base_offset
 from logstore.segments.names import known_segment_name
@@ -107,7 +108,8 @@ def _count_leading(items: Sequence[T], holds: Callable[[T], bool]) -> int:
 class CompactionPlan:
     """Keep the latest record of each key in [log_start, clean_point), all of which ``files`` have.
 
-    An earlier compaction has been below ``first_dirty``. ``files`` are by rising offset; sizes in bytes.
+    An earlier compaction has been below ``first_dirty``. ``files`` are by rising offset; sizes in bytes. ``changed``:
+    other files have come there since (``clean_files``), so that none is clean.
     """
 
     partition: int
@@ -115,10 +117,13 @@ class CompactionPlan:
     first_dirty: int
     clean_point: int
     files: tuple[SegmentFile, ...]
+    changed: bool = False
 
     @property
     def clean(self) -> tuple[SegmentFile, ...]:
         """The leading files that an earlier compaction left: no key is in them twice. No file of another writer."""
+        if self.changed:
+            return ()
         return self.files[: _count_leading(self.files, lambda f: f.end_offset <= self.first_dirty and not f.foreign)]
 
     @property
@@ -133,7 +138,7 @@ class CompactionPlan:
 
     @property
     def dirty_ratio(self) -> float:
-        dirty = sum(file.size for file in self.files if file.end_offset > self.first_dirty)
+        dirty = sum(file.size for file in self.files if self.changed or file.end_offset > self.first_dirty)
         return dirty / max(1, self.size)
 
 
@@ -144,21 +149,28 @@ def plan_compaction(
 
     The clean point is the end of history, or the base of the first dirty segment with a record younger than
     ``min.compaction.lag.ms``. It is due when the share of dirty bytes is above ``min.cleanable.dirty.ratio``, or a
-    dirty record is older than ``max.compaction.lag.ms``. The caller checks the cleanup policy.
+    dirty record is older than ``max.compaction.lag.ms``. All are dirty if files below the last clean point are not
+    those that a compaction left. The caller checks the cleanup policy.
     """
     first_dirty = max(state.cleaned, state.log_start)
+    changed = is_changed(state, files)
     live = [file for file in files if file.end_offset > state.log_start]
     lag = config.min_compaction_lag_ms
     young = (f for f in live if is_young(f, lag, now_ms) and f.end_offset > first_dirty)
     stop = next(young, None)
     clean_point = state.sealed if stop is None else max(first_dirty, base_offset(stop))
     below = tuple(file for file in live if file.end_offset <= clean_point)
-    dirty = dirty_files(below, first_dirty)
+    dirty = dirty_files(below, state.log_start if changed else first_dirty)
     if not dirty:
         return None
-    plan = CompactionPlan(partition, state.log_start, first_dirty, clean_point, below)
+    plan = CompactionPlan(partition, state.log_start, first_dirty, clean_point, below, changed)
     overdue = min(file.min_timestamp_ms for file in dirty) < now_ms - config.max_compaction_lag_ms
     return plan if overdue or plan.dirty_ratio > config.min_cleanable_dirty_ratio else None
+
+
+def is_changed(state: PartitionState, files: Sequence[SegmentFile]) -> bool:
+    """Whether the files below the clean point are others than those that a compaction left there."""
+    return clean_digest(files, state.cleaned) != state.clean_digest
 
 
 def dirty_files(files: Iterable[SegmentFile], first_dirty: int) -> list[SegmentFile]:

@@ -135,7 +135,8 @@ def _reasons(topic: TopicReport) -> Iterator[tuple[str, str]]:
     elif topic.waiting and topic.waiting[0].partition is None:
         yield from ((topic.topic, waiting.message) for waiting in topic.waiting)
     elif topic.waiting:
-        first = min(topic.waiting, key=lambda waiting: (waiting.due_ms is None, waiting.due_ms or 0))
+        # A partition without segments says the least.
+        first = min(topic.waiting, key=lambda w: (w.due_ms is None, w.due_ms or 0, w.reason == "empty"))
         unrolled = sum(waiting.unrolled_records or 0 for waiting in topic.waiting)
         rolled = f"; {unrolled:,} records of the topic are not rolled yet" if unrolled else ""
         if all(waiting.message == first.message for waiting in topic.waiting):

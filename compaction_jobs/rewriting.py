@@ -11,18 +11,16 @@ from compaction_jobs.context import JobContext
 from compaction_jobs.report import NOTHING, TopicReport, Totals, totals
 from compaction_jobs.topics import JobTopic
 from compaction_jobs.waiting import Waiting
-from logstore.delta.file_history import removals_since
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.delta.topic_table import RewritePart
 from logstore.errors import (
     CommitRefusedError,
     CorruptionError,
     LogStoreError,
-    MissingRecordsError,
     StorageError,
     storage_error,
 )
-from logstore.log.history import history_gaps, missing_ranges, removed_ranges
+from logstore.log import history
 from logstore.segments.foreign_names import foreign_records
 from logstore.topic_config import TopicConfig
 
@@ -138,22 +136,14 @@ def require_whole(topic: JobTopic, snapshot: TopicSnapshot, ends: Mapping[int, i
 
     Readers pass over gaps below a log start or a clean point, so the job would hide the loss.
     """
-    gaps = {
-        partition: found
-        for partition, end in ends.items()
-        if (found := [gap for gap in history_gaps(snapshot, partition) if gap[0] < end])
-    }
-    if not gaps:
-        return
-    path = topic.table.files
-    removed = removed_ranges(removals_since(path, -1), None, path)
-    for partition, found in gaps.items():
-        for gap in missing_ranges(found, removed.get(partition, []), unexplained=None):
-            raise MissingRecordsError(
-                f"{topic.name}-{partition}: offsets {gap.start} to {gap.end - 1} are missing: {gap.cause}. This job "
-                "would hide that: restore the table to the version before, or give them up with logstore topic "
-                "delete-records"
-            )
+    history.require_whole(
+        topic.name,
+        topic.table.files,
+        snapshot,
+        {partition: (0, end) for partition, end in ends.items()},
+        "This job would hide that: restore the table to the version before, or give them up with logstore topic "
+        "delete-records",
+    )
 
 
 @contextmanager

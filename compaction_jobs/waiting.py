@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Literal
 
-from compaction_jobs.planning import dirty_files, is_young, plan_compaction
+from compaction_jobs.planning import dirty_files, is_changed, is_young, plan_compaction
 from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
-from logstore.log.merging import count_small, target_bytes
+from logstore.log.merging import target_bytes
 from logstore.topic_config import LONG_MAX, TopicConfig
 
 #: ``policy`` and ``unlimited``: the configuration keeps everything. ``empty``: there is nothing to work on. ``clean``:
@@ -74,7 +74,7 @@ def compaction_waits(
     """Why ``plan_compaction`` of the same arguments is None, or the topic is not compacted."""
     if not config.compacted:
         return Waiting(partition, "policy", "cleanup.policy is delete: keys are not compacted")
-    first_dirty = max(state.cleaned, state.log_start)
+    first_dirty = state.log_start if is_changed(state, files) else max(state.cleaned, state.log_start)
     live = [file for file in files if file.end_offset > state.log_start]
     dirty = dirty_files(live, first_dirty)
     if not dirty:
@@ -120,10 +120,10 @@ def merge_waits(
         return Waiting(partition, "policy", "merge.target.bytes=0 joins no segments")
     if not files:
         return Waiting(partition, "empty", "it has no segments; only what is rolled can be joined")
-    small = count_small(files, config)
+    # Without numbers: partitions with the same reason share one line.
     message = (
-        f"{small:,} of {len(files):,} segments have less than {target_bytes(config)} bytes (merge.target.bytes), but "
-        "are too few to be joined, too different in size, or apart"
+        f"segments of less than {target_bytes(config)} bytes (merge.target.bytes) are too few in one partition to be "
+        "joined, too different in size, or apart"
     )
     return Waiting(partition, "few", message)
 

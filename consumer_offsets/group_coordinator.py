@@ -1,39 +1,43 @@
-"""The group coordinator: commit and read offsets, read the lag, list and delete groups.
+"""The group coordinator: commit and read offsets, read the lag, list, describe and delete groups.
 
 Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. The
 offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of
 the same name is made again. A request is committed as a whole or refused as a whole.
 """
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, fields
 from typing import Self
 
-import structlog
-
-from consumer_offsets.offset_log import OffsetLog, TopicPartition
+from consumer_offsets.committed_offsets import NO_PRODUCER_ID, TopicPartition
+from consumer_offsets.followed_topics import FollowedTopics
+from consumer_offsets.group_members import GroupMembers
+from consumer_offsets.group_shards import GroupShards, answered
+from consumer_offsets.groups import events
+from consumer_offsets.groups.description import GroupDescription, MemberDescription
+from consumer_offsets.groups.group import Group
+from consumer_offsets.groups.group_config import GroupConfig
+from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
+from consumer_offsets.offset_cleanup import OffsetCleanup
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, Topic
+from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
-    InvalidGroupError,
     InvalidRequestError,
-    LogStoreError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
     QuarantinedError,
     UnknownGroupError,
     UnknownTopicError,
+    UnstableOffsetCommitError,
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
-from logstore.names import is_legal_name
+from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OffsetCommit
-
-log = structlog.stdlib.get_logger(__name__)
 
 _TIMEOUT_MS = 30_000
 
@@ -78,14 +82,52 @@ class PartitionLag:
     lag: int
 
 
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    """``member_epoch`` is -1 in a classic group. ``partitions`` are assigned to it, as (topic, partition)."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    member_epoch: int
+    partitions: list[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    """As ``groups.description.GroupDescription``, with the partitions of members."""
+
+    group: str
+    kind: str
+    state: str
+    generation: int
+    protocol_type: str | None
+    protocol: str | None
+    members: list[DescribedMember]
+
+
 class GroupCoordinator:
-    """Runs on the broker's event loop. ``start`` it after the broker. It is the only writer of its topic."""
+    """Runs on the broker's event loop. ``start`` it after the broker. Its shards are the only writers of its topic.
+
+    ``members`` takes the requests of members.
+    """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
         self._broker = broker
         self._authorizer = broker.authorizer
         self._clock = clock
-        self._offsets = OffsetLog(broker)
+        config = GroupConfig(**{each.name: getattr(broker.settings, each.name) for each in fields(GroupConfig)})
+        self._topics = FollowedTopics(broker, self._tell_of_topics)
+        self._shards = GroupShards(
+            broker,
+            clock,
+            lambda: GroupsMachine(
+                lambda group: Group(group, config, SERVER_ASSIGNORS, self._topics.topics), self._topics.changed
+            ),
+        )
+        self.members = GroupMembers(self._authorizer, self._shards, self._topics)
+        self.cleanup = OffsetCleanup(broker, clock, self._shards)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -99,24 +141,47 @@ class GroupCoordinator:
 
     @classmethod
     async def start(cls, broker: Broker, *, clock: Clock | None = None) -> Self:
-        """Load the committed offsets, and follow the deletion of topics. CorruptionError if they cannot be read."""
+        """Load the groups, and follow topics and leaders.
+
+        Groups that cannot be read are refused until a restart finds the topic mended; others are served.
+        """
         coordinator = cls(broker, clock or SystemClock())
-        await coordinator._offsets.load()
-        await coordinator._delete_orphans()
-        broker.topic_deleted_listeners.append(coordinator._on_topic_deleted)
+        await coordinator._shards.start()
+        await coordinator.cleanup.start()
+        coordinator._topics.start()
         return coordinator
 
     async def close(self) -> None:
         """Stop following the broker. Commits under way still finish."""
-        self._broker.topic_deleted_listeners.remove(self._on_topic_deleted)
-        await self._offsets.close()
+        self._topics.close()
+        await self.cleanup.close()
+        await self._shards.close()
+
+    def _tell_of_topics(self, changed: TopicsChanged) -> None:
+        for shard in self._shards.active():
+            shard.apply(changed)
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
     async def commit(
-        self, context: RequestContext, group: str, offsets: Sequence[OffsetToCommit], *, timeout_ms: int = _TIMEOUT_MS
+        self,
+        context: RequestContext,
+        group: str,
+        offsets: Sequence[OffsetToCommit],
+        *,
+        member_id: str = "",
+        generation: int = NO_GENERATION,
+        group_instance_id: str | None = None,
+        producer_id: int = NO_PRODUCER_ID,
+        producer_epoch: int = -1,
+        transactional_id: str | None = None,
+        timeout_ms: int = _TIMEOUT_MS,
     ) -> None:
         """Commit offsets, lower ones than before too; returns when that is durable.
+
+        A commit with ``member_id``, ``group_instance_id`` or ``generation`` (of a classic group, or the member's epoch)
+        is taken from a member of that generation only: UnknownMemberIdError, IllegalGenerationError. One of a
+        transaction (``producer_id``, ``producer_epoch``, ``transactional_id``) is refused: InvalidRequestError.
 
         Raises GroupAuthorizationError, TopicAuthorizationError (of one of the topics), InvalidGroupError,
         InvalidRequestError (none, or a partition twice), OffsetMetadataTooLargeError, UnknownTopicError,
@@ -124,29 +189,46 @@ class GroupCoordinator:
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        _check_group_name(group)
         _check_request(offsets)
+        _check_transaction(producer_id, producer_epoch, transactional_id)
         for name in dict.fromkeys(asked.topic for asked in offsets):
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
-        self._check_offsets(offsets)
-        topic = await self._offsets.open_topic()
+        self._check_offsets(offsets, generation)
+        shard = await self._shards.of(group, timeout_ms)
         # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
-        commits = self._check_offsets(offsets)
-        await self._offsets.append(topic, group, commits, timeout_ms=timeout_ms)
+        commits = self._check_offsets(offsets, generation)
+        member = events.CommitOffsets(OWN_REQUEST, member_id, generation, group_instance_id)
+        await answered(group, shard.request(lambda request: CommitOffsets(request, group, commits, member)), timeout_ms)
 
     def groups(self, context: RequestContext) -> list[str]:
-        """Names of the groups with committed offsets that the principal may describe, sorted."""
-        names = sorted(group for group in self._offsets.groups() if self._has_current(group))
+        """Names of the groups with members or committed offsets that the principal may describe, sorted."""
+        topic_ids = self._topic_ids()
+        names = sorted(
+            group
+            for machine in self._shards.machines()
+            for group in {*machine.offsets.current(topic_ids), *machine.groups()}
+        )
         return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
 
-    def committed(self, context: RequestContext, group: str, topic: str | None = None) -> list[CommittedOffset]:
+    def committed(
+        self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
+    ) -> list[CommittedOffset]:
         """Committed offsets, by topic and partition: of ``topic``, or of all topics that the principal may describe.
 
-        Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError.
+        Raises GroupAuthorizationError, UnknownGroupError; for ``topic`` TopicAuthorizationError, UnknownTopicError;
+        with ``require_stable`` UnstableOffsetCommitError if an open transaction has committed one of them;
+        NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         if topic is not None:
             self._broker.topic(context, topic)
+        if require_stable:
+            for pending in self._shards.machine(group).offsets.pending(group):
+                if topic in (None, pending.topic):
+                    raise UnstableOffsetCommitError(
+                        f"The offset of group {group!r} for {pending.topic}-{pending.partition} is that of an open "
+                        "transaction: ask again when it has ended."
+                    )
         known = self._known(group)
         shown = self._authorizer.described(context, [key.topic for key, _ in known])
         return [
@@ -156,15 +238,17 @@ class GroupCoordinator:
         ]
 
     def lag(self, context: RequestContext, group: str) -> list[PartitionLag]:
-        """The lag in all partitions of the topics that the group has committed to and the principal may describe, in
-        order.
+        """The lag in all partitions of the topics that the group has committed to, or that are assigned to its members,
+        and that the principal may describe, in order.
 
         Raises GroupAuthorizationError, UnknownGroupError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         committed = {key: commit.offset for key, commit in self._known(group)}
         lags = []
-        for name in sorted(self._authorizer.described(context, [key.topic for key in committed])):
+        members = self.describe(context, group).members
+        topics = {key.topic for key in committed} | {topic for member in members for topic, _ in member.partitions}
+        for name in sorted(self._authorizer.described(context, sorted(topics & self._topic_ids().keys()))):
             for log in self._broker.topic(INTERNAL, name).partitions:
                 offset = committed.get(TopicPartition(name, log.partition))
                 begin = log.log_start_offset if offset is None else offset
@@ -172,42 +256,69 @@ class GroupCoordinator:
                 lags.append(PartitionLag(name, log.partition, offset, log.log_start_offset, log.high_watermark, lag))
         return lags
 
-    async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
-        """Delete the group: all its committed offsets.
+    def describe(self, context: RequestContext, group: str) -> DescribedGroup:
+        """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        self._known(group)
+        found = self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
+        return DescribedGroup(
+            found.group,
+            found.kind,
+            found.state,
+            found.generation,
+            found.protocol_type,
+            found.protocol,
+            [
+                DescribedMember(
+                    member.member_id,
+                    member.instance_id,
+                    member.client_id,
+                    member.client_host,
+                    member.member_epoch,
+                    _partitions_of(member, found.protocol_type),
+                )
+                for member in found.members
+            ],
+        )
 
-        Raises GroupAuthorizationError, UnknownGroupError, and as ``commit`` when it cannot.
+    async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
+        """Delete a group without members, and all its committed offsets.
+
+        Raises GroupAuthorizationError, UnknownGroupError, NonEmptyGroupError, and as ``commit`` when it cannot.
         """
         self._authorizer.require(context, Operation.DELETE, ResourceType.GROUP, group)
         self._known(group)
-        topic = await self._offsets.open_topic()
-        await self._offsets.append(topic, group, dict.fromkeys(self._offsets.keys(group)), timeout_ms=timeout_ms)
+        shard = await self._shards.of(group, timeout_ms)
+        await answered(group, shard.request(lambda request: DeleteGroup(request, group)), timeout_ms)
 
     # ---- groups and topics ------------------------------------------------------------------------------------------
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
         current = self._current(group)
-        if not current:
-            raise UnknownGroupError(f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has committed no offsets.")
+        if not current and self._shards.machine(group).describe(group) is None:
+            raise UnknownGroupError(
+                f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
+            )
         return sorted(current.items())
 
     def _current(self, group: str) -> dict[TopicPartition, OffsetCommit]:
         """Commits whose topics are still the ones that they were made to."""
-        commits = self._offsets.commits(group)
+        commits = self._shards.machine(group).offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
 
-    def _has_current(self, group: str) -> bool:
-        return any(self._is_current(key, commit) for key, commit in self._offsets.commits(group).items())
+    def _topic_ids(self) -> dict[str, str]:
+        return {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
 
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
         try:
-            return self._broker.topic(INTERNAL, key.topic).topic_id == commit.topic_id
+            return str(self._broker.topic(INTERNAL, key.topic).topic_id) == commit.topic_id
         except (UnknownTopicError, QuarantinedError):
             return False
 
-    def _check_offsets(self, offsets: Sequence[OffsetToCommit]) -> dict[TopicPartition, OffsetCommit | None]:
+    def _check_offsets(self, offsets: Sequence[OffsetToCommit], generation: int) -> dict[TopicPartition, OffsetCommit]:
         """The commits to append, once every offset is checked."""
         now = self._clock.now_ms()
-        commits: dict[TopicPartition, OffsetCommit | None] = {}
+        commits: dict[TopicPartition, OffsetCommit] = {}
         for asked in offsets:
             topic = self._broker.topic(INTERNAL, asked.topic)
             require_topic_id(topic, asked.topic_id)
@@ -225,49 +336,26 @@ class GroupCoordinator:
                 asked.offset,
                 NO_LEADER_EPOCH if epoch is None else epoch,
                 asked.metadata,
-                NO_GENERATION,
-                topic.topic_id,
+                generation,
+                str(topic.topic_id),
                 now,
             )
         return commits
 
-    async def _on_topic_deleted(self, deleted: Topic) -> None:
-        await self._delete_unseen(lambda group: [key for key in self._offsets.keys(group) if key.topic == deleted.name])
 
-    async def _delete_orphans(self) -> None:
-        """Delete offsets of topics whose deletion a crash cut short. Offsets of a missing topic stay."""
-        existing = {topic.name: topic.topic_id for topic in self._broker.topics(INTERNAL, include_internal=True)}
-
-        def is_orphan(key: TopicPartition, commit: OffsetCommit) -> bool:
-            made_again = existing.get(key.topic, commit.topic_id) != commit.topic_id
-            return made_again or self._broker.was_deleted(INTERNAL, commit.topic_id)
-
-        await self._delete_unseen(lambda group: [k for k, c in self._offsets.commits(group).items() if is_orphan(k, c)])
-
-    async def _delete_unseen(self, keys_of: Callable[[str], list[TopicPartition]]) -> None:
-        """Delete offsets that nobody sees any more. If that fails, the next start deletes them."""
-        stale = {group: keys for group in self._offsets.groups() if (keys := keys_of(group))}
-        if not stale:
-            return
-        # The topic exists, so this does not wait for the lock on the catalogue, which a deletion holds.
-        topic = await self._offsets.open_topic()
-        outcomes = await asyncio.gather(
-            *(self._offsets.append(topic, g, dict.fromkeys(keys), timeout_ms=_TIMEOUT_MS) for g, keys in stale.items()),
-            return_exceptions=True,
-        )
-        for outcome in outcomes:
-            if isinstance(outcome, LogStoreError):
-                log.warning("group_offsets.not_deleted", error=str(outcome))
-            elif outcome is not None:
-                raise outcome
+def _partitions_of(member: MemberDescription, protocol_type: str | None) -> list[tuple[str, int]]:
+    if protocol_type != PROTOCOL_TYPE or not member.assignment:
+        return [(entry.topic, partition) for entry in member.assigned for partition in entry.partitions]
+    try:
+        return sorted(decode_assignment(member.assignment).partitions)
+    except InvalidRequestError:
+        return []  # bytes of a client's own
 
 
-def _check_group_name(group: str) -> None:
-    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
-        shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
-        raise InvalidGroupError(
-            f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
-            "(but not '.' or '..')."
+def _check_transaction(producer_id: int, producer_epoch: int, transactional_id: str | None) -> None:
+    if producer_id != NO_PRODUCER_ID or producer_epoch != -1 or transactional_id is not None:
+        raise InvalidRequestError(
+            "Offsets cannot be committed in a transaction: commit them without producer id, epoch and transactional id."
         )
 
 

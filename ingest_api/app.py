@@ -17,6 +17,7 @@ from ingest_api.errors import (
     add_error_handlers,
     log_store_error_response,
 )
+from ingest_api.event_stream import HEAD_ONLY
 from ingest_api.guard import Arrival, Guard, enter
 from ingest_api.request_log import RequestLog
 from ingest_api.routers import ROUTERS
@@ -118,7 +119,7 @@ class Application(FastAPI):
         enter(scope, self.guard.admit(arrival, found))
         if arrival.method == "HEAD":
             # The server leaves the body out.
-            scope = {**scope, "method": "GET"}
+            scope = {**scope, "method": "GET", HEAD_ONLY: True}
         if found.route.by_hand:
             await self._answer_by_hand(scope, receive, send)
         else:

@@ -11,8 +11,8 @@ from pydantic import BeforeValidator
 from starlette.requests import Request
 
 from ingest_api.guard import context_of
-from ingest_api.operations import NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
-from ingest_api.parameters import partition_number, shown
+from ingest_api.operations import CLUSTER_DESCRIPTION, NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
+from ingest_api.parameters import broker_number, partition_number, shown
 from ingest_api.routes import operation_of
 from ingest_api.state import ApiState, api_state
 from ingest_api.topic_ids import topic_to_read
@@ -39,7 +39,7 @@ GroupName = Annotated[
     ),
 ]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
-_ClusterId = Annotated[str, Path(alias="cluster_id", description="The id that GET /v3/clusters answers.")]
+_ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]
 _PartitionNumber = Annotated[
     int,
     BeforeValidator(partition_number),
@@ -48,6 +48,13 @@ _PartitionNumber = Annotated[
         description=PARTITION_DESCRIPTION,
         json_schema_extra={"format": "int32", "minimum": 0},
     ),
+]
+
+#: As a partition's number: of another form, it is not found.
+BrokerNumber = Annotated[
+    int,
+    BeforeValidator(broker_number),
+    Path(alias="broker_id", description="Id of the broker.", json_schema_extra={"format": "int32", "minimum": 0}),
 ]
 
 
@@ -99,6 +106,13 @@ TopicInCluster = Annotated[Topic, Depends(_topic_in_cluster)]
 #: The topic in the path, checked against ``Logstore-Topic-Id`` if the request has it. The answer then has the topic's
 #: id.
 IdentifiedTopic = Annotated[Topic, Depends(_identified_topic)]
+
+
+async def _partition_in_cluster(topic: TopicInCluster, number: _PartitionNumber) -> PartitionLog:
+    return topic.partition(number)
+
+
+PartitionInCluster = Annotated[PartitionLog, Depends(_partition_in_cluster)]
 
 
 async def _partition(topic: TopicInPath, number: _PartitionNumber) -> PartitionLog:

@@ -23,7 +23,22 @@ from ingest_api.content_types import (
 )
 from ingest_api.identity_headers import HEADER_PARAMETERS as IDENTITY_HEADERS
 from ingest_api.identity_headers import REPLAYED
-from ingest_api.parameters import ACKS, KEY_FORMAT, MAX_BYTES, MAX_WAIT_MS, MIN_BYTES, OFFSET, TIMEOUT_MS, Parameter
+from ingest_api.parameters import (
+    ACKS,
+    EVENT_FORMAT,
+    FROM,
+    ISOLATION_LEVEL,
+    KEY,
+    KEY_FORMAT,
+    MAX_BYTES,
+    MAX_WAIT_MS,
+    MIN_BYTES,
+    OFFSET,
+    PARTITION,
+    TIMEOUT_MS,
+    Parameter,
+    TextParameter,
+)
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.schemas.records import (
     ConsumedRecord,
@@ -31,6 +46,10 @@ from ingest_api.schemas.records import (
     ProducedOffsets,
     ProducedRanges,
     ProduceRequest,
+    RecordBatchAnswer,
+    RecordBatchRequest,
+    RecordReport,
+    TypedRecord,
 )
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
@@ -40,9 +59,21 @@ from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 REFERENCE: Final = "#/components/schemas/{model}"
 NAME_PATTERN: Final = "^[A-Za-z0-9._-]+$"
 TOPIC_DESCRIPTION: Final = "Name of the topic."
+CLUSTER_DESCRIPTION: Final = "The id that GET /v3/clusters answers."
 PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
 #: The models of bodies that are read and written by hand.
-MODELS: Final = (ErrorBody, ConsumedRecord, FetchRequest, ProducedOffsets, ProducedRanges, ProduceRequest)
+MODELS: Final = (
+    ErrorBody,
+    ConsumedRecord,
+    FetchRequest,
+    ProducedOffsets,
+    ProducedRanges,
+    ProduceRequest,
+    RecordBatchAnswer,
+    RecordBatchRequest,
+    RecordReport,
+    TypedRecord,
+)
 
 _ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
@@ -54,7 +85,10 @@ _ERRORS = {
     406: "Accept allows none of the media types of the answer.",
     408: "The client stopped sending in the middle of the body.",
     409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
-    "that its offsets are not known. Nothing was stored now.",
+    "that its offsets are not known. Nothing was stored now. Of members of groups, "
+    "40914: no such member; 40915, 40921, 40922: another generation or member epoch; 40916: no common protocol; 40917: "
+    "a rebalance has begun, join again; 40919, 40920: the group.instance.id is another member's; 40923: the group is "
+    "full; 40924: the group has members.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
@@ -70,6 +104,7 @@ _ERRORS = {
 }
 
 _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
+    "cluster_id": {"schema": {"type": "string"}, "description": CLUSTER_DESCRIPTION},
     "topic": {
         "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": TOPIC_NAME_LENGTH_MAX},
         "description": TOPIC_DESCRIPTION,
@@ -151,13 +186,14 @@ def _operation(
     operation_id: str,
     *,
     path: Sequence[str] = (),
-    query: Sequence[Parameter] = (),
+    query: Sequence[Parameter | TextParameter] = (),
     headers: Sequence[dict[str, Any]] = (),
     body: dict[str, Any] | None = None,
     answers: Mapping[int, dict[str, Any]],
     errors: Sequence[int] = (),
+    coded: bool = True,
 ) -> dict[str, Any]:
-    """Keyword arguments for a route's decorator."""
+    """Keyword arguments for a route's decorator. ``coded``: the body may be compressed."""
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "path", "required": True, **_PATH_PARAMETERS[name]} for name in path
     ]
@@ -168,7 +204,8 @@ def _operation(
     parameters += [*headers, *COMMON_HEADERS]
     extra: dict[str, Any] = {"parameters": parameters}
     if body is not None:
-        parameters.append(CONTENT_ENCODING)
+        if coded:
+            parameters.append(CONTENT_ENCODING)
         extra["requestBody"] = {"required": True, "content": body}
     failures = common_refusals(has_path=bool(path), has_body=body is not None) | refusals(*errors)
     return {"operation_id": operation_id, "responses": {**answers, **failures}, "openapi_extra": extra}
@@ -210,6 +247,27 @@ def _produce(operation_id: str, path: Sequence[str]) -> dict[str, Any]:
 
 PRODUCE = _produce("produce", ("topic",))
 PRODUCE_TO_PARTITION = _produce("produceToPartition", ("topic", "partition"))
+PRODUCE_RECORDS = _operation(
+    "produceRecords",
+    path=("cluster_id", "topic"),
+    body=_content(_ref(TypedRecord), (JSON,)),
+    answers={
+        200: _answer(
+            "A report for each record, in their order, each a JSON object on a line: `RecordReport` with `error_code` "
+            "200, or `ErrorBody`.",
+            _content({"anyOf": [_ref(RecordReport), _ref(ErrorBody)]}, (JSON,)),
+        )
+    },
+    errors=(400, 406, 503, 504),
+    coded=False,
+)
+PRODUCE_RECORDS_BATCH = _operation(
+    "produceRecordsBatch",
+    path=("cluster_id", "topic"),
+    body=_content(_ref(RecordBatchRequest), (JSON,)),
+    answers={207: _answer("Each entry is stored or refused by itself.", _content(_ref(RecordBatchAnswer), (JSON,)))},
+    errors=(400, 406, 503),
+)
 FETCH = _operation(
     "fetch",
     path=("topic", "partition"),
@@ -244,6 +302,28 @@ FETCH_MANY = _operation(
         )
     },
     errors=(406, 429),
+)
+EVENTS = _operation(
+    "streamEvents",
+    path=("topic",),
+    query=(FROM, PARTITION, KEY, KEY_FORMAT, EVENT_FORMAT, ISOLATION_LEVEL),
+    headers=(
+        {
+            "name": "Last-Event-ID",
+            "in": "header",
+            "description": "The id of the last event that was received: the stream goes on behind it.",
+            "schema": {"type": "string"},
+        },
+        TOPIC_ID,
+    ),
+    answers={
+        200: _answer(
+            "Server-Sent Events without an end: each has the position behind it as its id, and a record as its data.",
+            {"text/event-stream": {"schema": {"type": "string"}}},
+            TOPIC_ID_HEADERS,
+        )
+    },
+    errors=(406, 416, 429, 503),
 )
 METRICS = _operation(
     "getMetrics",

@@ -10,13 +10,13 @@ mean the default. Raises ParameterError saying what to send; for a path, the 404
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl
 
 from starlette.requests import Request
 
-from ingest_api.errors import ParameterError
+from ingest_api.errors import NoSuchResourceError, ParameterError
 from logstore.errors import UnknownPartitionError
 from logstore.limits import FETCH_BYTES_DEFAULT, FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
 from logstore.quantities import TIME_FORMS, timestamp_ms
@@ -85,6 +85,19 @@ class ChoiceParameter:
         return {**schema, "default": next(iter(self.choices))} if self.has_default else schema
 
 
+@dataclass(frozen=True, slots=True)
+class TextParameter:
+    """A text that its route reads; ``schema`` describes it."""
+
+    name: str
+    description: str
+    schema: dict[str, Any] = field(default_factory=lambda: {"type": "string"})
+
+    @property
+    def json_schema(self) -> dict[str, Any]:
+        return self.schema
+
+
 Parameter = IntegerParameter | ChoiceParameter
 
 ACKS = ChoiceParameter(
@@ -123,6 +136,34 @@ MIN_BYTES = IntegerParameter(
 )
 MAX_WAIT_MS = IntegerParameter(
     "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
+)
+FROM = TextParameter(
+    "from",
+    "Where to begin: `earliest`, `latest` (default), or a position: the id of an event, or the next offset of each "
+    "partition, as `0:17,1:5` (partitions that it leaves out begin at their log start). The header `Last-Event-ID`, "
+    "which a browser sends when it connects again, goes before it.",
+    {"type": "string", "default": "latest"},
+)
+PARTITION = TextParameter(
+    "partition",
+    "The partitions to stream, as `0,3`; if absent all, also those that are added meanwhile.",
+    {"type": "string", "pattern": "^[0-9]+(,[0-9]+)*$"},
+)
+KEY = TextParameter(
+    "key",
+    "Only records with this key: JSON, or a text without quotes, which is taken for a JSON string. With "
+    "`key_format=string` the key's text itself, with `format=binary` its bytes as base64.",
+)
+EVENT_FORMAT = ChoiceParameter(
+    "format",
+    {"json": 0, "binary": 1},
+    "Of keys and values: `json` as the records endpoint shows them without an Accept (`key_format` and `value_format` "
+    "say where one is not JSON); `binary`, base64.",
+)
+ISOLATION_LEVEL = ChoiceParameter(
+    "isolation_level",
+    {"read_committed": 1, "read_uncommitted": 0},
+    "`read_committed`: records below the last stable offset; `read_uncommitted`: below the high watermark.",
 )
 # A time may be a number, too.
 _TIMESTAMP = IntegerParameter("timestamp", TIMESTAMP_MS_MIN, TIMESTAMP_MS_MAX, None, "")
@@ -190,6 +231,13 @@ def partition_number(text: str) -> int:
         raise UnknownPartitionError(
             f"Partition {shown(text)} not found: a partition is a whole number from 0, written in decimal digits."
         )
+    return int(text)
+
+
+def broker_number(text: str) -> int:
+    """The id of a broker, in a part of the path. NoSuchResourceError for what is none."""
+    if not _PARTITION.fullmatch(text) or int(text) >= 2**31:
+        raise NoSuchResourceError(f"Broker {shown(text)} not found: an id is a whole number from 0, in decimal digits.")
     return int(text)
 
 

@@ -93,6 +93,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().__init__(*arguments, **keywords)
         #: The client sends nothing more; an answer may still reach it.
         self.client_ended = False
+        #: The connection was cut because the client did not take its answer.
+        self.was_cut = False
         # The request that arrives: its number, whether its head or its body is under way, and its bytes so far.
         self._request_number = 0
         self._in_head = False
@@ -203,9 +205,14 @@ class HttpProtocol(HttpToolsProtocol):
         """
         now = self._bytes_not_taken()
         if two_ago is not None and two_ago - now < CLIENT_BYTES_PER_SECOND_MIN * self.limits.answer_seconds:
-            self.transport.abort()
+            self.cut()
         else:
             self._check_answer_later(one_ago, now)
+
+    def cut(self) -> None:
+        """Close the connection at once, whatever of the answer is not taken yet."""
+        self.was_cut = True
+        self.transport.abort()
 
     def _bytes_not_taken(self) -> int:
         """Bytes that the client's side has not acknowledged.

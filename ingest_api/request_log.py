@@ -32,6 +32,8 @@ _logger = logging.getLogger(__name__)
 _READ_HEADERS = frozenset((REQUEST_ID, CLIENT_ID, b"expect"))
 # The status that nginx logs for a client that closed the connection; no client ever sees it.
 _CLIENT_CLOSED_REQUEST = 499
+#: In the scope of a request whose answer is a stream without an end.
+STREAM = "logstore.stream"
 _NO_ROUTE = "none"
 _READING_ROUTES = ("/fetch",)
 
@@ -61,7 +63,9 @@ class RequestLog:
         finally:
             # The route is the label of metrics, never a path that a client made up.
             route = getattr(scope.get("route"), "path", _NO_ROUTE)
-            seconds = time.perf_counter() - began
+            ended = time.perf_counter()
+            # A stream lasts as long as its client likes: its beginning is what there is to measure.
+            answered = exchange.began_answer or ended if STREAM in scope else ended
             record_answer(
                 arrival.method,
                 route,
@@ -69,7 +73,7 @@ class RequestLog:
                 exchange.status,
                 exchange.sent_bytes,
                 arrival.client_id,
-                seconds,
+                answered - began,
             )
             LOG_FIELDS.reset(token)
 
@@ -97,6 +101,7 @@ class _Exchange:
         self.raw_path: str = scope["raw_path"].decode("latin-1")
         self.status = 0
         self.sent_bytes = 0
+        self.began_answer = 0.0
         self._receive = receive
         self._send = send
         self._awaits_continue = expects
@@ -108,6 +113,7 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            self.began_answer = time.perf_counter()
             headers = [*message["headers"], (b"x-request-id", self.arrival.request_id.encode())]
             if self._awaits_continue:
                 # The client waits for "100 Continue", so its body may or may not come: close the connection.

@@ -9,6 +9,7 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupCoordinator
+from ingest_api.event_hub import EventHub
 from logstore.broker.broker import Broker
 from logstore.errors import BrokerNotReadyError
 from logstore.settings import Settings
@@ -32,6 +33,7 @@ class ApiState:
         self.broker = broker
         self.groups = groups
         self.stopping = asyncio.Event()
+        self.events = EventHub(broker, settings.max_event_streams)
         self.began = broker.clock.monotonic()
         self.requests, self.answers = broker.admission.requests, broker.admission.answers
         # Threads of its own: a burst of large bodies must not take the threads that the broker reads with.

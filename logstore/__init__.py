@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from logstore.client.admin import Admin as Admin
     from logstore.client.consumer import Consumer as Consumer
+    from logstore.client.consumer import ConsumerRebalanceListener as ConsumerRebalanceListener
     from logstore.client.metadata import TopicPartition as TopicPartition
     from logstore.client.producer import Producer as Producer
 
 __version__ = "0.1.0"
-__all__ = ["Admin", "Consumer", "Producer", "TopicPartition", "__version__"]
+__all__ = ["Admin", "Consumer", "ConsumerRebalanceListener", "Producer", "TopicPartition", "__version__"]
 
 _MODULES = {
     "Admin": "logstore.client.admin",
     "Consumer": "logstore.client.consumer",
+    "ConsumerRebalanceListener": "logstore.client.consumer",
     "Producer": "logstore.client.producer",
     "TopicPartition": "logstore.client.metadata",
 }

@@ -165,6 +165,123 @@ class UnreadableRecordError(LogStoreError):
         self.offset = offset
 
 
+# ---- members of groups -----------------------------------------------------------------------------------------------
+
+
+class UnknownMemberIdError(LogStoreError):
+    """The group has no member of this id: it left, its session ended, or it has not joined. Join again."""
+
+    kafka_name, kafka_code = "UNKNOWN_MEMBER_ID", 25
+
+
+class IllegalGenerationError(LogStoreError):
+    """The request is of another generation of the classic group than the present one."""
+
+    kafka_name, kafka_code = "ILLEGAL_GENERATION", 22
+
+
+class InconsistentGroupProtocolError(LogStoreError):
+    """The member's protocols have none in common with those of the other members, or the group is of the other kind."""
+
+    kafka_name, kafka_code = "INCONSISTENT_GROUP_PROTOCOL", 23
+
+
+class RebalanceInProgressError(LogStoreError):
+    """The group is rebalancing: join it again."""
+
+    kafka_name, kafka_code = "REBALANCE_IN_PROGRESS", 27
+
+
+class MemberIdRequiredError(LogStoreError):
+    """A new member was given an id, and joins again with it (KIP-394)."""
+
+    kafka_name, kafka_code = "MEMBER_ID_REQUIRED", 79
+
+
+class FencedInstanceIdError(LogStoreError):
+    """Another member has taken over the ``group.instance.id`` (KIP-345): this one stops."""
+
+    kafka_name, kafka_code = "FENCED_INSTANCE_ID", 82
+
+
+class UnreleasedInstanceIdError(LogStoreError):
+    """The ``group.instance.id`` belongs to a member that has not left (KIP-848)."""
+
+    kafka_name, kafka_code = "UNRELEASED_INSTANCE_ID", 111
+
+
+class FencedMemberEpochError(LogStoreError):
+    """The member's epoch is not the coordinator's: it gives up its partitions, and joins again with epoch 0
+    (KIP-848).
+    """
+
+    kafka_name, kafka_code = "FENCED_MEMBER_EPOCH", 110
+
+
+class StaleMemberEpochError(LogStoreError):
+    """An offset is committed with another epoch than the member's present one (KIP-848)."""
+
+    kafka_name, kafka_code = "STALE_MEMBER_EPOCH", 113
+
+
+class GroupMaxSizeReachedError(LogStoreError):
+    """The group has ``group.max.size`` members."""
+
+    kafka_name, kafka_code = "GROUP_MAX_SIZE_REACHED", 81
+
+
+class NonEmptyGroupError(LogStoreError):
+    """The group has members."""
+
+    kafka_name, kafka_code = "NON_EMPTY_GROUP", 68
+
+
+class InvalidSessionTimeoutError(InvalidRequestError):
+    """The session timeout is outside ``group.min.session.timeout.ms`` and ``group.max.session.timeout.ms``."""
+
+    kafka_name, kafka_code = "INVALID_SESSION_TIMEOUT", 26
+
+
+class UnsupportedAssignorError(InvalidRequestError):
+    """The coordinator has no assignor of this name."""
+
+    kafka_name, kafka_code = "UNSUPPORTED_ASSIGNOR", 112
+
+
+class InvalidRegularExpressionError(InvalidRequestError):
+    """The regular expression of a subscription cannot be used."""
+
+    kafka_name, kafka_code = "INVALID_REGULAR_EXPRESSION", 128
+
+
+class CoordinatorLoadInProgressError(LogStoreError):
+    """The coordinator is reading its groups: ask again soon."""
+
+    kafka_name, kafka_code, retriable = "COORDINATOR_LOAD_IN_PROGRESS", 14, True
+
+
+class CoordinatorNotAvailableError(LogStoreError):
+    """The group is being removed, or its coordinator starts or stops: ask again soon."""
+
+    kafka_name, kafka_code, retriable = "COORDINATOR_NOT_AVAILABLE", 15, True
+
+
+class NotCoordinatorError(LogStoreError):
+    """Another node coordinates the group: look it up again."""
+
+    kafka_name, kafka_code, retriable = "NOT_COORDINATOR", 16, True
+
+
+class CommitFailedError(LogStoreError):
+    """A consumer's offsets are of partitions that the group has taken from it: nothing was committed. The records may
+    be read again by their new owner.
+    """
+
+
+class WakeupError(LogStoreError):
+    """``Consumer.wakeup`` was called."""
+
+
 # ---- not permitted ---------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +361,14 @@ class NotLeaderOrFollowerError(LogStoreError):
     """The broker does not lead the partition; nothing was stored. Another one does, or will soon."""
 
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
+
+
+class UnstableOffsetCommitError(LogStoreError):
+    """A transaction that is still open has committed one of the offsets asked for (KIP-447): ask again when it has
+    ended.
+    """
+
+    kafka_name, kafka_code, retriable = "UNSTABLE_OFFSET_COMMIT", 88, True
 
 
 class QuarantinedError(LogStoreError):

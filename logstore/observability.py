@@ -88,15 +88,15 @@ REQUESTS: Final = Counter(
 )
 REQUEST_SECONDS: Final = Histogram(
     "logstore_http_request_seconds",
-    "Time from a request's first byte to the end of its answer.",
+    "Time from a request's first byte to the end of its answer; of a stream of events to its beginning.",
     ("method", "route"),
     buckets=_SECONDS,
     registry=REGISTRY,
 )
 THROTTLED: Final = Counter(
     "logstore_throttled_requests",
-    "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight, idempotency_keys or "
-    "quota.",
+    "Requests refused with 429, by the bound that was reached: journal, journal_topic, in_flight, idempotency_keys, "
+    "event_streams or quota.",
     ("reason",),
     registry=REGISTRY,
 )
@@ -139,6 +139,13 @@ PRODUCERS_FORGOTTEN: Final = Counter(
 FETCHED_RECORDS: Final = _TopicCounter("logstore_fetched_records", "Records served.", ("topic",), registry=REGISTRY)
 FETCHED_BYTES: Final = _TopicCounter(
     "logstore_fetched_bytes", "Bytes of keys, values and headers served.", ("topic",), registry=REGISTRY
+)
+EVENT_STREAMS: Final = Gauge(
+    "logstore_event_streams", "Streams of events that are open; bounded by max.event.streams.", registry=REGISTRY
+)
+EVENTS_SENT: Final = Counter("logstore_events_sent", "Records sent as events, once for each stream.", registry=REGISTRY)
+EVENT_STREAMS_CUT: Final = Counter(
+    "logstore_event_streams_cut", "Streams cut because the client took nothing for too long.", registry=REGISTRY
 )
 JOURNAL_FSYNC_SECONDS: Final = Histogram(
     "logstore_journal_fsync_seconds", "Time of one fdatasync of the journal.", buckets=_SECONDS, registry=REGISTRY

@@ -112,6 +112,16 @@ class Settings(BaseSettings):
         description="Within twice this time a client must take 1 KiB of its answer for each second of this time, or "
         "the rest of it; otherwise the connection is cut.",
     )
+    max_event_streams: int = Field(
+        2_000,
+        ge=1,
+        description="Streams of events (`GET /topics/{topic}/events`) at once; a further one is answered 429.",
+    )
+    event_stream_keepalive_ms: int = Field(
+        15_000,
+        ge=1,
+        description="A stream of events that has sent nothing for so long sends a comment: proxies then keep it open.",
+    )
     auto_create_topics_enable: bool = Field(
         default=False,
         description="Create a topic when something is first produced to it. Kafka's default is true.",
@@ -124,6 +134,33 @@ class Settings(BaseSettings):
         ge=1,
         le=PARTITIONS_PER_TOPIC_MAX,
         description="Partitions of the topic of group offsets. Read when the first offset is committed.",
+    )
+    offsets_retention_minutes: int = Field(
+        10_080,
+        ge=1,
+        description="Minutes after its commit that a group's offset is kept, unless it is committed again.",
+    )
+    offsets_retention_check_interval_ms: int = Field(
+        600_000, ge=1, description="Pause between two looks for offsets of groups that have expired."
+    )
+    group_min_session_timeout_ms: int = Field(
+        6_000, ge=1, description="The shortest session timeout that a member of a classic group may ask for."
+    )
+    group_max_session_timeout_ms: int = Field(
+        1_800_000, ge=1, description="The longest session timeout that a member of a classic group may ask for."
+    )
+    group_initial_rebalance_delay_ms: int = Field(
+        3_000, ge=0, description="How long the first rebalance of an empty classic group waits for more members."
+    )
+    group_max_size: int = Field(1_000, ge=1, description="The most members of a group.")
+    group_new_member_join_timeout_ms: int = Field(
+        300_000, ge=1, description="How long a new member of a classic group waits for its first rebalance."
+    )
+    group_consumer_session_timeout_ms: int = Field(
+        45_000, ge=1, description="Without a heartbeat for so long, a member of a consumer group (KIP-848) is removed."
+    )
+    group_consumer_heartbeat_interval_ms: int = Field(
+        5_000, ge=1, description="How often a member of a consumer group (KIP-848) sends a heartbeat."
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,
@@ -146,8 +183,8 @@ class Settings(BaseSettings):
     log_retention_check_interval_ms: int = Field(
         300_000,
         ge=1,
-        description="Pause between two passes of retention and vacuum. Un-sealed records that `retention.ms` "
-        "lets go are rolled after this time at the earliest.",
+        description="Pause between two passes of retention and vacuum; the first begins 30 s after the start at the "
+        "latest. Un-sealed records that `retention.ms` lets go are rolled after this time at the earliest.",
     )
     log_cleaner_enable: bool = Field(default=True, description="Whether key compaction runs.")
     log_cleaner_backoff_ms: int = Field(

@@ -17,15 +17,16 @@ from benchmarks.load.result import precise_timers, print_result, read_specificat
 
 
 def run(spec: dict[str, Any]) -> None:
-    """``spec``: host, port, paths, content_type, bodies, connections, rate (requests a second), seconds, keep (a file
-    or nothing).
+    """``spec``: host, port, paths (taken in turn, as bodies are), content_type, bodies, connections, rate (requests a
+    second), seconds, keep (a file or nothing).
     """
     precise_timers()
     rest = (
         f" HTTP/1.1\r\nHost: {spec['host']}:{spec['port']}\r\nContent-Type: {spec['content_type']}\r\nContent-Length: "
     )
     bodies = [Path(name).read_bytes() for name in spec["bodies"]]
-    requests = cycle([(f"POST {spec['paths'][0]}{rest}{len(body)}\r\n\r\n".encode(), body) for body in bodies])
+    pairs = [(path, body) for path in spec["paths"] for body in bodies]
+    requests = cycle([(f"POST {path}{rest}{len(body)}\r\n\r\n".encode(), body) for path, body in pairs])
     idle = deque(Connection(spec["host"], spec["port"]) for _ in range(spec["connections"]))
     busy: dict[Connection, float] = {}
     buffer = bytearray(65_536)
@@ -37,7 +38,7 @@ def run(spec: dict[str, Any]) -> None:
             if not connection.receive(buffer):
                 continue
             if connection.status != 200:
-                raise ConnectionError("the server refuses 1,000 single records a second (429)")
+                raise ConnectionError(f"the server refuses {spec['rate']:,} requests a second (429)")
             due = busy.pop(connection)
             done.extend((due, time.monotonic() - due))
             idle.append(connection)

@@ -9,7 +9,7 @@ from ingest_api.dependencies import ClusterBroker, Context, StoreBroker, TopicIn
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
-from ingest_api.routers.links import link, list_metadata, partitions_link, resource_metadata
+from ingest_api.routers.links import link, list_metadata, resource_metadata
 from ingest_api.routes import requires
 from ingest_api.schemas.administration import (
     Cluster,
@@ -141,6 +141,7 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
     return Cluster(
         metadata=resource_metadata(request, broker),
         cluster_id=broker.cluster_id,
+        brokers=Link(related=link(request, broker.cluster_id, "brokers")),
         topics=Link(related=link(request, broker.cluster_id, "topics")),
     )
 
@@ -163,6 +164,6 @@ def _described(
         is_internal=topic.is_internal if topic else False,
         replication_factor=replicas,
         partitions_count=partitions_count,
-        partitions=partitions_link(request, name),
+        partitions=Link(related=link(request, broker.cluster_id, "topics", name, "partitions")),
         configs=Link(related=link(request, broker.cluster_id, "topics", name, "configs")),
     )

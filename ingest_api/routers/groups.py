@@ -27,7 +27,7 @@ router = model_router(MetadataRoute, tags=["groups"])
 @router.get("/groups", operation_id="listGroups", response_description="Names of groups, sorted.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
 async def list_groups(state: State, context: Context) -> list[str]:
-    """Names of all groups that have committed offsets, sorted."""
+    """Names of all groups that have members or committed offsets, sorted."""
     return [*state.groups.groups(context)]
 
 
@@ -35,18 +35,28 @@ async def list_groups(state: State, context: Context) -> list[str]:
     "/groups/{group}/offsets",
     operation_id="commitOffsets",
     response_description="Committed, durably.",
-    responses=refusals(416, 503, 504),
+    responses=refusals(409, 416, 503, 504),
 )
 @requires(Operation.READ, ResourceType.GROUP)
 async def commit_offsets(
     state: State, context: Context, group: GroupName, asked: CommitOffsetsRequest
 ) -> CommittedOffsets:
-    """Commit offsets, all of them or none, also lower ones than before; answers when that is durable."""
+    """Commit offsets, all of them or none, also lower ones than before; answers when that is durable.
+
+    A group with members takes commits of its members alone.
+    """
     offsets = [
         OffsetToCommit(entry.topic, entry.partition, entry.offset, entry.metadata or "", entry.topic_id)
         for entry in asked.offsets
     ]
-    await state.groups.commit(context, group, offsets)
+    await state.groups.commit(
+        context,
+        group,
+        offsets,
+        member_id=asked.member_id,
+        generation=asked.generation,
+        group_instance_id=asked.group_instance_id,
+    )
     return CommittedOffsets(offsets=[CommittedOffset.model_validate(offset) for offset in offsets])
 
 
@@ -78,9 +88,9 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     operation_id="deleteGroup",
     status_code=204,
     response_description="Done.",
-    responses=refusals(503, 504),
+    responses=refusals(409, 503, 504),
 )
 @requires(Operation.DELETE, ResourceType.GROUP)
 async def delete_group(state: State, context: Context, group: GroupName) -> None:
-    """Delete all committed offsets of the group."""
+    """Delete a group without members, with all its committed offsets."""
     await state.groups.delete(context, group)

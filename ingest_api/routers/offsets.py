@@ -1,4 +1,4 @@
-"""Offsets of one partition: its first and last, the offset of a time, and deletion of records up to an offset."""
+"""Offsets of partitions: the first and last, those of times, and deletion of records up to an offset."""
 
 from typing import Annotated
 
@@ -11,7 +11,15 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import TOPIC_ID_PARAMETER, refusals
 from ingest_api.parameters import read_timestamp
 from ingest_api.routes import requires
-from ingest_api.schemas.records import DeletedRecords, DeleteRecordsRequest, OffsetsQuery, PartitionOffsets
+from ingest_api.schemas.records import (
+    DeletedRecords,
+    DeleteRecordsRequest,
+    OffsetForTime,
+    OffsetsForTimes,
+    OffsetsForTimesRequest,
+    OffsetsQuery,
+    PartitionOffsets,
+)
 from ingest_api.topic_ids import ANSWER_HEADERS, topic_id_headers
 from logstore.broker.authorizer import Operation, ResourceType
 
@@ -55,6 +63,34 @@ async def offsets(
         offset=offset,
         timestamp=timestamp_found,
     )
+
+
+@router.post(
+    "/topics/{topic}/offsets-for-times",
+    operation_id="offsetsForTimes",
+    response_description="The offsets.",
+    responses={200: {"headers": ANSWER_HEADERS}, **refusals(503)},
+    openapi_extra=TOPIC_ID_PARAMETER,
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def offsets_for_times(
+    request: Request,
+    response: Response,
+    broker: StoreBroker,
+    context: Context,
+    topic: IdentifiedTopic,
+    asked: OffsetsForTimesRequest,
+) -> OffsetsForTimes:
+    """The offsets of times in many partitions; refused as a whole where one of them is missing or not served."""
+    response.headers.update(topic_id_headers(request.scope))
+    for one in asked.partitions:
+        topic.partition(one.partition).require_served()
+    answers = []
+    for one in asked.partitions:
+        found = await broker.offset_for_timestamp(context, topic, one.partition, one.timestamp)
+        offset, timestamp = found or (None, None)
+        answers.append(OffsetForTime(partition=one.partition, offset=offset, timestamp=timestamp))
+    return OffsetsForTimes(offsets=answers)
 
 
 @router.post(

@@ -5,6 +5,7 @@ from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routes import requires
 from ingest_api.schemas.topics import (
+    BrokerIds,
     DropForeignFilesRequest,
     DroppedForeignFiles,
     Partition,
@@ -29,6 +30,13 @@ router = model_router(MetadataRoute, tags=["topics"])
 async def list_topics(broker: StoreBroker, context: Context) -> list[str]:
     """Names of all topics that are not internal, sorted."""
     return [topic.name for topic in broker.topics(context)]
+
+
+@router.get("/brokers", operation_id="listBrokers", response_description="Ids of brokers, sorted.")
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
+async def list_brokers(broker: StoreBroker) -> BrokerIds:
+    """The brokers of the cluster."""
+    return BrokerIds(brokers=[*broker.brokers])
 
 
 @router.get("/topics/{topic}", operation_id="getTopic", response_description="The topic.")

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ingest_api.schemas.base import Answer, Request
+from ingest_api.schemas.base import Answer, Int32, Request
 
 ConfigSource = Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
 
@@ -29,6 +29,7 @@ class Cluster(Answer):
     kind: Literal["KafkaCluster"] = "KafkaCluster"
     metadata: ResourceMetadata
     cluster_id: str
+    brokers: Link
     topics: Link
 
 
@@ -55,6 +56,83 @@ class ClusterTopicList(Answer):
     kind: Literal["KafkaTopicList"] = "KafkaTopicList"
     metadata: ListMetadata
     data: list[ClusterTopic]
+
+
+class ClusterBroker(Answer):
+    """`host` and `port` are those by which this request came: every broker answers for the store."""
+
+    kind: Literal["KafkaBroker"] = "KafkaBroker"
+    metadata: ResourceMetadata
+    cluster_id: str
+    broker_id: Int32
+    host: str
+    port: int
+    rack: str | None = None
+    configs: Link
+
+
+class ClusterBrokerList(Answer):
+    kind: Literal["KafkaBrokerList"] = "KafkaBrokerList"
+    metadata: ListMetadata
+    data: list[ClusterBroker]
+
+
+class BrokerConfigEntry(Answer):
+    """`value` is null for a setting without a value, and for a secret one (`is_sensitive`)."""
+
+    kind: Literal["KafkaBrokerConfig"] = "KafkaBrokerConfig"
+    metadata: ResourceMetadata
+    cluster_id: str
+    broker_id: Int32
+    name: str
+    value: str | None
+    is_default: bool
+    is_read_only: Literal[True] = True
+    is_sensitive: bool
+    source: ConfigSource
+    synonyms: list["ConfigSynonym"]
+
+
+class BrokerConfigList(Answer):
+    kind: Literal["KafkaBrokerConfigList"] = "KafkaBrokerConfigList"
+    metadata: ListMetadata
+    data: list[BrokerConfigEntry]
+
+
+class ClusterPartition(Answer):
+    """`leader` is null while the partition has none."""
+
+    kind: Literal["KafkaPartition"] = "KafkaPartition"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    partition_id: Int32
+    leader: Link | None
+    replicas: Link
+
+
+class ClusterPartitionList(Answer):
+    kind: Literal["KafkaPartitionList"] = "KafkaPartitionList"
+    metadata: ListMetadata
+    data: list[ClusterPartition]
+
+
+class ClusterReplica(Answer):
+    kind: Literal["KafkaReplica"] = "KafkaReplica"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    partition_id: Int32
+    broker_id: Int32
+    is_leader: bool
+    is_in_sync: bool
+    broker: Link
+
+
+class ClusterReplicaList(Answer):
+    kind: Literal["KafkaReplicaList"] = "KafkaReplicaList"
+    metadata: ListMetadata
+    data: list[ClusterReplica]
 
 
 class ConfigEntry(Request):

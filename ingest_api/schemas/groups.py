@@ -19,6 +19,11 @@ class OffsetToCommit(Request):
 
 class CommitOffsetsRequest(Request):
     offsets: list[OffsetToCommit] = Field(min_length=1)
+    member_id: str = Field("", max_length=400, description="Of a member. Without one the group has to be empty.")
+    generation: int = Field(
+        -1, ge=-1, le=2**31 - 1, description="The member's generation, or its epoch in a consumer group."
+    )
+    group_instance_id: str | None = Field(None, min_length=1, max_length=249)
 
 
 class CommittedOffset(Answer):

@@ -11,7 +11,13 @@ from logstore.limits import (
     FETCH_BYTES_MAX,
     FETCH_PARTITIONS_MAX,
     FETCH_WAIT_MS_MAX,
+    TIMES_PARTITIONS_MAX,
+    TIMESTAMP_MS_MAX,
+    TIMESTAMP_MS_MIN,
 )
+
+#: Of one ``records:batch``.
+ENTRIES_MAX = 1_000
 
 
 class RecordHeader(Answer):
@@ -68,6 +74,112 @@ class ProducedRanges(Answer):
     ranges: list[ProducedRange]
 
 
+class TypedHeader(Answer):
+    name: str
+    value: str | None = Field(None, description="Base64; null is a header without a value.")
+
+
+class TypedData(Answer):
+    """Without `data`, or with null, the key or value is null."""
+
+    type: Literal["BINARY", "JSON", "STRING"] = Field(
+        "BINARY", description="BINARY: base64. JSON: any JSON, stored as its text. STRING: a text, stored as its UTF-8."
+    )
+    data: Any = None
+
+
+_RECORD_EXAMPLE: dict[str, Any] = {
+    "key": {"type": "STRING", "data": "alice"},
+    "value": {"type": "JSON", "data": {"page": "/home"}},
+    "headers": [{"name": "trace", "value": "MTc="}],
+    "timestamp": "2026-11-21T08:00:00Z",
+}
+_REPORT_EXAMPLE: dict[str, Any] = {
+    "cluster_id": "mzKkZTDVQpOCGQBLkZc0Kw",
+    "topic_name": "clicks",
+    "partition_id": 0,
+    "offset": 17,
+    "timestamp": "2026-11-21T08:00:00.000Z",
+    "key": {"type": "STRING", "size": 5},
+    "value": {"type": "JSON", "size": 17},
+}
+
+
+class TypedRecord(Answer):
+    """A record of REST v3. Types of a schema registry (AVRO, JSONSCHEMA, PROTOBUF) are refused."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_RECORD_EXAMPLE]})
+
+    partition_id: Int32 | None = None
+    headers: list[TypedHeader] | None = None
+    key: TypedData | None = None
+    value: TypedData | None = None
+    timestamp: str | int | None = Field(
+        None, description="ISO 8601 with its offset, or milliseconds since 1970; absent: time of the append."
+    )
+
+
+class TypedSize(Answer):
+    type: str
+    size: int = Field(description="Bytes as they are stored.")
+
+
+class RecordPlace(Answer):
+    cluster_id: str
+    topic_name: str
+    partition_id: Int32
+    offset: Int64
+    timestamp: str | None = Field(description="Null if the topic's `message.timestamp.type` is LogAppendTime.")
+    key: TypedSize | None
+    value: TypedSize | None
+
+
+class RecordReport(RecordPlace):
+    """`error_code` is 200 for a record that is stored."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**_REPORT_EXAMPLE, "error_code": 200}]})
+
+    error_code: Literal[200]
+
+
+class RecordEntry(TypedRecord):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"id": "1", **_RECORD_EXAMPLE}]})
+
+    id: str = Field(min_length=1, max_length=80, description="Names the entry in the answer; no other entry has it.")
+
+
+class RecordBatchRequest(Answer):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"entries": [{"id": "1", **_RECORD_EXAMPLE}]}]})
+
+    entries: list[RecordEntry] = Field(min_length=1, max_length=ENTRIES_MAX)
+
+
+class RecordSuccess(RecordPlace):
+    id: str
+
+
+class RecordFailure(Answer):
+    id: str
+    error_code: int
+    message: str
+
+
+class RecordBatchAnswer(Answer):
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "successes": [{**_REPORT_EXAMPLE, "id": "1"}],
+                    "failures": [{"id": "2", "error_code": 42206, "message": "The value cannot be read."}],
+                }
+            ]
+        }
+    )
+
+    successes: list[RecordSuccess]
+    failures: list[RecordFailure]
+
+
 class InitProducerRequest(Request):
     """Without a body the producer is a new one."""
 
@@ -114,6 +226,31 @@ class PartitionOffsets(Answer):
     last_stable_offset: Int64
     offset: Int64 | None = None
     timestamp: int | None = None
+
+
+class PartitionTime(Request):
+    partition: Int32
+    timestamp: Annotated[int, Field(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)] = Field(
+        description="Milliseconds since 1970-01-01T00:00:00Z."
+    )
+
+
+class OffsetsForTimesRequest(Request):
+    partitions: list[PartitionTime] = Field(min_length=1, max_length=TIMES_PARTITIONS_MAX)
+
+
+class OffsetForTime(Answer):
+    """The smallest offset whose timestamp is not below the time, and its timestamp; null without one."""
+
+    partition: Int32
+    offset: Int64 | None
+    timestamp: int | None
+
+
+class OffsetsForTimes(Answer):
+    """In the order of the request."""
+
+    offsets: list[OffsetForTime]
 
 
 class FetchPartition(Request):

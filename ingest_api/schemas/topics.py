@@ -5,6 +5,10 @@ from pydantic import Field
 from ingest_api.schemas.base import Answer, Int32, Int64, Request
 
 
+class BrokerIds(Answer):
+    brokers: list[Int32]
+
+
 class Replica(Answer):
     broker: Int32
     leader: bool

@@ -6,6 +6,7 @@ Everything runs on one event loop; disk work runs in threads. The rooms: ``topic
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Self
 
 import structlog
@@ -77,7 +78,7 @@ class Broker:
         self._topics = Topics(
             by_name, settings, coordinator, catalog, journal, roller, self._schedule, self.admission, authorizer, clock
         )
-        self._tables = TopicTables(roller, self.admission, authorizer)
+        self._tables = TopicTables(roller, self.admission, authorizer, self._schedule.rolled)
         self._producing = Producing(journal, self.admission, authorizer, coordinator, filesystem, self._schedule.touch)
         self._batcher = Batcher(self._producing.produce, authorizer, self.admission)
         self._fetching = Fetching(journal, roller.refresh, self._topics.get, self.admission, authorizer)
@@ -92,6 +93,7 @@ class Broker:
         self.problems = topics.problems
         self.was_deleted = topics.was_deleted
         self.topic_deleted_listeners = topics.removals.listeners
+        self.leadership_listeners = topics.leadership_listeners
         self.create_topic = topics.create
         self.internal_topic = topics.internal
         self.find_topic_for_produce = topics.find_for_produce
@@ -180,6 +182,11 @@ class Broker:
             self._writers.shutdown()
             self._journal_lock.release()
         log.info("broker.stopped")
+
+    @property
+    def brokers(self) -> Sequence[int]:
+        """Ids of the brokers of the cluster that are there now, sorted."""
+        return sorted(self._coordinator.brokers)
 
     @property
     def not_ready_reason(self) -> str | None:

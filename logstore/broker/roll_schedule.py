@@ -171,6 +171,13 @@ class RollSchedule:
             if topic.deleted:
                 self._forget_failures(topic)
 
+    def rolled(self, topic: Topic, failure: str | None) -> None:
+        """The topic was rolled by request, or failed to: the next look at its problems tells of it."""
+        if failure is None or topic.deleted:
+            self._forget_failures(topic)
+        else:
+            self.failures[topic] = failure
+
     def _forget_failures(self, topic: Topic) -> None:
         self._not_before.pop(topic, None)
         self._delay_s.pop(topic, None)

@@ -1,5 +1,7 @@
 """Requests for a topic's Delta table: roll, refresh, delete records, drop foreign files."""
 
+from collections.abc import Callable
+
 import structlog
 
 from logstore.broker.admission import Admission
@@ -14,8 +16,16 @@ log = structlog.stdlib.get_logger(__name__)
 
 
 class TopicTables:
-    def __init__(self, roller: Roller, admission: Admission, authorizer: Authorizer) -> None:
+    def __init__(
+        self,
+        roller: Roller,
+        admission: Admission,
+        authorizer: Authorizer,
+        rolled: Callable[[Topic, str | None], None],
+    ) -> None:
+        """``rolled`` takes the outcome of each roll: why it failed, or None."""
         self._roller = roller
+        self._rolled = rolled
         self._admission = admission
         self._authorizer = authorizer
 
@@ -23,7 +33,13 @@ class TopicTables:
         """Seal all that is acknowledged; returns when the Delta commit is durable. See ``Roller.roll``."""
         self._authorizer.require(context, Operation.ALTER, ResourceType.TOPIC, topic.name)
         self._admission.require_ready()
-        return await self._roller.roll(topic)
+        try:
+            result = await self._roller.roll(topic)
+        except Exception as error:
+            self._rolled(topic, str(error))
+            raise
+        self._rolled(topic, None)
+        return result
 
     async def refresh(self, context: RequestContext, topic: Topic) -> int:
         """Read the commits of others to the topic's table; the version that every read from here on sees.

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import urllib.parse
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TypeVar
 
 import structlog
@@ -81,6 +81,9 @@ class Topics:
         self._authorizer = authorizer
         self._clock = clock
         self.removals = Removals(catalog, journal, self._lock)
+        #: Called with a topic and a partition when this broker begins to lead it, with each new epoch, and when it
+        #: leads it no more (``PartitionLog.is_leader`` says which).
+        self.leadership_listeners: list[Callable[[Topic, int], None]] = []
         self._by_id: dict[uuid.UUID, Topic] = {}
         self._deleted: frozenset[uuid.UUID] = frozenset()
         #: By name: why a topic whose directory is there is not served.
@@ -165,9 +168,15 @@ class Topics:
         partition_log = topic.partitions[partition]
         if state.leader != self._coordinator.broker_id:
             partition_log.resign(state.leader_epoch)
+            self._tell_of_leadership(topic, partition)
         elif not partition_log.is_leader or partition_log.leader_epoch < state.leader_epoch:
             partition_log.state.forget_producers(self._coordinator.producer_ids_begin)
             partition_log.become_leader(state.leader_epoch)
+            self._tell_of_leadership(topic, partition)
+
+    def _tell_of_leadership(self, topic: Topic, partition: int) -> None:
+        for listener in self.leadership_listeners:
+            listener(topic, partition)
 
     def _snapshot_frames(self) -> list[Frame]:
         logs = [p for t in (*self._topics.values(), *self.removals.unfinished) for p in t.partitions]
@@ -218,8 +227,9 @@ class Topics:
 
     def problems(self, context: RequestContext) -> list[TopicProblem]:
         """Problems of topics that the principal may describe, by name; empty when all are served whole."""
-        # A roll by request may have succeeded since.
-        failures = {topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed}
+        failures = {
+            topic: why for topic, why in self._schedule.failures.items() if topic.has_unsealed and not topic.deleted
+        }
         refused = {topic for topic in failures if self._admission.refuses(topic)}
         found = find_problems(self._topics, self._quarantined, self._unserved, failures, refused)
         shown = self._authorizer.described(context, [problem.topic for problem in found])

@@ -1,4 +1,4 @@
-"""``logstore group ...``: the committed offsets of consumer groups, over HTTP."""
+"""``logstore group ...``: the members and committed offsets of consumer groups, over HTTP."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ Examples:
 """,
 )
 def list_groups(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
-    """List the groups that have committed offsets."""
+    """List the groups that have members or committed offsets."""
     with admin_of(ctx, url) as admin:
         groups = admin.groups()
     if json:
@@ -36,7 +36,7 @@ def list_groups(ctx: typer.Context, json: JsonOption = False, url: UrlOption = N
     elif groups:
         print_table(["group"], [(group,) for group in groups])
     else:
-        typer.echo("No group has committed offsets yet.", err=True)
+        typer.echo("There is no group yet: none has members or committed offsets.", err=True)
 
 
 @app.command(
@@ -47,15 +47,18 @@ Examples:
 """
 )
 def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False, url: UrlOption = None) -> None:
-    """Show a group's committed offsets and its lag.
+    """Show a group's members, committed offsets and lag.
 
     Per partition of its topics: committed (the next offset to read;
     '-' for none), start (log start offset; earlier records are gone), high watermark (readers see the records below
-    it), lag (records from committed, or from start, to the high watermark).
+    it), lag (records from committed, or from start, to the high watermark), and
+    the member that reads it.
     """
     with admin_of(ctx, url) as admin:
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
         lag = admin.group_lag(group)
+        described = admin.describe_group(group)
+    owners = {place: member for member in described.members for place in member.assignment}
     rows = [(found, commits.get((found.topic, found.partition))) for found in lag.partitions]
     if json:
         partitions = [
@@ -69,15 +72,47 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                 "leader_epoch": None if commit is None else commit.leader_epoch,
                 "metadata": None if commit is None else commit.metadata,
                 "timestamp": None if commit is None else commit.timestamp,
+                "member_id": owners[place].member_id if (place := (found.topic, found.partition)) in owners else None,
             }
             for found, commit in rows
         ]
-        print_json({"group": group, "total_lag": lag.total_lag, "max_lag": lag.max_lag, "partitions": partitions})
+        members = [
+            {
+                "member_id": member.member_id,
+                "group_instance_id": member.group_instance_id,
+                "client_id": member.client_id,
+                "client_host": member.client_host,
+                "assignment": [{"topic": topic, "partition": number} for topic, number in member.assignment],
+            }
+            for member in described.members
+        ]
+        of_group = {"kind": described.kind, "state": described.state, "generation": described.generation}
+        of_group |= {"assignor": described.protocol, "members": members}
+        behind = {"total_lag": lag.total_lag, "max_lag": lag.max_lag, "partitions": partitions}
+        print_json({"group": group, **of_group, **behind})
         return
-    print(f"Group {group}: {counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind")
+    print(
+        f"Group {group}: {described.state}, {counted(len(described.members), 'member')}, "
+        f"{counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind"
+    )
+    if described.members:
+        print()
+        print_table(
+            ["member", "instance", "client", "host", "partitions"],
+            [
+                (
+                    member.member_id,
+                    member.group_instance_id or "-",
+                    member.client_id or "-",
+                    member.client_host or "-",
+                    len(member.assignment),
+                )
+                for member in described.members
+            ],
+        )
     print()
     print_table(
-        ["topic", "partition", "committed", "start", "high watermark", "lag", "committed at", "metadata"],
+        ["topic", "partition", "committed", "start", "high watermark", "lag", "committed at", "member", "metadata"],
         [
             (
                 found.topic,
@@ -87,6 +122,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
                 found.high_watermark,
                 found.lag,
                 "-" if commit is None else _time(commit.timestamp),
+                owners[place].member_id if (place := (found.topic, found.partition)) in owners else "-",
                 "" if commit is None else _printable(commit.metadata),
             )
             for found, commit in rows

@@ -1,15 +1,15 @@
 """``logstore journal ...``: look at journals, and give up the damaged end of one."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
 import typer
 
-from logstore.cli.command_group import FAILED, confirm
-from logstore.cli.data_directory import journal_directories, stopped_store, topic_names
+from logstore.cli.command_group import FAILED
+from logstore.cli.data_directory import journal_directories, topic_names
+from logstore.cli.journal_repair import REPAIR_EXAMPLES, repair
 from logstore.cli.options import JsonOption
 from logstore.cli.output import bytes_text, counted, print_json, print_json_line, print_table
 from logstore.cli.record_dump import (
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from logstore.journal.frame import FrameHeader
-    from logstore.journal.inspect import DumpRow, RepairReport, VerifyReport
+    from logstore.journal.inspect import DumpRow, VerifyReport
 
 app = typer.Typer(no_args_is_help=True, help="Look at a journal, check it, repair it.", rich_markup_mode=None)
 
@@ -259,58 +259,4 @@ def _state(report: "VerifyReport") -> str:
     return "damaged" if isinstance(report.damage, CorruptionError) else "refused"
 
 
-@app.command(
-    epilog="""\b
-Examples:
-  logstore journal verify data/brokers/0/journal/0
-  logstore journal repair data/brokers/0/journal/0
-"""
-)
-def repair(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    json: JsonOption = False,
-) -> None:
-    """End a damaged journal before the damage.
-
-    The store, which must be stopped for it, can then start again.
-
-    Acknowledged records behind the damage that are not yet in Delta are given up; a copy of every byte that is taken
-    out stays beside the journal as *.corrupt. Restoring the damaged file from a copy is better, if there is one.
-    """
-    from logstore.journal import inspect
-
-    (journal,) = journal_directories(directory, None)[:1]
-    with stopped_store(journal.resolve().parent.parent):
-        damage = inspect.verify(journal).damage
-        if damage is None:
-            _repaired(json, journal, None)
-            return
-        if not yes:
-            confirm(f"{damage.message}\nGive up everything from there on?", otherwise="Nothing was changed.")
-        _repaired(json, journal, inspect.repair(journal))
-
-
-def _repaired(json: bool, journal: Path, report: "RepairReport | None") -> None:
-    if json:
-        print_json(
-            {
-                "directory": str(journal),
-                "repaired": report is not None,
-                "position": report and report.position,
-                "copies": [str(copy) for copy in report.copies] if report else [],
-                "lost": [asdict(lost) for lost in report.lost] if report else [],
-            }
-        )
-    elif report is None:
-        print(f"The journal {journal} is good: nothing was changed")
-    else:
-        print(f"The journal {journal} now ends at position {report.position}")
-        print(f"Kept: {', '.join(map(str, report.copies))}")
-        records = sum(lost.records for lost in report.lost)
-        print(f"Given up: {counted(records, 'readable record')}, and what is unreadable between them")
-        if report.lost:
-            print_table(
-                ["topic id", "partition", "first offset", "end offset", "records"],
-                [(x.topic_id, x.partition, x.first_offset, x.end_offset, x.records) for x in report.lost],
-            )
+app.command(epilog=REPAIR_EXAMPLES)(repair)

@@ -117,8 +117,8 @@ def describe(
     if json:
         print_json({"topic": topic, "config_entries": configs, "problems": problems})
         return
-    records = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
-    print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, offsets span {counted(records, 'record')}")
+    offsets = sum(found.high_watermark - found.log_start_offset for found in topic.partitions)
+    print(f"{topic.name}: {counted(len(topic.partitions), 'partition')}, {counted(offsets, 'offset')}")
     print(f"Delta table: {topic.location}")
     changed = [entry for entry in configs if not entry.is_default]
     if all_configs:

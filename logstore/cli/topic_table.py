@@ -1,5 +1,6 @@
 """``logstore topic verify`` and ``rebuild``: a topic's table on the disk, without a store."""
 
+import shlex
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -209,7 +210,13 @@ def rebuild(
             raise damage
         if (other := topic_names(directory).get(str(known.topic_id), name)) != name:
             fail(f"{known.topic_id} is the id of topic {other}")
-        plan = plan_rebuild(files, tails or {}, known, _orphans(directory, name, tails or {}))
+        plan = plan_rebuild(
+            files,
+            tails or {},
+            known,
+            _orphans(directory, name, tails or {}),
+            only_one_lost={*require_topics(directory, [])} - {*topic_names(directory).values()} <= {name},
+        )
         if not json:
             _print_plan(plan)
         done = not dry_run and not plan.refusals
@@ -223,6 +230,14 @@ def rebuild(
         print(f"Rebuilt topic {name}. The old log: {files.where(kept) if kept else 'there was none'}")
     for text in plan.refusals if not dry_run or not json else ():
         typer.echo(f"logstore: {name}: {text}", err=True)
+    if plan.candidates and not json:
+        options = [*chain.from_iterable(("--config", text) for text in config or ())]
+        options += chain.from_iterable(("--log-start", text) for text in log_start or ())
+        options += [] if partitions is None else ["--partitions", str(partitions)]
+        options += [flag for flag, given in (("--give-up-missing", give_up_missing), ("--dry-run", dry_run)) if given]
+        for candidate in plan.candidates:
+            words = [name, "--data", str(directory), "--topic-id", str(candidate), *options]
+            typer.echo(f"  logstore topic rebuild {shlex.join(words)}", err=True)
     for finding in report or ():
         typer.echo(f"logstore: {finding_text(name, finding)}", err=True)
     if plan.refusals or report:
@@ -278,7 +293,8 @@ def _orphans(data: Path, name: str, tails: "Tails") -> dict[UUID, str]:
 
 
 def _print_plan(plan: "RebuildPlan") -> None:
-    print(f"Topic {plan.topic}, id {plan.topic_id}, {counted(len(plan.partitions), 'partition')}")
+    topic_id = "not known" if plan.candidates else "new" if plan.has_new_id else str(plan.topic_id)
+    print(f"Topic {plan.topic}, id {topic_id}, {counted(len(plan.partitions), 'partition')}")
     print_table(
         ["partition", "log start", "sealed", "clean point", "epoch", "files", "records", "bytes", "superseded", "gaps"],
         [

@@ -40,8 +40,10 @@ def parse_bootstrap(bootstrap: Bootstrap) -> tuple[str, ...]:
         raise InvalidConfigError("Options are keyword arguments, not a mapping: bootstrap='host:port', client_id='app'")
     parts = [bootstrap] if isinstance(bootstrap, str) else bootstrap
     if not (isinstance(parts, (list, tuple)) and all(isinstance(part, str) for part in parts)):
-        raise InvalidRequestError(f"bootstrap is {bootstrap!r}: give text or a list of texts, each host:port")
-    urls = tuple(_parse_one(part.strip()) for part in ",".join(parts).split(",") if part.strip())
+        given = _without_user(repr(bootstrap))
+        raise InvalidRequestError(f"bootstrap is {given}: give text or a list of texts, each host:port")
+    text = ",".join(parts)
+    urls = tuple(_parse_one(part.strip(), has_user="@" in text) for part in text.split(",") if part.strip())
     if not urls:
         raise InvalidRequestError(f"No address of a store in {bootstrap!r}: give host:port or http(s)://host:port")
     return urls
@@ -51,19 +53,31 @@ def is_loopback(url: str) -> bool:
     return urlsplit(url).hostname in _LOOPBACK
 
 
-def _parse_one(text: str) -> str:
+def _without_user(text: str) -> str:
+    """``text`` for a message: what is before its last "@" may be a password, whatever characters that has."""
+    _, at, host = text.rpartition("@")
+    return f"***@{host}" if at else text
+
+
+def _parse_one(text: str, *, has_user: bool) -> str:
+    """``has_user``: a part without an "@" may be the first half of a password with a comma in it."""
     expected = "give host:port or http(s)://host:port, several separated by commas"
-    parts = urlsplit(text if "://" in text else f"http://{text}")
+    shown = repr(_without_user(text) if "@" in text or not has_user else "***")
+    # "from None": an error of urllib has the text in it.
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+    except ValueError:
+        raise InvalidRequestError(f"Address {shown} has no host: {expected}") from None
     try:
         port = parts.port
     except ValueError:
-        raise InvalidRequestError(f"The port of address {text!r} is not a number from 1 to 65535: {expected}") from None
+        raise InvalidRequestError(f"The port of address {shown} is not a number from 1 to 65535: {expected}") from None
     if parts.scheme not in ("http", "https"):
-        raise InvalidRequestError(f"Address {text!r} has an unknown scheme: {expected}")
+        raise InvalidRequestError(f"Address {shown} has an unknown scheme: {expected}")
     if not parts.hostname or any(character.isspace() for character in text):
-        raise InvalidRequestError(f"Address {text!r} has no host: {expected}")
+        raise InvalidRequestError(f"Address {shown} has no host: {expected}")
     if port == 0 or (port is None and "://" not in text):
-        raise InvalidRequestError(f"Address {text!r} has no port: {expected}")
-    if parts.query or parts.fragment or parts.username is not None:
-        raise InvalidRequestError(f"Address {text!r} is more than a host, a port and a path: {expected}")
+        raise InvalidRequestError(f"Address {shown} has no port: {expected}")
+    if parts.query or parts.fragment or "@" in text:
+        raise InvalidRequestError(f"Address {shown} is more than a host, a port and a path: {expected}")
     return f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")

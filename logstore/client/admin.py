@@ -7,8 +7,11 @@ from typing import Self, TypeAlias
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.metadata import (
     ConfigEntry,
+    GroupDescription,
     GroupLag,
     GroupOffset,
+    MemberIdentity,
+    OffsetAndTimestamp,
     PartitionOffsets,
     RollDescription,
     StoreStatus,
@@ -25,6 +28,7 @@ from logstore.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
+from logstore.limits import TIMES_PARTITIONS_MAX
 
 ConfigValue: TypeAlias = str | int | float | bool
 
@@ -47,6 +51,18 @@ class _Topics:
 @dataclass(frozen=True, slots=True)
 class _Configs:
     data: tuple[ConfigEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _OffsetForTime:
+    partition: int
+    offset: int | None
+    timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _OffsetsForTimes:
+    offsets: tuple[_OffsetForTime, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +233,31 @@ class Admin:
         path = topic_path(topic, f"/partitions/{partition}/offsets")
         return decode(self._transport.request("GET", path, params=params).content, PartitionOffsets)
 
+    def offsets_for_times(
+        self, timestamps_ms: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int]
+    ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+        """The first record of each (topic, partition) at or after a time (ms since 1970 UTC); None where there is none.
+
+        A request has up to ``TIMES_PARTITIONS_MAX`` partitions of a topic. Raises UnknownTopicError,
+        UnknownPartitionError.
+        """
+        by_topic: dict[str, list[dict[str, int]]] = {}
+        for (topic, partition), timestamp_ms in timestamps_ms.items():
+            by_topic.setdefault(topic, []).append({"partition": partition, "timestamp": timestamp_ms})
+        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
+        for topic, asked in by_topic.items():
+            path = topic_path(topic, "/offsets-for-times")
+            for first in range(0, len(asked), TIMES_PARTITIONS_MAX):
+                body = {"partitions": asked[first : first + TIMES_PARTITIONS_MAX]}
+                answer = self._transport.request("POST", path, json=body, idempotent=True)
+                for at in decode(answer.content, _OffsetsForTimes).offsets:
+                    found[TopicPartition(topic, at.partition)] = (
+                        None
+                        if at.offset is None or at.timestamp is None
+                        else OffsetAndTimestamp(at.offset, at.timestamp)
+                    )
+        return found
+
     def delete_records(self, topic: str, partition: int, before_offset: int) -> int:
         """Move the log start up to ``before_offset`` (-1: the high watermark); the new log start.
 
@@ -227,8 +268,12 @@ class Admin:
         return decode(answer.content, _LogStart).log_start_offset
 
     def groups(self) -> tuple[str, ...]:
-        """Names of the groups that have committed offsets, sorted."""
+        """Names of the groups that have members or committed offsets, sorted."""
         return decode(self._transport.request("GET", "/groups").content, tuple[str, ...])
+
+    def describe_group(self, group: str) -> GroupDescription:
+        """The group's state and members; UnknownGroupError."""
+        return decode(self._transport.request("GET", group_path(group, "")).content, GroupDescription)
 
     def group_offsets(self, group: str, *, topic: str | None = None) -> tuple[GroupOffset, ...]:
         """The group's committed offsets, by topic and partition; only those of ``topic`` if it is named.
@@ -250,13 +295,16 @@ class Admin:
         *,
         metadata: str = "",
         topic_ids: Mapping[str, str] | None = None,
+        member: MemberIdentity | None = None,
     ) -> None:
         """Commit the next offset to read of each (topic, partition), all or none; a group begins with its first commit.
 
         Lower offsets than before are taken, too. ``metadata`` is a text of the caller's own, at most 4096 bytes;
-        ``topic_ids`` are the ids of the topics that were read, by name (left out: whichever topic has the name). Raises
-        UnknownTopicError, UnknownTopicIdError (a topic was deleted and made again), UnknownPartitionError,
-        OffsetOutOfRangeError beyond the high watermark, InvalidRequestError.
+        ``topic_ids`` are the ids of the topics that were read, by name (left out: whichever topic has the name). While
+        a group has members only these commit, each as ``member``. Raises UnknownTopicError, UnknownTopicIdError (a
+        topic was deleted and made again), UnknownPartitionError, OffsetOutOfRangeError beyond the high watermark,
+        UnknownMemberIdError, IllegalGenerationError, StaleMemberEpochError, FencedInstanceIdError,
+        RebalanceInProgressError, InvalidRequestError.
         """
         known = topic_ids or {}
         entries = [
@@ -270,7 +318,8 @@ class Admin:
             for (topic, partition), offset in offsets.items()
         ]
         # Committing the same twice is committing it once: safe to send again.
-        self._transport.request("POST", group_path(group, "/offsets"), json={"offsets": entries}, idempotent=True)
+        body = {"offsets": entries, **({} if member is None else member._asdict())}
+        self._transport.request("POST", group_path(group, "/offsets"), json=body, idempotent=True)
 
     def delete_group(self, group: str) -> None:
         """Delete the group: all its committed offsets; UnknownGroupError."""

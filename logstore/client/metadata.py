@@ -19,6 +19,14 @@ class TopicPartition(NamedTuple):
     partition: int
 
 
+class MemberIdentity(NamedTuple):
+    """A member of a group as it commits: ``generation`` is that of the classic group, or the member's epoch."""
+
+    member_id: str
+    generation: int
+    group_instance_id: str | None = None
+
+
 class TopicIdentity(NamedTuple):
     """A topic by name and id: several topics may have had the name, one after the other (KIP-516)."""
 
@@ -113,6 +121,13 @@ class PartitionOffsets:
     timestamp: int | None = None
 
 
+class OffsetAndTimestamp(NamedTuple):
+    """The first record at or after a time: its offset, and its own timestamp."""
+
+    offset: int
+    timestamp_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class SealedOffset:
     partition: int
@@ -165,6 +180,33 @@ class GroupLag:
     total_lag: int
     max_lag: int
     partitions: tuple[PartitionLag, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMemberDescription:
+    """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    member_epoch: int
+    assignment: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group and its members. ``kind`` is "classic", "consumer" (KIP-848), or "" for a group that never had a member;
+    ``state`` is Kafka's name of it; ``protocol`` is the assignor; ``generation`` that of a classic group, or the epoch.
+    """
+
+    group: str
+    kind: str
+    state: str
+    protocol_type: str | None
+    protocol: str | None
+    generation: int
+    members: tuple[GroupMemberDescription, ...]
 
 
 @dataclass(frozen=True, slots=True)

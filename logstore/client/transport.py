@@ -170,14 +170,12 @@ class Transport:
                 refused.append(error)
                 continue
             except TimeoutError:
+                unknown = "" if what.startswith("GET ") else ": whether it took effect is unknown"
                 raise errors.RequestTimedOutError(
-                    f"{self.urls[index]} did not answer {what} in {timeout_s:.0f} s: whether it took effect is unknown"
+                    f"{self.urls[index]} did not answer {what} in {timeout_s:.0f} s{unknown}"
                 ) from None
             except (OSError, http.client.HTTPException) as error:
-                raise errors.NetworkError(
-                    f"The connection to {self.urls[index]} broke during {what} "
-                    f"({str(error) or type(error).__name__}): whether it took effect is unknown"
-                ) from None
+                raise errors.NetworkError(_broken(self.urls[index], what, error)) from None
             self._current = index
             return answer
         if all(isinstance(error, HostNotFoundError) for error in refused):
@@ -240,6 +238,16 @@ def backoffs() -> Iterator[float]:
 
 def _text(answer: Answer) -> str:
     return answer.content.decode("utf-8", "replace")[:_MESSAGE_CHARS_MAX]
+
+
+def _broken(url: str, what: str, error: Exception) -> str:
+    """A connection that was made and broke before the answer; a read takes no effect."""
+    told = f"({str(error) or type(error).__name__})"
+    if not what.startswith("GET "):
+        return f"The connection to {url} broke during {what} {told}: whether it took effect is unknown"
+    if isinstance(error, http.client.HTTPException) and not isinstance(error, http.client.RemoteDisconnected):
+        return f"No store answers at {url}: the answer to {what} is not HTTP {told}"
+    return f"The connection to {url} broke during {what} {told}: no store answers there, or it is being stopped"
 
 
 def _what(method: str, target: str) -> str:

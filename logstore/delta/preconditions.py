@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from logstore.delta.schema import CLEANED, EPOCH, REWRITE, START, app_id
+from logstore.delta.clean_files import changed_digest, clean_files_fact
+from logstore.delta.schema import CLEAN_FILES, CLEANED, EPOCH, REWRITE, START, app_id
 from logstore.delta.snapshot import PartitionState, SegmentFile, TopicSnapshot
 from logstore.errors import (
     CommitRefusedError,
@@ -35,7 +36,8 @@ class RewritePart:
     """One partition's share of a rewrite: ``removes`` (paths) give way to ``adds``; the facts that change with it.
 
     ``log_start`` and ``cleaned`` only rise: a value below the table's changes nothing. Without ``removes`` only
-    ``cleaned`` rises: a compaction found nothing to remove.
+    ``cleaned`` rises: a compaction found nothing to remove. ``clean_digest`` goes with ``cleaned``: of the files that
+    the compaction leaves below it, by its plan. Others that are there at the commit are not clean.
     """
 
     partition: int
@@ -43,6 +45,7 @@ class RewritePart:
     adds: tuple[Segment, ...] = ()
     log_start: int | None = None
     cleaned: int | None = None
+    clean_digest: int | None = None
 
 
 def is_rolled(part: RollPart, snapshot: TopicSnapshot, files: TableFiles) -> bool:
@@ -120,6 +123,11 @@ def rewrite_facts(
         if part.cleaned > state.sealed:
             raise CommitRefusedError(f"{files}: clean point {part.cleaned} is beyond sealed {state.sealed}")
         transactions[app_id(part.partition, CLEANED)] = part.cleaned
+    digest = changed_digest(state.clean_digest, old, part.adds, state.cleaned)
+    if part.clean_digest is not None and part.cleaned is not None and part.cleaned >= state.cleaned:
+        digest = part.clean_digest
+    if digest != state.clean_digest:
+        transactions[app_id(part.partition, CLEAN_FILES)] = clean_files_fact(state.rewrite + 1, digest)
     return old, transactions
 
 

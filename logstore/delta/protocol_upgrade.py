@@ -5,6 +5,7 @@ a table that asks readers for more is refused. One that asks only writers for mo
 """
 
 import contextlib
+import shlex
 from collections.abc import Collection
 
 from logstore.delta.log_entries import list_log, read_actions
@@ -47,11 +48,21 @@ _OFF = {"", "false", "none"}
 
 def _remedy(files: TableFiles) -> str:
     version = _upgraded_in(files)
-    before = "the version before the upgrade" if version is None else str(version - 1)
-    return (
-        f"Take the upgrade back, in Python with deltalake: DeltaTable({str(files)!r}).restore({before}, "
-        "protocol_downgrade_allowed=True); the store commits rolls that this takes out again"
-    )
+    before = "VERSION" if version is None else version - 1
+    command = restore_command(str(files), before, "protocol_downgrade_allowed=True")
+    where = "" if version is not None else ", where VERSION is the one before the upgrade"
+    return f"Take the upgrade back: {command}{where}; the store commits rolls that this takes out again"
+
+
+def restore_command(location: str, version: int | str, *options: str) -> str:
+    """The command for a shell that restores a table to a version."""
+    restore = f"DeltaTable({_quoted(location)}).restore({', '.join((str(version), *options))})"
+    return shlex.join(("python", "-c", f"from deltalake import DeltaTable; {restore}"))
+
+
+def _quoted(text: str) -> str:
+    """A literal of Python in double quotes where that can be, which a shell's single quotes leave as it is."""
+    return f'"{text}"' if text.isprintable() and not set(text) & set('"\\') else repr(text)
 
 
 def _upgraded_in(files: TableFiles) -> int | None:

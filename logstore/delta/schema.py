@@ -44,6 +44,7 @@ DELTA_PROPERTIES = {
 }
 
 SEALED, EPOCH, START, REWRITE, CLEANED = "sealed", "epoch", "start", "rewrite", "cleaned"
+CLEAN_FILES = "clean_files"
 
 
 def app_id(partition: int, fact: str) -> str:

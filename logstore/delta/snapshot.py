@@ -19,10 +19,12 @@ import numpy as np
 import pyarrow as pa
 
 from logstore.delta.added_files import Added, FileColumns, added_of_actions, added_of_files
+from logstore.delta.clean_files import digest_of_fact
 from logstore.delta.foreign_ranges import Arrangement, RefusedFile, arrange
 from logstore.delta.log_entries import LogState
 from logstore.delta.plain_entries import PlainTable
 from logstore.delta.schema import (
+    CLEAN_FILES,
     CLEANED,
     EPOCH,
     FORBIDDEN_PROPERTY,
@@ -48,13 +50,16 @@ ReadRuns = Callable[[str], OffsetRuns]
 
 @dataclass(frozen=True, slots=True)
 class PartitionState:
-    """The facts of a partition, all offsets but ``leader_epoch`` (of the last roll) and ``rewrite`` (a counter)."""
+    """The facts of a partition, all offsets but ``leader_epoch`` (of the last roll), ``rewrite`` (a counter) and
+    ``clean_digest`` (of files below ``cleaned``, see ``clean_files``).
+    """
 
     sealed: int
     leader_epoch: int
     log_start: int
     rewrite: int
     cleaned: int
+    clean_digest: int = 0
 
 
 class SegmentFile(NamedTuple):
@@ -417,10 +422,10 @@ def _snapshot(
                 f"{FORBIDDEN_PROPERTY} set on it? Then restore _delta_log from a backup. Or is {PARTITIONS_PROPERTY} "
                 f"too high, with '{count}'?{_set_partitions(location, in_log) if in_log else ''}"
             )
-        epoch, start, rewrite, cleaned = (
-            log.transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED)
+        epoch, start, rewrite, cleaned, clean_files = (
+            log.transactions.get(app_id(partition, fact), 0) for fact in (EPOCH, START, REWRITE, CLEANED, CLEAN_FILES)
         )
-        partitions[partition] = PartitionState(sealed, epoch, start, rewrite, cleaned)
+        partitions[partition] = PartitionState(sealed, epoch, start, rewrite, cleaned, digest_of_fact(clean_files))
     overrides = {
         key.removeprefix(PROPERTY_PREFIX): value
         for key, value in properties.items()

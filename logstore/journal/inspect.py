@@ -107,7 +107,9 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Readable frames behind the damage: these records were stored, and are given up."""
+    """Frames of a partition from the damage on: a repair takes them out. Whether their records are lost, their table
+    says (``logstore.log.journal_loss``). A frame whose header is unreadable is not among them.
+    """
 
     topic_id: UUID
     partition: int
@@ -193,7 +195,7 @@ def repair(directory: Path, filesystem: FileSystem | None = None) -> RepairRepor
         _close(scan.verdict.files)
         return None
     try:
-        lost = _lost_ranges(directory, damage.position, filesystem)
+        lost = lost_ranges(directory, damage.position, filesystem)
         return RepairReport(damage.position, _cut(directory, damage, filesystem), lost)
     except OSError as e:
         raise StorageError(f"could not repair the journal at {directory}: {e}; check the disk and run it again") from e
@@ -253,14 +255,20 @@ def _copy_path(path: Path) -> Path:
     return copy
 
 
-def _lost_ranges(directory: Path, position: int, filesystem: FileSystem) -> tuple[LostRange, ...]:
+def lost_ranges(directory: Path, position: int, filesystem: FileSystem | None = None) -> tuple[LostRange, ...]:
+    """The frames with offsets from the damage at ``position`` on. The damaged one counts if its header is good, for it
+    was durable; behind it only whole ones count. OSError, StorageError.
+    """
+    filesystem = filesystem or local_filesystem()
     lost: dict[PartitionKey, LostRange] = {}
     for start, path in list_files(directory):
         file = JournalFile.open(path, start, filesystem)
         try:
             for stored, at in find_headers(file, max(position, start), start + file.allocated):
                 header = stored.header
-                if not header.takes_offsets or not payload_is_good(file, at + HEADER_BYTES, stored):
+                if not header.takes_offsets:
+                    continue
+                if at != position and not payload_is_good(file, at + HEADER_BYTES, stored):
                     continue
                 key = (header.topic_id, header.partition)
                 seen = lost.get(key, LostRange(*key, header.base_offset, header.end_offset, 0))

@@ -78,6 +78,14 @@ class FrameIndex:
         """How many offsets from ``offset`` on the frames hold."""
         return sum(end - max(base, offset) for base, end in zip(self._base, self._end, strict=True) if end > offset)
 
+    def whole_to(self, offset: int) -> int:
+        """The end of the offsets from ``offset`` on that the frames hold without a hole; they are in their order."""
+        for base, end in zip(self._base, self._end, strict=True):
+            if base > offset:
+                break
+            offset = max(offset, end)
+        return offset
+
     def add(self, header: FrameHeader, location: FrameLocation) -> None:
         self._base.append(header.base_offset)
         self._end.append(header.end_offset)

@@ -8,9 +8,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from logstore.delta.file_history import Removal
+from logstore.delta.file_history import Removal, removals_since
 from logstore.delta.snapshot import TopicSnapshot
-from logstore.errors import CorruptionError
+from logstore.errors import CorruptionError, MissingRecordsError
 from logstore.segments.footer import ROLL
 from logstore.segments.names import known_segment_name
 from logstore.segments.reader import find_segments, read_footer, verify_segment
@@ -33,16 +33,22 @@ def history_gaps(snapshot: TopicSnapshot, partition: int) -> list[tuple[int, int
 
 @dataclass(frozen=True, slots=True)
 class MissingRange:
-    """Sealed offsets [start, end) that another writer took out of the table; ``cause`` as ``RESTORE in version 12``."""
+    """Sealed offsets [start, end) that another writer took out of the table; ``cause`` as ``RESTORE in version 12``.
+    ``version`` is that of the commit, None if it is not known.
+    """
 
     start: int
     end: int
     cause: str
+    version: int | None = None
 
     def within(self, gaps: Sequence[tuple[int, int]]) -> "list[MissingRange]":
         """The parts of the range that lie in ``gaps``."""
         cut = ((max(self.start, start), min(self.end, end)) for start, end in gaps)
-        return [MissingRange(start, end, self.cause) for start, end in cut if start < end]
+        return [MissingRange(start, end, self.cause, self.version) for start, end in cut if start < end]
+
+    def told(self, topic: str, partition: int) -> str:
+        return f"{topic}-{partition}: offsets {self.start} to {self.end - 1} are missing: {self.cause}"
 
 
 def new_gaps(gaps: Sequence[tuple[int, int]], known: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -126,8 +132,40 @@ def missing_ranges(
                 continue
             if missing and (missing[-1].end, missing[-1].cause) == (low, cause):
                 low = missing.pop().start  # noqa: PLW2901
-            missing.append(MissingRange(low, high, cause))
+            missing.append(MissingRange(low, high, cause, None if last is None else last.version))
     return tuple(missing)
+
+
+def missing_records(
+    files: TableFiles, snapshot: TopicSnapshot, ranges: Mapping[int, tuple[int, int]]
+) -> dict[int, list[MissingRange]]:
+    """The parts of ``ranges``, offsets [start, end) by partition, that are missing: who reads the files passes over
+    them. Partitions without such a part are left out.
+
+    The entries of the log are read only if no file stands for an offset of the ranges. CorruptionError, OSError.
+    """
+    gaps = {
+        partition: found
+        for partition, (start, end) in ranges.items()
+        if (found := [(low, high) for low, high in history_gaps(snapshot, partition) if low < end and start < high])
+    }
+    if not gaps:
+        return {}
+    removed = removed_ranges(removals_since(files, -1), None, files)
+    missing = {}
+    for partition, found in gaps.items():
+        told = missing_ranges(found, removed.get(partition, []), unexplained=None)
+        if parts := [part for gap in told for part in gap.within([ranges[partition]])]:
+            missing[partition] = parts
+    return missing
+
+
+def require_whole(
+    topic: str, files: TableFiles, snapshot: TopicSnapshot, ranges: Mapping[int, tuple[int, int]], remedy: str
+) -> None:
+    """MissingRecordsError, with the cause and ``remedy``, if ``ranges`` have ``missing_records``; raises as that."""
+    for partition, missing in missing_records(files, snapshot, ranges).items():
+        raise MissingRecordsError(f"{missing[0].told(topic, partition)}. {remedy}")
 
 
 def sealed_segments_on_disk(

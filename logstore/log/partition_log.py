@@ -25,6 +25,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from logstore.clock import Clock
+from logstore.delta.protocol_upgrade import restore_command
 from logstore.errors import (
     FencedLeaderEpochError,
     LogStoreError,
@@ -60,8 +61,11 @@ class PartitionLog:
         clock: Clock,
         producer_id_expiration_ms: int,
         journal_bytes: JournalBytes | None = None,
+        location: str = "TABLE",
     ) -> None:
         self.topic = topic
+        #: Of the topic's table, for messages.
+        self.location = location
         self.topic_id = topic_id
         self.partition = partition
         self._frames = PartitionFrames(topic_id, partition, clock)
@@ -203,11 +207,13 @@ class PartitionLog:
         return any(gap.start <= offset < gap.end for gap in self.missing)
 
     def explain_missing(self, gap: MissingRange) -> tuple[str, str]:
-        """The missing records in words, and a remedy."""
+        """The missing records in words, and a remedy: commands to paste into a shell."""
         give_up = f"logstore topic delete-records {self.topic} --partition {self.partition} --before-offset {gap.end}"
+        # What removed the records is not in the log any more where the version is not known.
+        before = "VERSION" if gap.version is None else gap.version - 1
         remedy = (
-            "Restore the table to the version before that commit, in Python with deltalake: DeltaTable(path)"
-            f".restore(version); or give up these records and all before them: {give_up}"
+            f"Restore the table to the version before that commit: {restore_command(self.location, before)}; or give "
+            f"up these records and all before them: {give_up}"
         )
         offsets = f"Offsets {gap.start} to {gap.end - 1} of {self.topic}-{self.partition}"
         return f"{offsets} are missing: {gap.cause}", remedy

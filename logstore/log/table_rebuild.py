@@ -95,6 +95,9 @@ class RebuildPlan:
     warnings: list[str]
     #: Files of another writer that the old log names, with its actions.
     foreign: dict[str, Add] = field(default_factory=dict)
+    #: The topics of the journal that this one may be, described by id; one must be said. ``topic_id`` is nil then.
+    candidates: dict[uuid.UUID, str] = field(default_factory=dict)
+    has_new_id: bool = False
 
 
 @dataclass
@@ -109,15 +112,23 @@ class _Found:
 
 
 def plan_rebuild(
-    files: TableFiles, tails: Mapping[PartitionKey, JournalTail], known: Known, orphans: Mapping[uuid.UUID, str]
+    files: TableFiles,
+    tails: Mapping[PartitionKey, JournalTail],
+    known: Known,
+    orphans: Mapping[uuid.UUID, str],
+    *,
+    only_one_lost: bool = False,
 ) -> RebuildPlan:
     """A plan for a topic. ``tails`` are the journal's; ``orphans`` the topics of which the journal has records and that
-    no other table is, with a description. OSError, NewerFormatError.
+    no other table is, with a description; ``only_one_lost``: no other topic has lost its log. OSError,
+    NewerFormatError.
     """
     remains = read_remains(files)
     plan = RebuildPlan(files.name, uuid.UUID(int=0), {}, [], [], [], [])
-    plan.topic_id = _topic_id(remains, known, orphans, plan)
     found = _find_files(files, remains, plan)
+    alone = next(iter(orphans)) if only_one_lost and len(orphans) == 1 else None
+    likely = alone if alone is not None and _fits(found, tails, alone) else None
+    plan.topic_id = _topic_id(remains, known, orphans, likely, plan)
     in_journal = [partition for topic_id, partition in tails if topic_id == plan.topic_id]
     count = _partition_count(remains, found, in_journal, known, plan)
     plan.properties = _properties(files.name, remains, known, count, plan)
@@ -163,7 +174,31 @@ def carry_out(root: TableRoot, plan: RebuildPlan) -> str | None:
 # ---- what the topic is ----------------------------------------------------------------------------------------------
 
 
-def _topic_id(remains: LogRemains, known: Known, orphans: Mapping[uuid.UUID, str], plan: RebuildPlan) -> uuid.UUID:
+def _fits(found: Mapping[int, "_Found"], tails: Mapping[PartitionKey, JournalTail], topic_id: uuid.UUID) -> bool:
+    """Whether the journal's records of a topic go on where the files end, or end there, in each partition of both."""
+    ends = {
+        p: max((segment.end_offset for segment, _ in here.readable.values()), default=0) for p, here in found.items()
+    }
+    common = 0
+    for (of, partition), tail in tails.items():
+        if of != topic_id:
+            continue
+        end = ends.get(partition, 0)
+        begin = tail.index.lowest_above(end)
+        if tail.end_offset < end or (begin is None and tail.end_offset > end) or (begin is not None and begin > end):
+            return False
+        common += partition in ends
+    return common > 0
+
+
+def _topic_id(
+    remains: LogRemains,
+    known: Known,
+    orphans: Mapping[uuid.UUID, str],
+    likely: uuid.UUID | None,
+    plan: RebuildPlan,
+) -> uuid.UUID:
+    """Nil if it has to be said, which is refused then."""
     in_log = None if remains.meta_data is None else uuid.UUID(remains.meta_data.id)
     if in_log is not None:
         if known.topic_id not in (None, in_log) or known.new_topic_id:
@@ -171,12 +206,21 @@ def _topic_id(remains: LogRemains, known: Known, orphans: Mapping[uuid.UUID, str
         return in_log
     if known.topic_id is not None:
         return known.topic_id
+    if likely is not None and not known.new_topic_id:
+        plan.warnings.append(
+            f"the topic's id is that of the one topic without a table in the journal ({orphans[likely]}): partitions "
+            "and offsets agree. --topic-id says another"
+        )
+        return likely
     if orphans and not known.new_topic_id:
         listed = "; ".join(f"{topic_id}: {what}" for topic_id, what in orphans.items())
+        plan.candidates = dict(orphans)
         plan.refusals.append(
             "the Delta log does not tell the topic's id any more, and the journal has records of topics without a "
             f"table: {listed}. Give the id of this topic with --topic-id, or --topic-id new for a new one"
         )
+        return plan.topic_id
+    plan.has_new_id = True
     plan.warnings.append(
         "the topic gets a new id: offsets that groups have committed for it do not count any more, and records that "
         "the journal has under the old id stay there"

@@ -115,6 +115,7 @@ class Topic:
                 clock=self._clock,
                 producer_id_expiration_ms=self._producer_id_expiration_ms,
                 journal_bytes=self._journal_bytes,
+                location=str(self.table.files),
             )
             self.partitions.append(new)
         for partition_log in self.partitions:

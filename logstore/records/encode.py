@@ -49,7 +49,7 @@ def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: b
             columns.append(texts)
         return _encode_rows(batch, topic, partition, *columns)
 
-    return _encode_array(map(rows, _runs(records)))
+    return _encode_array(map(rows, runs(records)))
 
 
 def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
@@ -57,22 +57,12 @@ def encode_readable(records: pa.Table, topic: str, partition: int, *, string_key
 
     Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
     """
-
-    def rows(batch: pa.RecordBatch) -> Iterable[bytes]:
-        keys, key_formats = _embedded(batch.column("key").to_pylist(), is_string=string_keys)
-        values, value_formats = _embedded(batch.column("value").to_pylist(), is_string=False)
-        fields = [
-            _format_field(b"key", key_format) + _format_field(b"value", value_format)
-            for key_format, value_format in zip(key_formats, value_formats, strict=True)
-        ]
-        return _encode_rows(batch, topic, partition, keys, values, fields)
-
-    return _encode_array(map(rows, _runs(records)))
+    return _encode_array(readable_rows(run, topic, partition, string_keys=string_keys) for run in runs(records))
 
 
 def encode_binary(records: pa.Table, topic: str, partition: int) -> Iterator[bytes]:
     """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
-    return _encode_array(_binary_rows(run, topic, partition) for run in _runs(records))
+    return _encode_array(binary_rows(run, topic, partition) for run in runs(records))
 
 
 def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
@@ -84,14 +74,31 @@ def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
     yield _STREAM_END
 
 
-def _runs(records: pa.Table) -> Iterator[pa.RecordBatch]:
-    """The records in batches of at most ``_RUN_BYTES``, or of one record."""
+def readable_rows(batch: pa.RecordBatch, topic: str, partition: int, *, string_keys: bool = False) -> Iterable[bytes]:
+    """The object of each record, as in the array of ``encode_readable``."""
+    keys, key_formats = _embedded(batch.column("key").to_pylist(), is_string=string_keys)
+    values, value_formats = _embedded(batch.column("value").to_pylist(), is_string=False)
+    fields = [
+        _format_field(b"key", key_format) + _format_field(b"value", value_format)
+        for key_format, value_format in zip(key_formats, value_formats, strict=True)
+    ]
+    return _encode_rows(batch, topic, partition, keys, values, fields)
+
+
+def binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
+    """The object of each record, as in the array of ``encode_binary``."""
+    columns = ([_base64_text(data) for data in batch.column(name).to_pylist()] for name in ("key", "value"))
+    return _encode_rows(batch, topic, partition, *columns)
+
+
+def runs(records: pa.Table, run_bytes: int = _RUN_BYTES) -> Iterator[pa.RecordBatch]:
+    """The records in batches of at most ``run_bytes``, or of one record."""
     for batch in records.to_batches():
         ends = np.cumsum(record_sizes(batch) + RECORD_OVERHEAD_BYTES)
         start = 0
         while start < batch.num_rows:
             begun = int(ends[start - 1]) if start else 0
-            end = max(start + 1, int(np.searchsorted(ends, begun + _RUN_BYTES, side="right")))
+            end = max(start + 1, int(np.searchsorted(ends, begun + run_bytes, side="right")))
             yield batch.slice(start, end - start)
             start = end
 
@@ -102,11 +109,6 @@ def _encode_array(runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
         # The empty first item puts a comma between two runs.
         yield b",".join(chain((b"",), rows) if number else rows)
     yield b"]"
-
-
-def _binary_rows(batch: pa.RecordBatch, topic: str, partition: int) -> Iterable[bytes]:
-    columns = ([_base64_text(data) for data in batch.column(name).to_pylist()] for name in ("key", "value"))
-    return _encode_rows(batch, topic, partition, *columns)
 
 
 def _encode_rows(

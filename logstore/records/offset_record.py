@@ -2,12 +2,12 @@
 
 Key: JSON ``{"group", "topic", "partition"}``, always in this one spelling, so that compaction by key meets its own.
 Value: JSON ``{"offset", "leader_epoch", "metadata", "generation", "topic_id", "commit_timestamp"}``; a null value
-deletes the commit. Both are part of the format, see ``docs/table-format.md``: fields may be added, none removed.
+deletes the commit. A key with ``group`` alone is that of the group's own metadata, whose values are JSON of the group
+coordinator. All are part of the format, see ``docs/table-format.md``: fields may be added, none removed.
 """
 
 from collections.abc import Sequence
-from typing import Annotated
-from uuid import UUID
+from typing import Annotated, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -25,29 +25,54 @@ NO_GENERATION = -1
 
 _Int32 = Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)]
 _Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+_Uuid = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")]
 
 
-class OffsetKey(msgspec.Struct, frozen=True):
+class OffsetKey(msgspec.Struct, frozen=True, gc=False):
     group: str
     topic: str
     partition: _Int32
 
 
-class OffsetCommit(msgspec.Struct, frozen=True):
+class GroupKey(msgspec.Struct, frozen=True, gc=False):
+    """The key of a group's metadata."""
+
+    group: str
+
+
+class OffsetCommit(msgspec.Struct, frozen=True, gc=False):
     """``offset`` is the next one to read; ``leader_epoch`` that of the record before it; ``commit_timestamp`` in ms.
 
-    ``topic_id`` keeps a topic of the same name, made later, from inheriting the offset.
+    ``topic_id``, the text of a UUID, keeps a topic of the same name, made later, from inheriting the offset.
     """
 
     offset: _Int64
     leader_epoch: _Int32
     metadata: str
     generation: _Int32
-    topic_id: UUID
+    topic_id: _Uuid
     commit_timestamp: _Int64
 
 
-#: Typed columns beside the log's own in the table of ``__consumer_offsets``; of a null value only the key's are set.
+class OffsetRecord(NamedTuple):
+    """A commit of an offset, or its deletion (None)."""
+
+    key: OffsetKey
+    commit: OffsetCommit | None
+
+    def encoded(self) -> tuple[bytes, bytes | None]:
+        """Key and value."""
+        return _encoder.encode(self.key), None if self.commit is None else _encoder.encode(self.commit)
+
+
+class _AnyKey(msgspec.Struct, gc=False):
+    group: str
+    topic: str | None = None
+    partition: _Int32 | None = None
+
+
+#: Typed columns beside the log's own in the table of ``__consumer_offsets``. Of a null value only the key's are set, of
+#: a group's metadata only ``group``.
 OFFSET_COLUMNS = pa.schema(
     [
         pa.field("group", pa.string()),
@@ -61,42 +86,74 @@ OFFSET_COLUMNS = pa.schema(
 )
 
 _encoder = msgspec.json.Encoder()
-_keys = msgspec.json.Decoder(OffsetKey)
+_keys = msgspec.json.Decoder(_AnyKey)
 _values = msgspec.json.Decoder(OffsetCommit)
 
 
 def encode_offset_records(records: Sequence[tuple[OffsetKey, OffsetCommit | None]]) -> pa.RecordBatch:
     """A batch of WIRE_SCHEMA with one row each; None becomes a tombstone."""
+    return wire_batch([OffsetRecord(*record).encoded() for record in records])
+
+
+def wire_batch(records: Sequence[tuple[bytes, bytes | None]]) -> pa.RecordBatch:
+    """A batch of WIRE_SCHEMA of keys and values."""
     return pa.RecordBatch.from_pydict(
         {
             "timestamp": [None] * len(records),
-            "key": [_encoder.encode(key) for key, _ in records],
-            "value": [_encoder.encode(commit) if commit else None for _, commit in records],
+            "key": [key for key, _ in records],
+            "value": [value for _, value in records],
             "headers": [None] * len(records),
         },
         schema=WIRE_SCHEMA,
     )
 
 
-def decode_offset_record(key: bytes | None, value: bytes | None) -> tuple[OffsetKey, OffsetCommit | None]:
-    """The key and the commit of a record, None for a tombstone. CorruptionError if no coordinator wrote it."""
+def decode_key(text: bytes | None) -> OffsetKey | GroupKey:
+    """What a record is about. CorruptionError if no coordinator wrote it."""
     try:
-        return _keys.decode(key or b""), None if value is None else _values.decode(value)
+        group, topic, partition = msgspec.structs.astuple(_keys.decode(text or b""))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise CorruptionError(
-            f"A record of {OFFSETS_TOPIC} does not parse: {error}; its key is {(key or b'')[:200]!r}"
-        ) from error
+        raise _corrupt(text, error) from error
+    if topic is None and partition is None:
+        return GroupKey(group)
+    if topic is None or partition is None:
+        raise _corrupt(text, "it needs both a topic and a partition, or none of them")
+    return OffsetKey(group, topic, partition)
+
+
+def decode_commit(key: bytes | None, value: bytes | None) -> OffsetCommit | None:
+    """The commit in the value of an offset's record, None for a tombstone. CorruptionError as ``decode_key``."""
+    try:
+        return None if value is None else _values.decode(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise _corrupt(key, error) from error
+
+
+def decode_offset_record(key: bytes | None, value: bytes | None) -> OffsetRecord:
+    """The record of an offset. CorruptionError if it is something else."""
+    found = decode_key(key)
+    if isinstance(found, GroupKey):
+        raise _corrupt(key, "it is about no offset")
+    return OffsetRecord(found, decode_commit(key, value))
+
+
+def _corrupt(key: bytes | None, error: object) -> CorruptionError:
+    return CorruptionError(f"A record of {OFFSETS_TOPIC} does not parse: {error}; its key is {(key or b'')[:200]!r}")
 
 
 def offset_columns(batch: pa.RecordBatch) -> list[pa.Array]:
     """OFFSET_COLUMNS of records with ``key`` and ``value``; CorruptionError for a record that no coordinator wrote."""
     texts = zip(batch.column("key").to_pylist(), batch.column("value").to_pylist(), strict=True)
-    rows = [_row(*decode_offset_record(key, value)) for key, value in texts]
+    rows = [_row(*texts_of_one) for texts_of_one in texts]
     columns = zip(*rows, strict=True) if rows else [()] * len(OFFSET_COLUMNS)
     return [pa.array(column, field.type) for column, field in zip(columns, OFFSET_COLUMNS, strict=True)]
 
 
-def _row(key: OffsetKey, commit: OffsetCommit | None) -> tuple[str | int | None, ...]:
+def _row(text: bytes | None, value: bytes | None) -> tuple[str | int | None, ...]:
+    key = decode_key(text)
+    if isinstance(key, GroupKey):
+        return key.group, None, None, None, None, None, None
+    commit = decode_commit(text, value)
     if commit is None:
         return key.group, key.topic, key.partition, None, None, None, None
     return (

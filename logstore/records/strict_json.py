@@ -104,14 +104,19 @@ class _Request(msgspec.Struct, Generic[R]):
     records: list[R]
 
 
-def _decode_base64(_: type[Any], text: Any) -> bytes:
+def canonical_base64(text: str) -> bytes:
+    """The bytes of base64 as encoders write them; ValueError for any other."""
     try:
         decoded = binascii.a2b_base64(text, strict_mode=True)
     except ValueError:
         decoded = None
     if decoded is None or binascii.b2a_base64(decoded, newline=False) != text.encode():
         raise ValueError("Invalid base64: no encoder writes any bytes so (RFC 4648 section 4, with padding)")
-    return _Base64(decoded)
+    return decoded
+
+
+def _decode_base64(_: type[Any], text: Any) -> bytes:
+    return _Base64(canonical_base64(text))
 
 
 _HEADERS_DECODER: Final = msgspec.json.Decoder(_Request[_JsonRecord], dec_hook=_decode_base64)

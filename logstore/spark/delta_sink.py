@@ -6,8 +6,8 @@ Invariants:
   an application once, ``userMetadata`` says what it was.
 - What counts is the table's log, read back: a write that raised may have been committed, and one that did not raise may
   have been left out by Delta, because another run had this version first.
-- The newest commit of a group in the log says all of its positions. Where the log has none, nothing is guessed: Delta
-  refuses a version that it has had, as long as it forgets none (``delta.setTransactionRetentionDuration``).
+- Where the log has no commit of the transaction, nothing is guessed: Delta refuses a version that it has had, as long
+  as it forgets none (``delta.setTransactionRetentionDuration``).
 
 Only Spark's public interfaces are used, so that any sink will do that this Spark can write to.
 """
@@ -16,10 +16,10 @@ import logging
 import os
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from logstore.errors import CommitStateUnknownError, InvalidRequestError
-from logstore.spark.sink_offsets import GroupCommit, SinkOffsetsUnknownError, parse_user_metadata
+from logstore.spark.sink_commits import C, SinkOffsetsUnknownError, parse_user_metadata, user_metadata
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -35,13 +35,6 @@ _FORGETS = "delta.setTransactionRetentionDuration"
 _OWN_OPTIONS = {"txnappid", "txnversion", "usermetadata", "path"}
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 _MISSING = {"DELTA_MISSING_DELTA_TABLE", "TABLE_OR_VIEW_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST"}
-
-
-class WrittenCommit(NamedTuple):
-    """The newest commit of the group after a write, and whether the write's own is among the commits."""
-
-    newest: GroupCommit
-    is_own: bool
 
 
 def reached(step: str) -> None:
@@ -95,50 +88,50 @@ class DeltaSink:
             )
         return str(row.id)
 
-    def commits(self, group: str) -> list[GroupCommit]:
-        """The newest commits of the group in the table's log, the newest first: up to ten. The table exists."""
+    def commits(self, kind: type[C], app_id: str) -> list[C]:
+        """The newest commits of ``app_id`` in the table's log, the newest first: up to ten. The table exists."""
         from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-        found = self.newest_metadata(F.get_json_object("userMetadata", "$.logstore.group") == group)
-        return [parse_user_metadata(text) for text in found]
+        found = self._newest_metadata(F.get_json_object("userMetadata", f"$.logstore.{kind.APP_ID_KEY}") == app_id)
+        return [parse_user_metadata(text, kind) for text in found]
 
     def write_once(
-        self, df: "DataFrame", commit: GroupCommit, mode: SaveMode = "append", options: Mapping[str, str] | None = None
-    ) -> WrittenCommit:
-        """Write ``df`` as ``commit``, unless another run has written a commit of this version.
+        self, df: "DataFrame", commit: C, mode: SaveMode = "append", options: Mapping[str, str] | None = None
+    ) -> list[C]:
+        """Write ``df`` as ``commit``, unless the table has its version. What the log then has from this version on, the
+        newest first: the caller finds out whether ``commit`` is among them. At least one.
 
         Raises what Spark raises when nothing was written; CommitStateUnknownError if that cannot be found out;
         SinkOffsetsUnknownError if the table has had this version, in a commit that its log no longer has.
         """
         failure: Exception | None = None
         try:
-            self.write(df, commit.group, commit.txn_version, commit.user_metadata(), mode, options)
+            self._write(df, commit.app_id, commit.txn_version, user_metadata(commit), mode, options)
         except Exception as error:  # noqa: BLE001 - whatever it is, the log says what happened
             failure = error
         reached("written")
         try:
-            found = [] if failure and self.table_id() is None else self.commits(commit.group)
+            found = [] if failure and self.table_id() is None else self.commits(type(commit), commit.app_id)
         except Exception as error:  # noqa: BLE001 - Spark raises many kinds
             raise CommitStateUnknownError(
-                f"whether the batch of group {commit.group} is in {self.name} could not be found out: {_line(error)}; "
-                "group_read with sink= goes on from what is there"
+                f"whether transaction {commit.txn_version} of {commit.app_id} is in {self.name} could not be found "
+                f"out: {_line(error)}; begin again: the next run goes on from what is there"
             ) from (failure or error)
         commits = [c for c in found if c.txn_version >= commit.txn_version]
         if not commits and failure is not None:
             raise failure
         if not commits:
             raise SinkOffsetsUnknownError(
-                f"{self.name} has had transaction {commit.txn_version} of group {commit.group}, and its log no longer "
-                "has that commit, so the offsets that it reached are not known: nothing was written. Go on under "
-                "another group, whose offsets you set before (logstore group reset)"
+                f"{self.name} has had transaction {commit.txn_version} of {commit.app_id}, and its log no longer has "
+                f"that commit, so what is in it is not known: nothing was written; {commit.WAY_ON}"
             )
-        is_own = any(c.writer == commit.writer for c in commits)
         if failure is not None:
-            told = "was committed all the same" if is_own else "gave way to another run of the group"
+            is_own = any(c.writer == commit.writer for c in commits)
+            told = "was committed all the same" if is_own else "gave way to another commit of this transaction"
             log.warning("a write to %s %s: %s", self.name, told, _line(failure))
-        return WrittenCommit(commits[0], is_own)
+        return commits
 
-    def write(
+    def _write(
         self,
         df: "DataFrame",
         app_id: str,
@@ -159,7 +152,7 @@ class DeltaSink:
         else:
             writer.saveAsTable(self.name)
 
-    def newest_metadata(self, condition: "Column") -> list[str]:
+    def _newest_metadata(self, condition: "Column") -> list[str]:
         """``userMetadata`` of up to ten commits that meet a condition, the newest first."""
         wanted = HISTORY_FIRST
         while True:

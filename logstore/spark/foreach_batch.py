@@ -1,15 +1,24 @@
 """A streaming query into a Delta table: a function for ``foreachBatch`` that writes each batch once.
 
-Invariants: a batch is one commit, with the query's id as ``txnAppId`` and the batch's as ``txnVersion``. Spark repeats
-the last batch of a checkpoint, with the same offsets and the same id, until it knows that the batch is done; Delta
-takes it once. A query that has lost its checkpoint is another query: its batch ids begin anew, and so does its app id.
-An app id that the caller chose must not be taken on by another query, whose first batches Delta would leave out.
+Invariants:
+
+- A batch is one commit, with the query's id as ``txnAppId`` and the batch's as ``txnVersion``. Spark repeats the last
+  batch of a checkpoint, with the same plan (``offsets/<batch id>``), until it knows that the batch is done; Delta takes
+  it once.
+- A batch id alone does not say which batch it is: a checkpoint that was put back from a copy gives the id of a batch
+  that the table has to other records. So the commit says what was planned, and what the table has under the id is read
+  back after each write. A batch that was left out, and is not the one that is there, fails the query.
+- A query that has lost its checkpoint is another query: its batch ids begin anew, and so does its app id. An app id
+  that the caller chose must not be taken on by another query, whose first batches Delta would leave out.
 """
 
-import logging
+import hashlib
+import json
 import os
+import uuid
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -20,24 +29,37 @@ from logstore.spark.delta_sink import DeltaSink, SaveMode, check_write
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-log = logging.getLogger(__name__)
-
 _QUERY_ID = "sql.streaming.queryId"
 
 
+class Plan(NamedTuple):
+    """A batch as the checkpoint has it: when Spark planned it (ms), and a digest of the offsets at its end."""
+
+    planned_ms: int
+    offsets: str
+
+
 class QueryCommit(msgspec.Struct, frozen=True, rename="camel"):
-    """What a commit says of the batch in it."""
+    """What a commit says of the batch in it; ``writer`` is unique to the attempt that made it."""
+
+    APP_ID_KEY: ClassVar[str] = "appId"
+    WAY_ON: ClassVar[str] = "go on with a new checkpoint, at the offsets where the table ends"
 
     app_id: str
     query_id: str
     batch_id: int
+    planned_ms: int = 0
+    offsets: str = ""
+    run_id: str = ""
+    writer: str = ""
 
-    def user_metadata(self) -> str:
-        return msgspec.json.encode(_UserMetadata(self)).decode()
+    @property
+    def txn_version(self) -> int:
+        return self.batch_id
 
-
-class _UserMetadata(msgspec.Struct, frozen=True):
-    logstore: QueryCommit
+    @property
+    def plan(self) -> Plan:
+        return Plan(self.planned_ms, self.offsets)
 
 
 class DeltaWriter:
@@ -56,35 +78,48 @@ class DeltaWriter:
         self._mode = mode
         self._app_id = app_id
         self._options = dict(options or {})
-        self._checked_query: str | None = None
+        self._checked_run: str | None = None
 
     def __call__(self, df: "DataFrame", batch_id: int) -> None:
         sink = DeltaSink(df.sparkSession, self._path_or_table)
         query_id = _query_id(df)
-        commit = QueryCommit(self._app_id or query_id, query_id, batch_id)
-        if self._checked_query != query_id:
-            self._check(sink, commit)
-            self._checked_query = query_id
+        run_id, plan = _run_and_plan(df, query_id, batch_id)
+        commit = QueryCommit(self._app_id or query_id, query_id, batch_id, *plan, run_id, uuid.uuid4().hex)
+        if self._checked_run != run_id:
+            # What could be refused after the write is refused before the first one: nothing was worked out in vain.
+            if sink.table_id() is not None and (commits := sink.commits(QueryCommit, commit.app_id)):
+                check_batch(sink.name, commits[0], commit)
+            self._checked_run = run_id
         records = self._transform(df) if self._transform else df
         delta_sink.reached("planned")
-        sink.write(records, commit.app_id, batch_id, commit.user_metadata(), self._mode, self._options)
-        delta_sink.reached("written")
+        newest, *_ = sink.write_once(records, commit, self._mode, self._options)
+        check_batch(sink.name, newest, commit)
 
-    def _check(self, sink: DeltaSink, commit: QueryCommit) -> None:
-        """Before the first batch of a run. InvalidRequestError if the sink would leave new batches out."""
-        from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
-        if sink.table_id() is None or self._app_id is None:
-            return
-        found = sink.newest_metadata(F.get_json_object("userMetadata", "$.logstore.appId") == commit.app_id)
-        if not found:
-            return
-        last = msgspec.json.decode(found[0], type=_UserMetadata).logstore
-        if last.query_id != commit.query_id:
-            raise InvalidRequestError(
-                f"{sink.name} has batches of app_id={commit.app_id} from another query (id {last.query_id}): a query "
-                "with a new checkpoint needs an app_id of its own, or none, because its batch ids begin anew"
-            )
+def check_batch(sink: str, newest: QueryCommit, commit: QueryCommit) -> None:
+    """InvalidRequestError if the sink's newest commit keeps ``commit`` out, and is not the same batch."""
+    if newest.query_id != commit.query_id:
+        raise InvalidRequestError(
+            f"{sink} has batches of app_id={commit.app_id} from another query (id {newest.query_id}): a query "
+            "with a new checkpoint needs an app_id of its own, or none, because its batch ids begin anew"
+        )
+    if newest.batch_id < commit.batch_id or newest.writer == commit.writer:
+        return
+    if newest.batch_id > commit.batch_id or newest.plan != commit.plan:
+        raise InvalidRequestError(
+            f"{sink} has batch {newest.batch_id} of this query, planned {_time(newest)}, and the checkpoint gives "
+            f"batch {commit.batch_id}, planned {_time(commit)}: the checkpoint is older than the table, and Delta "
+            f"would leave this batch out. Put the newer checkpoint back, or {QueryCommit.WAY_ON}"
+        )
+    if newest.run_id == commit.run_id:
+        raise InvalidRequestError(
+            f"{sink} got batch {commit.batch_id} from another delta_writer of this query, and Delta leaves out a "
+            f"second one under app_id={commit.app_id}: give each writer of this table an app_id of its own"
+        )
+
+
+def _time(commit: QueryCommit) -> str:
+    return datetime.fromtimestamp(commit.planned_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def _query_id(df: "DataFrame") -> str:
@@ -97,6 +132,20 @@ def _query_id(df: "DataFrame") -> str:
     if query_id is None:
         raise InvalidRequestError("delta_writer is for writeStream.foreachBatch: this is no batch of a query")
     return query_id
+
+
+def _run_and_plan(df: "DataFrame", query_id: str, batch_id: int) -> tuple[str, Plan]:
+    """The id of the query's run, and the batch as the query's checkpoint has it: the same when Spark repeats it.
+
+    Spark has no public way to either: ``foreachBatch`` works in a session of its own, whose ``streams`` are empty.
+    """
+    spark: Any = df.sparkSession
+    running = spark._jsparkSession.sharedState().activeStreamingQueries()  # noqa: SLF001
+    query = running.get(spark._jvm.java.util.UUID.fromString(query_id))  # noqa: SLF001
+    planned = query.offsetLog().get(batch_id).get()
+    metadata = json.loads(planned.metadataOpt().get().json())
+    offsets = hashlib.sha256(planned.toString().encode()).hexdigest()[:32]
+    return query.runId().toString(), Plan(metadata["batchTimestampMs"], offsets)
 
 
 def delta_writer(
@@ -112,9 +161,11 @@ def delta_writer(
     table's rows (for the output mode "complete"). ``options`` are those of Spark's Delta writer. ``app_id`` tells apart
     two writers of one query into one table; by default it is the query's id, which lives in its checkpoint.
 
-    The query fails with InvalidRequestError for a table that cannot be a sink, or has batches of ``app_id`` of another
-    query; this function raises it for the other arguments. For classic sessions: Spark Connect does not tell a batch
-    which query it belongs to.
+    The query fails with InvalidRequestError for a table that cannot be a sink, that has batches of ``app_id`` of
+    another query or another writer, or that is ahead of the query's checkpoint; with SinkOffsetsUnknownError if the
+    table's log no longer says what it has of the batch; with CommitStateUnknownError. This function raises
+    InvalidRequestError for the other arguments. For classic sessions: Spark Connect does not tell a batch which query
+    it belongs to.
     """
     check_write(mode, options)
     if app_id is not None and not app_id:

@@ -6,7 +6,8 @@ Invariants of a batch with a sink:
   is a mirror of them, written after it: it may be behind or ahead, and readers that know the sink do not go by it.
 - A batch begins where the sink ends, and its commit follows from the commit that it was planned with. Of two runs that
   planned the same, one commits, and the other finds out.
-- What is mirrored is what the log of the sink says after the write, whoever wrote it.
+- What is mirrored is what the log of the sink says after the write, whoever wrote it. An empty batch writes nothing,
+  and mirrors the commit that it was planned with: the run that made it may have died before it did.
 - So a crash at any point leaves the batch in the sink with its offsets, or neither. In ``consumer_offsets`` it is at
   most seen late.
 
@@ -16,24 +17,16 @@ Without a sink, nothing is committed before the block that works on the batch ha
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Self
 
-from logstore.client.admin import Admin
-from logstore.errors import InvalidRequestError, UnknownGroupError, UnknownTopicError, UnknownTopicIdError
+from logstore.errors import InvalidRequestError, UnknownTopicIdError
 from logstore.spark import delta_sink
 from logstore.spark.delta_sink import DeltaSink, SaveMode, check_write
 from logstore.spark.offset_ranges import GroupRange
-from logstore.spark.sink_offsets import (
-    GroupCommit,
-    MirroredOffset,
-    TopicRanges,
-    commit_of_mirror,
-    mirror_metadata,
-    next_commit,
-    remaining,
-)
+from logstore.spark.sink_offsets import GroupCommit, mirror_metadata, next_commit, remaining, with_empty_batch
+from logstore.spark.sink_state import SinkState, commit_positions
 from logstore.spark.topic_frame import client_id
 from logstore.spark.topic_view import connect
 
@@ -41,14 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 log = logging.getLogger(__name__)
-
-
-class SinkState(NamedTuple):
-    """A sink and the group's newest commit in it, which says where the group is."""
-
-    sink: DeltaSink
-    table_id: str | None
-    last: GroupCommit
 
 
 class GroupBatch:
@@ -85,6 +70,9 @@ class GroupBatch:
     def commit(self) -> None:
         """Commit the ends of ``ranges``; returns when that is durable. Once is enough: later calls do nothing.
 
+        With a sink, only an empty batch can be committed so: the group's committed offsets are set to what the sink
+        has, if they are not there. ``write_delta`` commits any other one.
+
         Raises InvalidRequestError for a batch from storage alone, or with records that are not in its sink,
         UnknownTopicIdError if a topic was deleted and made again, and the errors of ``logstore.client`` for a store
         that cannot be reached.
@@ -101,7 +89,10 @@ class GroupBatch:
                 f"group {self.group}: the records of this batch are not in {self._sink.name}: write_delta commits them"
             )
         ends = {(r.topic, r.partition): r.end for r in self.ranges if r.end != r.committed}
-        if ends:
+        if ends and self._state is not None and self._state.last.txn_version:
+            last = with_empty_batch(self._state.last, self.ranges, self._topic_ids)
+            self._mirror(self._state.sink, self._state.table_id, last)
+        elif ends:
             with connect(self._bootstrap, client_id(self.df.sparkSession)) as store:
                 try:
                     store.commit_offsets(self.group, ends, topic_ids=self._topic_ids)
@@ -145,7 +136,8 @@ class GroupBatch:
             return False
         commit = next_commit(state.last, self.ranges, self._topic_ids, self._writer)
         delta_sink.reached("planned")
-        newest, is_own = state.sink.write_once(self.df if df is None else df, commit, mode, options)
+        commits = state.sink.write_once(self.df if df is None else df, commit, mode, options)
+        is_own = any(c.writer == commit.writer for c in commits)
         delta_sink.reached("found")
         if not is_own:
             log.warning(
@@ -153,7 +145,7 @@ class GroupBatch:
                 self.group,
                 state.sink.name,
             )
-        self._mirror(state.sink, state.table_id, newest)
+        self._mirror(state.sink, state.table_id, commits[0])
         delta_sink.reached("mirrored")
         return is_own
 
@@ -164,10 +156,10 @@ class GroupBatch:
             raise InvalidRequestError(f"group {self.group}: {reason}: give sink= to group_read")
         # From here on the end of the block commits nothing by itself.
         sink = self._sink = DeltaSink(self.df.sparkSession, path_or_table)
-        state = sink_state(sink, self.group)
+        state = SinkState.of(sink, self.group)
         if self._bootstrap and state.table_id is not None and not state.last.txn_version:
             with connect(self._bootstrap, client_id(self.df.sparkSession)) as store:
-                state = mirrored_state(state, store)
+                state = state.by_mirror(store)
         ranges = tuple(remaining(state.last, self.ranges, self._topic_ids))
         if ranges != self.ranges:
             log.warning("group %s: %s has records of this batch already; they are left out", self.group, sink.name)
@@ -182,7 +174,7 @@ class GroupBatch:
             try:
                 metadata = mirror_metadata(table_id or sink.table_id() or "", commit.txn_version)
                 with connect(self._bootstrap, client_id(self.df.sparkSession)) as store:
-                    _commit_positions(store, self.group, commit.topics, metadata)
+                    commit_positions(store, self.group, commit.topics, metadata)
             except Exception as error:
                 error.add_note(
                     f"The records of group {self.group} are in {sink.name}; only the group's committed offsets could "
@@ -205,45 +197,3 @@ class GroupBatch:
             log.warning("group %s: this batch was not written to %s: nothing is committed", self.group, self._sink.name)
             return
         self.commit()
-
-
-def sink_state(sink: DeltaSink, group: str) -> SinkState:
-    """What the sink's log says. Transaction version 0: nothing."""
-    table_id = sink.table_id()
-    commits = sink.commits(group) if table_id is not None else []
-    return SinkState(sink, table_id, commits[0] if commits else GroupCommit(group))
-
-
-def mirrored_state(state: SinkState, store: Admin) -> SinkState:
-    """The state of a sink whose log says nothing, by what the group's committed offsets say of the sink."""
-    group = state.last.group
-    try:
-        offsets = store.group_offsets(group)
-    except UnknownGroupError:
-        return state
-    topic_ids = {topic: store.describe_topic(topic).topic_id for topic in {o.topic for o in offsets}}
-    found = [MirroredOffset(o.topic, topic_ids[o.topic], o.partition, o.offset, o.metadata) for o in offsets]
-    return state._replace(last=commit_of_mirror(group, state.table_id or "", found))
-
-
-def _commit_positions(store: Admin, group: str, topics: Sequence[TopicRanges], metadata: str) -> None:
-    """One request, so that the mirror is that of one commit. Topics that are no more have no offsets."""
-
-    def commit(living: Iterable[TopicRanges]) -> None:
-        ends = {(t.topic, p): end for t in living for p, (_, end) in t.ranges.items()}
-        if ends:
-            store.commit_offsets(group, ends, metadata=metadata, topic_ids={t.topic: t.topic_id for t in living})
-
-    try:
-        if len({t.topic for t in topics}) == len(topics):
-            return commit(topics)
-    except UnknownTopicError as error:
-        log.warning("group %s: committed offsets of a topic that was deleted are left out: %s", group, error)
-    return commit([t for t in topics if _is_there(store, t)])
-
-
-def _is_there(store: Admin, topic: TopicRanges) -> bool:
-    try:
-        return store.describe_topic(topic.topic).topic_id == topic.topic_id
-    except UnknownTopicError:
-        return False

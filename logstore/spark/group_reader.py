@@ -24,8 +24,9 @@ from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.spark.delta_sink import DeltaSink
-from logstore.spark.group_batch import GroupBatch, mirrored_state, sink_state
-from logstore.spark.offset_ranges import GroupRange, LogBounds, OffsetRange, limited
+from logstore.spark.group_batch import GroupBatch
+from logstore.spark.offset_ranges import GroupRange, LogBounds, OffsetRange, limited, offsets_text
+from logstore.spark.sink_state import SinkState
 from logstore.spark.topic_frame import client_id, read_table, topic_frame
 from logstore.spark.topic_view import (
     TopicView,
@@ -93,7 +94,7 @@ def group_read(
     check_source(bootstrap, storage)
     urls = ""
     # The sink first: what it has of a log is in the bounds that are looked up afterwards.
-    state = sink_state(DeltaSink(spark, sink), group) if sink is not None else None
+    state = SinkState.of(DeltaSink(spark, sink), group) if sink is not None else None
     if storage is not None:
         views = [view_of_storage(storage, topic) for topic in names]
         committed = _committed_in_storage(spark, storage, group, views)
@@ -104,7 +105,7 @@ def group_read(
             views = [view_through_store(store, topic) for topic in names]
             committed = _committed_in_store(store, group)
             if state is not None and state.table_id is not None and not state.last.txn_version:
-                state = mirrored_state(state, store)
+                state = state.by_mirror(store)
             urls = ",".join(store.urls)
     topic_ids = {view.topic: view.topic_id for view in views}
     positions = state.last.positions if state is not None else {}
@@ -203,7 +204,7 @@ def _to_read(
     offset, last = committed.offset, max(end, committed.log_end)
     if first <= offset <= last:
         return GroupRange(topic, bounds.partition, offset, max(offset, end), offset)
-    reason = f"{where}: committed offset {offset} is out of range, valid are {first} to {last}"
+    reason = f"{where}: committed offset {offset} is out of range, valid are {offsets_text(first, last)}"
     if auto_offset_reset == "none":
         raise OffsetOutOfRangeError(
             f'{reason}; auto_offset_reset is "none"', log_start_offset=first, high_watermark=last

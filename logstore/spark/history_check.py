@@ -1,37 +1,89 @@
-"""Checks, in a task of each evaluation, that a topic's table is still the one that the DataFrame was made from.
+"""Checks, in a task of each evaluation, that a DataFrame may read the newest version of a topic's table.
 
-This module is sent to the executors by value, so it imports nothing but the standard library and pyarrow. Delta itself
-does not ask: a table that was deleted and made again at the same path is, to a DataFrame of the first one, a later
-version.
+Delta takes that version, and asks neither: a table that was deleted and made again at the same path is a later version
+to it, and so is one with rows that another writer has appended. Which files of others are history was decided when the
+DataFrame was made. So a commit of another writer that changed records since is an error. Rolls and jobs are not.
+
+This module is sent to the executors by value, so it imports nothing but the standard library, pyarrow and what is sent
+along.
 """
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
+
+from logstore.spark.worker import one_line_errors
 
 _FIRST_COMMIT = f"{0:020}.json"
 
 
 class HistoryReadError(Exception):
-    """The topic of a DataFrame was deleted, or made again, since the DataFrame was made."""
+    """The topic of a DataFrame was deleted, made again, or changed by another writer since the DataFrame was made."""
 
 
-def history_check(
-    uri: str, topic: str, topic_id: str
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``: no rows, or HistoryReadError. ``uri`` of the table is ``TableFiles.uri``."""
+@dataclass(frozen=True)
+class KnownHistory:
+    """The table that a DataFrame was made from: ``uri`` is ``TableFiles.uri``, ``version`` the newest one then.
+    ``has_refused_files``: files of others were in it whose rows are none of the log's. Commits with ``own_key`` in
+    their ``commitInfo`` are ours.
+    """
+
+    topic: str
+    topic_id: str
+    uri: str
+    version: int
+    has_refused_files: bool
+    own_key: str
+
+
+def history_check(known: KnownHistory) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """A function for ``mapInArrow``: no rows, or HistoryReadError."""
 
     def check(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for _ in batches:
-            if (found := table_id(uri)) != topic_id:
-                what = "deleted and made again" if found else "deleted"
-                raise HistoryReadError(
-                    f"topic {topic} was {what} since this DataFrame was made; make the DataFrame again"
-                )
+        with one_line_errors():
+            for _ in batches:
+                if why := changed(known):
+                    raise HistoryReadError(f"{why} since this DataFrame was made; make the DataFrame again")
         yield from ()
 
     return check
+
+
+def changed(known: KnownHistory) -> str | None:
+    """The reason why the newest version is not one that the DataFrame may read; None if it is."""
+    found = table_id(known.uri)
+    if found != known.topic_id:
+        return f"topic {known.topic} was deleted{' and made again' if found else ''}"
+    return _changed_by_others(known)
+
+
+def _changed_by_others(known: KnownHistory) -> str | None:
+    import json
+
+    import pyarrow.fs
+
+    storage, table = pyarrow.fs.FileSystem.from_uri(known.uri)
+    log = f"{table}/_delta_log"
+    names = (file.base_name for file in storage.get_file_info(pyarrow.fs.FileSelector(log)))
+    versions = sorted(int(name[:20]) for name in names if re.fullmatch(r"[0-9]{20}\.json", name))
+    for version in range(known.version + 1, max(versions, default=0) + 1):
+        try:
+            with storage.open_input_stream(f"{log}/{version:020}.json", compression=None) as entry:
+                actions = [json.loads(line) for line in entry.read().splitlines()]
+        except FileNotFoundError:
+            return f"topic {known.topic}: the Delta log no longer tells who changed the table"
+        info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+        if known.own_key in info:
+            continue
+        files = [action.get("add") or action.get("remove") for action in actions]
+        # A commit that only rewrote rows (OPTIMIZE) mixes those of refused files with the others.
+        if any(file and (known.has_refused_files or file.get("dataChange", True)) for file in files):
+            cause = f"{info.get('operation')} in version {version}"
+            return f"topic {known.topic}: another writer changed the table ({cause})"
+    return None
 
 
 def table_id(uri: str) -> str | None:

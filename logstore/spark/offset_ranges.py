@@ -35,6 +35,11 @@ class LogBounds:
     log_start_offset: int
     end_offset: int
 
+    @property
+    def text(self) -> str:
+        """The offsets in words, for messages."""
+        return offsets_text(self.log_start_offset, self.end_offset)
+
 
 @dataclass(frozen=True, slots=True)
 class Timestamp:
@@ -179,11 +184,18 @@ def _within(argument: str, topic: str, offset: int, bounds: LogBounds) -> int:
     if not bounds.log_start_offset <= offset <= bounds.end_offset:
         raise OffsetOutOfRangeError(
             f"{argument}: offset {offset} of topic {topic}, partition {bounds.partition} is out of range; "
-            f"valid are {bounds.log_start_offset} to {bounds.end_offset}",
+            f"valid are {bounds.text}",
             log_start_offset=bounds.log_start_offset,
             high_watermark=bounds.end_offset,
         )
     return offset
+
+
+def offsets_text(start: int, end: int) -> str:
+    """The offsets from ``start`` up to ``end``, which is the end of a log and may be read from, too."""
+    return (
+        f"{start} to {end - 1}, and {end} is the end" if start < end else f"{end}, which is the end, without a record"
+    )
 
 
 def _listed(partitions: Sequence[int]) -> str:

@@ -13,15 +13,13 @@ Invariants:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import msgspec
 
-from logstore.errors import InvalidRequestError, LogStoreError
+from logstore.errors import InvalidRequestError
 from logstore.spark.offset_ranges import GroupRange
-
-
-class SinkOffsetsUnknownError(LogStoreError):
-    """The sink has records of the group, and up to which offsets can no longer be found out."""
+from logstore.spark.sink_commits import SinkOffsetsUnknownError
 
 
 class TopicRanges(msgspec.Struct, frozen=True, rename="camel"):
@@ -35,24 +33,22 @@ class TopicRanges(msgspec.Struct, frozen=True, rename="camel"):
 class GroupCommit(msgspec.Struct, frozen=True, rename="camel"):
     """A commit of the sink that holds a batch of the group; ``writer`` is unique to the run that made it."""
 
+    APP_ID_KEY: ClassVar[str] = "group"
+    WAY_ON: ClassVar[str] = "go on under another group, whose offsets you set before (logstore group reset)"
+
     group: str
     txn_version: int = 0
     writer: str = ""
     topics: tuple[TopicRanges, ...] = ()
 
     @property
+    def app_id(self) -> str:
+        return self.group
+
+    @property
     def positions(self) -> dict[tuple[str, int], int]:
         """The next offset of the group by topic id and partition."""
         return {(t.topic_id, p): end for t in self.topics for p, (_, end) in t.ranges.items()}
-
-    def user_metadata(self) -> str:
-        return msgspec.json.encode(_UserMetadata(self)).decode()
-
-
-class _UserMetadata(msgspec.Struct, frozen=True):
-    """The form of ``userMetadata``: others may have keys of their own beside ours."""
-
-    logstore: GroupCommit
 
 
 class _MirrorMetadata(msgspec.Struct, frozen=True, rename="camel"):
@@ -73,14 +69,6 @@ class MirroredOffset:
     metadata: str
 
 
-def parse_user_metadata(text: str) -> GroupCommit:
-    """What ``GroupCommit.user_metadata`` made. Raises SinkOffsetsUnknownError."""
-    try:
-        return msgspec.json.decode(text, type=_UserMetadata).logstore
-    except msgspec.MsgspecError as error:
-        raise SinkOffsetsUnknownError(f"userMetadata of a commit cannot be read: {text[:200]} ({error})") from None
-
-
 def next_commit(
     last: GroupCommit, ranges: Iterable[GroupRange], topic_ids: Mapping[str, str], writer: str
 ) -> GroupCommit:
@@ -98,6 +86,11 @@ def next_commit(
         else:
             carried.append(TopicRanges(known.topic, known.topic_id, ends))
     return GroupCommit(last.group, last.txn_version + 1, writer, (*batch.values(), *carried))
+
+
+def with_empty_batch(last: GroupCommit, ranges: Iterable[GroupRange], topic_ids: Mapping[str, str]) -> GroupCommit:
+    """``last``, which an empty batch follows, with the positions of the batch: a partition may be new since."""
+    return msgspec.structs.replace(next_commit(last, ranges, topic_ids, last.writer), txn_version=last.txn_version)
 
 
 def remaining(last: GroupCommit, ranges: Sequence[GroupRange], topic_ids: Mapping[str, str]) -> list[GroupRange]:
@@ -137,8 +130,7 @@ def commit_of_mirror(group: str, table_id: str, offsets: Sequence[MirroredOffset
     if len(versions) > 1:
         raise SinkOffsetsUnknownError(
             f"the Delta log of the sink no longer has the commits of group {group}, and some of the group's committed "
-            "offsets have been set since; go on under another group, whose offsets you set before "
-            "(logstore group reset)"
+            f"offsets have been set since; {GroupCommit.WAY_ON}"
         )
     topics: dict[str, TopicRanges] = {}
     for found in offsets:

@@ -1,9 +1,9 @@
 """Fetches the tail of partitions from the store, in the tasks of a Spark query.
 
-This module is sent to the executors by value, and is small. There it imports ``logstore.client``, which talks to the
-store. Invariants: each range comes whole and in order, from the topic that the query was made for (each request names
-its id), or the task fails with the reason. One answer is in memory at a time: ``FETCH_BYTES``, or one row group if a
-roll has overtaken the query. About 1 MiB of a row group is decoded at a time.
+This module is sent to the executors by value, with ``worker``, and is small. There it imports ``logstore.client``,
+which talks to the store. Invariants: each range comes whole and in order, from the topic that the query was made for
+(each request names its id), or the task fails with the reason. One answer is in memory at a time: ``FETCH_BYTES``, or
+one row group if a roll has overtaken the query. About 1 MiB of a row group is decoded at a time.
 """
 
 import time
@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+
+from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
     from logstore.errors import LogStoreError
@@ -54,19 +56,24 @@ class OvertakenError(TailReadError):
         return str(self.args[0])
 
 
+class TopicGoneError(TailReadError):
+    """The topic was deleted, or made again."""
+
+
 def tail_reader(
     urls: Sequence[str], topic: str, topic_id: str, ranges: Sequence[tuple[int, int, int]], client_id: str
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """A function for ``mapInArrow`` over ids: each id stands for its ``ranges`` entry (partition, start, end)."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        store = Leader(urls, topic, topic_id, client_id)
-        try:
-            for batch in batches:
-                for index in batch.column(0).to_pylist():
-                    yield from store.records(*ranges[index])
-        finally:
-            store.close()
+        with one_line_errors():
+            store = Leader(urls, topic, topic_id, client_id)
+            try:
+                for batch in batches:
+                    for index in batch.column(0).to_pylist():
+                        yield from store.records(*ranges[index])
+            finally:
+                store.close()
 
     return read
 
@@ -138,12 +145,14 @@ class Leader:
         return responses[0]
 
     def _failure(self, error: "LogStoreError") -> TailReadError:
-        from logstore.errors import OffsetOutOfRangeError, UnknownTopicIdError
+        from logstore.errors import OffsetOutOfRangeError, UnknownTopicError, UnknownTopicIdError
 
         if isinstance(error, UnknownTopicIdError):
             # A DataFrame may be evaluated long after it was made.
             why = "the topic was deleted and made again since this DataFrame was made; make the DataFrame again"
-            return TailReadError(f"{why} ({error.message})")
+            return TopicGoneError(f"{why} ({error.message})")
+        if isinstance(error, UnknownTopicError):
+            return TopicGoneError(f"topic {self._topic}: {error.message}")
         if isinstance(error, OffsetOutOfRangeError):
             overtaken = "Retention or delete-records overtook this read: take a later starting offset"
             return OvertakenError(f"topic {self._topic}: {error.message} {overtaken}", error.log_start_offset)

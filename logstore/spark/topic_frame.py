@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from types import ModuleType
 from typing import TYPE_CHECKING
 
-from logstore.spark import history_check, tail_reader
+from logstore.spark import history_check, tail_reader, worker
 from logstore.spark.offset_ranges import OffsetRange
 from logstore.spark.read_plan import HistoryScan
 from logstore.spark.topic_view import TopicView
@@ -53,19 +54,26 @@ def _history(spark: "SparkSession", view: TopicView, scans: Sequence[HistoryScan
 
 def _check(spark: "SparkSession", view: TopicView) -> "DataFrame":
     """No rows, or an error."""
+    from logstore.delta.actions import COMMIT_ID_KEY
+
+    _send_along(history_check, worker)
+    known = history_check.KnownHistory(
+        view.topic, view.topic_id, view.files.uri, view.snapshot.version, bool(view.refused_files), COMMIT_ID_KEY
+    )
+    return spark.range(0, 1, 1, 1).mapInArrow(history_check.history_check(known), tail_reader.TAIL_COLUMNS)
+
+
+def _send_along(*modules: ModuleType) -> None:
+    """The modules travel with the query: executors need not have this package."""
     from pyspark import cloudpickle
 
-    # The module travels with the query: executors need not have this package.
-    cloudpickle.register_pickle_by_value(history_check)  # type: ignore[no-untyped-call]
-    check = history_check.history_check(view.files.uri, view.topic, view.topic_id)
-    return spark.range(0, 1, 1, 1).mapInArrow(check, tail_reader.TAIL_COLUMNS)
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
 
 
 def _tail(spark: "SparkSession", view: TopicView, ranges: Sequence[OffsetRange]) -> "DataFrame":
-    from pyspark import cloudpickle
-
-    # By value, too: an executor without ``logstore.client`` is told so by the task, in words.
-    cloudpickle.register_pickle_by_value(tail_reader)  # type: ignore[no-untyped-call]
+    # An executor without ``logstore.client`` is told so by the task, in words.
+    _send_along(tail_reader, worker)
     wanted = [(r.partition, r.start, r.end) for r in ranges]
     reader = tail_reader.tail_reader(view.urls, view.topic, view.topic_id, wanted, client_id(spark))
     tasks = min(len(ranges), TAIL_TASKS_MAX)

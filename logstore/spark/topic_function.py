@@ -6,7 +6,8 @@ and nothing is read past what a query takes, as with LIMIT. Headers have no plac
 
 import json
 from collections.abc import Iterator
-from datetime import date
+from datetime import date, datetime
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from logstore.errors import InvalidRequestError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from logstore.spark.offset_ranges import OffsetSpec
     from logstore.spark.topic_view import TopicView
 
+_ARGUMENTS = ("topic", "starting", "ending", "bootstrap", "storage")
 _CLIENT_ID = "spark logstore_topic"
 
 
@@ -39,11 +41,12 @@ def topic_function(default_bootstrap: str) -> "UserDefinedTableFunction":
             ending: "pa.Array" = ("latest",),
             bootstrap: "pa.Array" = (None,),
             storage: "pa.Array" = (None,),
+            **unknown: "pa.Array",
         ) -> Iterator["pa.RecordBatch"]:
             given = [_value(argument) for argument in (topic, starting, ending, bootstrap, storage)]
-            return topic_records(*given, default_bootstrap=default_bootstrap)
+            return topic_records(*given, default_bootstrap=default_bootstrap, unknown=tuple(unknown))
 
-    function = arrow_udtf(LogStoreTopic, returnType=columns.schema(include_headers=False))
+    function = arrow_udtf(LogStoreTopic, returnType=columns.schema())
     return cast("UserDefinedTableFunction", function)
 
 
@@ -53,15 +56,27 @@ def _value(argument: Any) -> Any:
 
 
 def topic_records(
-    topic: Any, starting: Any, ending: Any, bootstrap: Any, storage: Any, *, default_bootstrap: str
+    topic: Any,
+    starting: Any,
+    ending: Any,
+    bootstrap: Any,
+    storage: Any,
+    *,
+    default_bootstrap: str,
+    unknown: tuple[str, ...] = (),
 ) -> Iterator["pa.RecordBatch"]:
-    """Records with ``starting <= offset < ending``, as ``columns.arrow_schema(include_headers=False)``, partition by
+    """Records with ``starting <= offset < ending``, as ``columns.arrow_schema()``, partition by
     partition.
 
-    Arguments come as SQL gave them. Raises InvalidRequestError, and as ``read_offsets``, before the first batch.
+    Arguments come as SQL gave them, ``unknown`` are the names of those that the function does not have. Raises
+    InvalidRequestError, and as ``read_offsets``, before the first batch.
     """
     with one_line_errors():
         require_packages()
+        for name in unknown:
+            near = get_close_matches(name, _ARGUMENTS, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise InvalidRequestError(f"There is no argument '{name}': {hint}The function has {', '.join(_ARGUMENTS)}")
         for name, value in {"topic": topic, "bootstrap": bootstrap or "", "storage": storage or ""}.items():
             if not isinstance(value, str):
                 raise InvalidRequestError(f"{name} => {value!r}: give text")
@@ -81,6 +96,7 @@ def _read(
     view = _view(topic, bootstrap, storage)
     names = ("starting", "ending")
     ranges = resolve(topic, starting, ending, view.bounds, view.offsets_of_times, names=names)
+    view.require_whole(ranges)
     wanted = [TopicRange(topic, view.topic_id, r.partition, r.start, r.end) for r in ranges]
     for part in plan_slices({topic: view}, wanted, options):
         yield from read_slice(part, options)
@@ -99,8 +115,13 @@ def _view(topic: str, bootstrap: str, storage: str) -> "TopicView":
 def offset_spec(name: str, value: Any) -> "OffsetSpec":
     """An argument of SQL as an ``OffsetSpec``: a word, a time, or JSON by partition: ``{"0": 100, "1": "latest"}``.
 
-    Raises InvalidRequestError.
+    Raises InvalidRequestError, also for a TIMESTAMP_NTZ: it means the session's zone, which a task does not know.
     """
+    if isinstance(value, datetime) and value.tzinfo is None:
+        raise InvalidRequestError(
+            f"{name} => TIMESTAMP_NTZ '{value}' has no time zone: give TIMESTAMP '{value}', or text, which is UTC "
+            f"without a zone: '{value.isoformat()}Z'"
+        )
     if isinstance(value, date) or (isinstance(value, str) and not value.lstrip().startswith("{")):
         return value
     wrong = InvalidRequestError(

@@ -4,11 +4,11 @@ Rule R8, in order: (1) the ends are asked over HTTP; (2) the store's leader serv
 it is retained; (3) the sealed offsets and log starts come from one Delta snapshot, read after (1); (4) history is
 ``start <= offset < min(sealed, end)`` of that or any later version, and the tail is the rest. A roll at any moment,
 also between two evaluations of a DataFrame, is not noticed: the border between the parts was fixed when the view was
-made.
+made. Versions in which another writer changed records are no such versions (``history_check``).
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,13 +21,19 @@ from logstore.spark.offset_ranges import LogBounds, OffsetRange
 from logstore.spark.read_plan import FileRange, ReadPlan, plan_read
 from logstore.spark.time_index import first_offset_at
 from logstore.table_files import TableFiles, open_table
-from logstore.table_root import open_root
+from logstore.table_root import TableRoot, open_root
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
+    from logstore.log.history import MissingRange
 
 #: How long a store that does not answer is asked again while a DataFrame is made.
 RETRY_SECONDS = 10.0
+#: For who reads records that another writer took out of the table.
+MISSING_REMEDY = (
+    "A store that runs commits the files again that are on disk, within seconds; otherwise restore the table to the "
+    "version before, or give these records and all before them up with logstore topic delete-records"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +51,8 @@ class TopicView:
         return str(self.snapshot.topic_id)
 
     def plan(self, ranges: Sequence[OffsetRange]) -> ReadPlan:
-        """The plan to read ``ranges`` (one per partition, inside ``bounds``)."""
+        """The plan to read ``ranges`` (one per partition, inside ``bounds``). Raises as ``require_whole``."""
+        self.require_whole(ranges)
         sealed = {partition: state.sealed for partition, state in self.snapshot.partitions.items()}
         files = (
             FileRange(r.partition, segment.min_offset, segment.max_offset)
@@ -54,6 +61,19 @@ class TopicView:
             if segment.num_records
         )
         return plan_read(ranges, sealed, files)
+
+    def missing(self, ranges: Iterable[OffsetRange]) -> "dict[int, list[MissingRange]]":
+        """Records of ``ranges`` (one per partition) that another writer took out of the history, by partition."""
+        from logstore.log.history import missing_records
+
+        return missing_records(self.files, self.snapshot, {r.partition: (r.start, r.end) for r in ranges})
+
+    def require_whole(self, ranges: Iterable[OffsetRange]) -> None:
+        """MissingRecordsError, if ``ranges`` have ``missing`` records; CorruptionError, OSError."""
+        from logstore.log.history import require_whole
+
+        wanted = {r.partition: (r.start, r.end) for r in ranges}
+        require_whole(self.topic, self.files, self.snapshot, wanted, MISSING_REMEDY)
 
     @property
     def refused_files(self) -> tuple[str, ...]:
@@ -65,7 +85,8 @@ class TopicView:
         """By partition the first offset of a time (ms) or later, None without one."""
         if self.urls:
             with Admin(",".join(self.urls)) as store:
-                return {p: store.offsets(self.topic, p, timestamp_ms=at).offset for p, at in times_ms.items()}
+                found = store.offsets_for_times({(self.topic, p): at for p, at in times_ms.items()})
+            return {p: None if at is None else at.offset for (_, p), at in found.items()}
         starts = {bounds.partition: bounds.log_start_offset for bounds in self.bounds}
         return {p: first_offset_at(self.files, self.snapshot.segments(p), starts[p], at) for p, at in times_ms.items()}
 
@@ -83,7 +104,11 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
         f"topic {topic} is stored at {described.location}, which is not visible from here: mount it where Spark runs, "
         "under the name that the store's setting data_location gives it"
     )
-    snapshot = _snapshot(files, invisible)
+    if not files.exists():
+        # UnknownTopicError if the topic was deleted meanwhile.
+        store.describe_topic(topic)
+        raise invisible
+    snapshot = _snapshot(files)
     if str(snapshot.topic_id) != described.topic_id:
         raise DataDirectoryError(
             f"{files} holds another topic {topic} than the store at {', '.join(store.urls)} serves (topic id "
@@ -98,14 +123,24 @@ def view_through_store(store: Admin, topic: str) -> TopicView:
 
 
 def view_of_storage(storage: str | os.PathLike[str], topic: str) -> TopicView:
-    """Sealed history of a data root. Raises InvalidTopicError, UnknownTopicError, CorruptionError."""
+    """Sealed history of a data root. InvalidTopicError, UnknownTopicError, DataDirectoryError, CorruptionError."""
     _check_topic_name(topic)
-    files = open_root(storage).open(topic)
-    missing = UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({files})")
-    snapshot = _snapshot(files, missing)
+    root = storage_root(storage)
+    files = root.open(topic)
+    if not files.exists():
+        raise UnknownTopicError(f"there is no topic {topic} in {os.fspath(storage)} ({files})")
+    snapshot = _snapshot(files)
     partitions = sorted(snapshot.partitions.items())
     bounds = tuple(LogBounds(p, state.log_start, max(state.sealed, state.log_start)) for p, state in partitions)
     return TopicView(topic, files, snapshot, bounds)
+
+
+def storage_root(storage: str | os.PathLike[str]) -> TableRoot:
+    """The tables of a data root. DataDirectoryError if it is not there: a mount that is away has lost no topic."""
+    root = open_root(storage)
+    if not root.exists():
+        raise DataDirectoryError(f"option storage: there is no data root of a store at {os.fspath(storage)}")
+    return root
 
 
 def check_source(bootstrap: str | None, storage: str | os.PathLike[str] | None) -> None:
@@ -130,10 +165,8 @@ def _check_topic_name(topic: str) -> None:
         raise InvalidTopicError(f"{topic!r} cannot be a topic's name: 1 to 249 of A-Z a-z 0-9 . _ -, not . or ..")
 
 
-def _snapshot(files: TableFiles, missing: Exception) -> "TopicSnapshot":
+def _snapshot(files: TableFiles) -> "TopicSnapshot":
     from logstore.delta.topic_table import TopicTable
 
-    if not files.exists():
-        raise missing
     # Not TopicTable.open, which makes durable what it sees: a reader may have the data mounted read-only.
     return TopicTable(files).snapshot()

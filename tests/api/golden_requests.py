@@ -20,6 +20,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics/t/partitions", None),
     ("GET", "/topics/t/partitions/1", None),
     ("GET", "/topics/t/partitions/0/offsets", None),
+    ("POST", "/topics/t/offsets-for-times", {"partitions": [{"partition": 0, "timestamp": 0}]}),
     ("POST", "/topics/t/partitions/0/delete-records", {"before_offset": 1}),
     ("POST", "/producers", {"producer_id": 7, "producer_epoch": 0}),
     ("POST", "/topics/t/roll", {}),

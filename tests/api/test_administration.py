@@ -59,7 +59,7 @@ async def test_a_topic_is_created_described_and_deleted(api):
     assert answer.json()["partitions_count"] == 4
     assert answer.headers["Location"] == answer.json()["metadata"]["self"]
     assert (await api.get(answer.headers["Location"])).json() == answer.json()
-    assert len((await api.get(answer.json()["partitions"]["related"])).json()) == 4
+    assert len((await api.get(answer.json()["partitions"]["related"])).json()["data"]) == 4
     listed = (await api.get(api.topics_url)).json()
     ClusterTopicList.model_validate(listed, strict=True)
     assert listed["data"] == [answer.json()]

@@ -4,8 +4,9 @@ import json
 import pyarrow as pa
 import pytest
 
-from ingest_api.schemas.records import ConsumedRecord, DeletedRecords, PartitionOffsets
+from ingest_api.schemas.records import ConsumedRecord, DeletedRecords, OffsetsForTimes, PartitionOffsets
 from logstore.broker.context import INTERNAL
+from logstore.limits import TIMES_PARTITIONS_MAX
 from tests.api.api_client import ARROW, BINARY_V2, JSON_V2, NDJSON, assert_error
 from tests.support.eventually import eventually_async, loop_turns
 
@@ -207,6 +208,30 @@ async def test_offsets_and_the_offset_of_a_time(api):
         assert (answer.json()["offset"], answer.json()["timestamp"]) == expected
     negative = await api.get("/topics/t/partitions/0/offsets", params={"timestamp": -5})
     assert negative.json()["offset"] == 0
+
+
+async def test_offsets_of_times_in_many_partitions(api):
+    await api.create_topic("t", partitions=3)
+    for partition in (0, 2):
+        records = [{"value": n, "timestamp": 10 * (n + partition)} for n in range(4)]
+        await api.post(f"/topics/t/partitions/{partition}", json={"records": records})
+
+    def asked(*partitions):
+        body = {"partitions": [{"partition": p, "timestamp": at} for p, at in partitions]}
+        return api.post("/topics/t/offsets-for-times", json=body)
+
+    answer = await asked((2, 21), (0, -5), (1, 0), (0, 31))
+    OffsetsForTimes.model_validate_json(answer.content, strict=True)
+    assert [(o["partition"], o["offset"], o["timestamp"]) for o in answer.json()["offsets"]] == [
+        (2, 1, 30),
+        (0, 0, 0),
+        (1, None, None),
+        (0, None, None),
+    ]
+    assert_error(await asked((0, 0), (3, 0)), 404, 40402)
+    assert_error(await asked(*([(0, 0)] * (TIMES_PARTITIONS_MAX + 1))), 422, 42206)
+    api.broker.topic(INTERNAL, "t").partition(1).quarantine("a test", "end it")
+    assert_error(await asked((0, 0), (1, 0)), 503, 50303)
 
 
 async def test_the_ends_of_a_partition_in_quarantine_are_not_told(api):

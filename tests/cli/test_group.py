@@ -47,6 +47,7 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
         "lag": 4,
         "leader_epoch": -1,
         "metadata": "",
+        "member_id": None,
     }
     assert run_json("group", "delete", group, "--yes") == {"group": group, "deleted": True}
     assert {"group": group} not in run_json("group", "list")
@@ -99,10 +100,10 @@ def test_tables_for_people(run, run_json, filled, group):
     assert lines[0] == f"Reset group {group} in topic {filled}"
     assert [line.split() for line in lines[2:]] == [["partition", "before", "after"], ["0", "none", "3"]]
     lines = run("group", "describe", group).stdout.splitlines()
-    assert lines[0] == f"Group {group}: 2 partitions, 3 records behind"
+    assert lines[0] == f"Group {group}: Empty, 0 members, 2 partitions, 3 records behind"
     assert lines[-2].split()[:6] == [filled, "0", "3", "0", "4", "1"]
     # Nothing is committed there: all of it is left to read.
-    assert lines[-1].split() == [filled, "1", "-", "0", "2", "2", "-"]
+    assert lines[-1].split() == [filled, "1", "-", "0", "2", "2", "-", "-"]
     last = run_json("group", "describe", group)["partitions"][-1]
     assert (last["committed_offset"], last["lag"], last["timestamp"], last["metadata"]) == (None, 2, None, None)
 

@@ -77,7 +77,8 @@ def test_verify_and_repair_of_a_journal_whose_middle_was_damaged(run, run_json, 
     repaired = run_json("journal", "repair", journal, "--yes")
     assert repaired["repaired"] is True
     assert repaired["position"] == third["position"]
-    assert [(lost["first_offset"], lost["records"]) for lost in repaired["lost"]] == [(3, 2)]
+    assert [(lost["topic"], lost["first_offset"], lost["end_offset"]) for lost in repaired["lost"]] == [("t", 2, 5)]
+    assert repaired["taken_out"][0]["sealed_offset"] == 0
     assert all(Path(copy).exists() for copy in repaired["copies"])
     own_server.start()
     assert run("consume", "t", "--url", own_server.url).stdout == "record 0\nrecord 1\n"

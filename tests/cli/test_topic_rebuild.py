@@ -1,6 +1,7 @@
 """``topic rebuild`` on data directories whose Delta log is damaged or lost; a store then serves what it served."""
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -61,15 +62,43 @@ def test_a_damaged_log(data, whole):
 
 
 def test_a_lost_log(data, whole):
+    """Of which the journal has records, and of no other topic without a table: they tell its id."""
     topic_id = topic_id_of(data)
     shutil.rmtree(log_directory(data))
-    refused = rebuild(data, "--yes", code=1)
-    assert topic_id in refused.stderr
-    assert not log_directory(data).exists()
-    answer = json.loads(rebuild(data, "--yes", "--json", "--topic-id", topic_id).stdout)
+    planned = rebuild(data, "--dry-run").stdout
+    assert planned == rebuild(data, "--dry-run").stdout
+    assert f"Topic {TOPIC}, id {topic_id}" in planned
+    assert "new id" not in planned
+    answer = json.loads(rebuild(data, "--yes", "--json").stdout)
     assert (answer["rebuilt"], answer["old_log"], answer["problems"]) == (True, None, [])
     assert [part["sealed"] for part in answer["plan"]["partitions"]] == [30, 30]
     assert stored(data) == whole[1]
+
+
+def test_the_id_is_asked_for_where_it_may_be_another_topics(data, whole):
+    """The refusal has the whole command to give instead."""
+    topic_id = topic_id_of(data)
+    shutil.copytree(data / "topics" / TOPIC, data / "topics" / "other")
+    shutil.rmtree(data / "topics" / "other" / "_delta_log")
+    shutil.rmtree(log_directory(data))
+    refused = rebuild(data, "--config", "retention.ms=777000000", code=1)
+    assert "id not known" in refused.stdout
+    assert "new id" not in refused.stdout
+    (command,) = (line for line in refused.stderr.splitlines() if line.startswith("  logstore "))
+    assert topic_id in command
+    assert not log_directory(data).exists()
+    logstore(*shlex.split(command)[1:], "--yes")
+    assert stored(data) == whole[1]
+
+
+def test_a_topic_whose_offsets_do_not_agree_is_not_taken_for_it(data, tmp_path):
+    """The journal's topic ends before the files do."""
+    shutil.rmtree(log_directory(data))
+    small_store(other := tmp_path / "other", rolls=1)
+    shutil.rmtree(data / "brokers")
+    shutil.copytree(other / "brokers", data / "brokers")
+    refused = rebuild(data, code=1)
+    assert "--topic-id" in refused.stderr
 
 
 def test_the_id_of_another_topic_is_refused(data):

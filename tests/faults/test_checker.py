@@ -1019,6 +1019,7 @@ def retention_took_from_the_middle() -> list[Event]:
 def retention_took_too_much() -> list[Event]:
     def take(store: ModelStore) -> None:
         store.roll(BOUNDED)
+        store.look(BOUNDED)
         store.retention(BOUNDED, store.topics[BOUNDED].logs[0].end)
         store.look(BOUNDED)
 
@@ -1199,6 +1200,111 @@ def no_topic() -> list[Event]:
     events = story()
     events.remove(the(events, "topic", topic=APPENDED))
     return events
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+def streamed(query: str = "delta", topic: str = PLAIN) -> list[Event]:
+    """A right history with three batches of a streaming query, the second of them in two attempts."""
+
+    def read(store: ModelStore) -> None:
+        store.stream(topic, query)
+        store.do(store.produce(topic, 5))
+        store.roll(topic)
+        store.stream(topic, query)
+        store.stream(topic, query, again=True)
+
+    return story(read)
+
+
+def batches(events: list[Event], number: int) -> list[Event]:
+    return [event for event in events if event["op"] == "stream" and event["batch"] == number]
+
+
+@anomaly("C2: stream gave a record twice")
+def stream_gave_a_record_twice() -> list[Event]:
+    events = streamed()
+    batches(events, 2)[0]["rows"].insert(0, batches(events, 1)[0]["rows"][0])
+    return events
+
+
+@anomaly("C2: stream gave a record twice")
+def stream_gave_a_record_twice_at_once() -> list[Event]:
+    events = streamed()
+    rows = batches(events, 0)[0]["rows"]
+    rows.append(rows[3])
+    return events
+
+
+@anomaly("C2: stream went back")
+def stream_went_back() -> list[Event]:
+    events = streamed()
+    batches(events, 2)[0]["rows"].append(batches(events, 0)[0]["rows"].pop(0))
+    return events
+
+
+@anomaly("C2: stream left a record out")
+def stream_left_a_record_out() -> list[Event]:
+    events = streamed("logstore")
+    for attempt in batches(events, 1):
+        attempt["rows"].pop()
+    return events
+
+
+@anomaly("C2: repeated batch of a stream differs", "C2: stream left a record out")
+def repeated_batch_has_less() -> list[Event]:
+    events = streamed("logstore")
+    batches(events, 1)[1]["rows"].pop()
+    return events
+
+
+@anomaly("C2: repeated batch of a stream differs")
+def repeated_batch_has_more() -> list[Event]:
+    events = streamed("logstore", BOUNDED)
+    batches(events, 1)[0]["rows"].pop()
+    return events
+
+
+@anomaly("A4: two readers, two records")
+def stream_gave_another_record() -> list[Event]:
+    events = streamed()
+    row = batches(events, 2)[0]["rows"][0]
+    row[5] = "another"
+    return events
+
+
+@anomaly("D1: read record is lost")
+def stream_gave_a_record_that_is_lost() -> list[Event]:
+    def read(store: ModelStore) -> None:
+        log = store.topics[PLAIN].logs[0]
+        store.do(store.produce(PLAIN, 1, process="in-doubt"), "info")
+        store.stream(PLAIN, "logstore")
+        del log.rows[log.end - 1]
+        log.end -= 1
+
+    return story(read)
+
+
+@anomaly("D4: table cannot be streamed")
+def table_cannot_be_streamed() -> list[Event]:
+    events = streamed()
+    failed = {"phase": "info", "id": "failed", "batch": -1, "rows": [], "error": "Detected a data update"}
+    return [*events, {**batches(events, 2)[0], **failed}]
+
+
+def test_a_query_that_asks_the_store_may_fail() -> None:
+    events = streamed("logstore")
+    failed = {"phase": "info", "id": "failed", "batch": -1, "rows": [], "error": "no store answers"}
+    assert found([*events, {**batches(events, 2)[0], **failed}]) == []
+
+
+def test_a_stream_over_a_table_may_miss_what_came_in_the_place_of_a_lost_entry() -> None:
+    events = streamed()
+    for attempt in batches(events, 1):
+        attempt["rows"].pop()
+    lost = {"op": "fault", "phase": "ok", "process": "nemesis", "id": "lost", "kind": "entry_lost", "topic": PLAIN}
+    assert found([*events, {**lost, "t": batches(events, 1)[0]["t"], "version": 5}]) == []
 
 
 # ---- silence --------------------------------------------------------------------------------------------------------
@@ -1397,6 +1503,7 @@ _STEPS = (
     *("act",) * 6,
     *("end",) * 6,
     *("doubt", "refuse", "commit", "committed", "time", "delete", "roll", "look", "compact", "retention", "restart"),
+    *("stream", "stream"),
 )
 
 
@@ -1524,7 +1631,12 @@ class Drive:
     def _retention(self, number: int, chance: random.Random) -> None:
         topic, partition = chance.choice([(BOUNDED, 0), (BOTH, 0), (BOTH, 1)])
         log = self.store.topics[topic].logs[partition]
-        self.store.retention(topic, chance.randint(log.start, max(log.start, log.sealed)), partition)
+        # Retention by size leaves something.
+        self.store.retention(topic, chance.randint(log.start, max(log.start, log.sealed - 1)), partition)
+
+    def _stream(self, number: int, chance: random.Random) -> None:
+        query = chance.choice(["delta", "logstore"])
+        self.store.stream(chance.choice(self.names), query, again=chance.random() < 0.3)
 
     def _restart(self, number: int, chance: random.Random) -> None:
         for client in list(self.calls):

@@ -87,7 +87,7 @@ async def live(broker: Broker, topic: Topic, clock: ManualClock, rolls: int, fir
 
 
 @pytest.mark.usefixtures("short_memory")
-@pytest.mark.system
+@pytest.mark.long
 def test_files_log_entries_and_the_cost_of_a_roll_stay_flat(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = ManualClock(time.time_ns() // 1_000_000)

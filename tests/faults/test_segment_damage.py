@@ -108,7 +108,8 @@ class Damaged:
 
 def _group_offsets(base: int) -> pa.RecordBatch:
     commits = [
-        (OffsetKey(f"g{n}", "t", n), OffsetCommit(n, 1, "é", -1, UUID(int=n), 5) if n % 3 else None) for n in range(7)
+        (OffsetKey(f"g{n}", "t", n), OffsetCommit(n, 1, "é", -1, str(UUID(int=n)), 5) if n % 3 else None)
+        for n in range(7)
     ]
     return to_log_batch([WireBatch(encode_offset_records(commits), base, TIMESTAMP_MS, False)])
 

@@ -98,7 +98,7 @@ def deterministic() -> dict[str, str]:
     key = IdempotencyKey.of("a-key", b"a body", bytes(range(32)), "")
     group_offsets = encode_offset_records(
         [
-            (OffsetKey("g", "t", 1), OffsetCommit(5, 3, 'ä "', -1, TOPIC, TIMESTAMP_MS)),
+            (OffsetKey("g", "t", 1), OffsetCommit(5, 3, 'ä "', -1, str(TOPIC), TIMESTAMP_MS)),
             (OffsetKey("g", "t", 2), None),
         ]
     )

@@ -126,6 +126,7 @@ def test_after_a_statement_the_log_and_spark_serve_the_same_records(spark, store
         assert served(store, topic) == expected
 
 
+@pytest.mark.long
 def test_one_statement_after_another(spark, store, topic):
     """The same at once: on what a statement left comes the next."""
     table = f"delta.`{path_of(store, topic)}`"

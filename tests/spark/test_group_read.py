@@ -110,7 +110,9 @@ def test_a_committed_offset_that_the_log_start_has_passed(spark, store, admin, c
     store.produce(topic, 0, 0, 50)
     admin.commit_offsets("passed", {(topic, 0): 10})
     admin.delete_records(topic, 0, 20)
-    with pytest.raises(OffsetOutOfRangeError, match=r"offset 10 is out of range, valid are 20 to 50") as raised:
+    with pytest.raises(
+        OffsetOutOfRangeError, match=r"offset 10 is out of range, valid are 20 to 49, and 50 is the end"
+    ) as raised:
         group_read(spark, topic, "passed", store.url, auto_offset_reset="none")
     assert (raised.value.log_start_offset, raised.value.high_watermark) == (20, 50)
     assert spans(group_read(spark, topic, "passed", store.url, auto_offset_reset="latest")) == {(topic, 0): (50, 50)}

@@ -3,6 +3,7 @@
 import datetime as dt
 import shutil
 import uuid
+from functools import partial
 
 import deltalake
 import pytest
@@ -11,14 +12,16 @@ from logstore.errors import (
     DataDirectoryError,
     InvalidRequestError,
     InvalidTopicError,
+    MissingRecordsError,
     OffsetOutOfRangeError,
     UnknownPartitionError,
     UnknownTopicError,
 )
 from logstore.segments.writer import SegmentWriter
-from logstore.spark import read_offsets
+from logstore.spark import group_read, read_offsets
 from logstore.table_files import open_table
 from tests.spark.conftest import EPOCH_MS, files_opened, log_batch, offsets
+from tests.support import foreign_writers as others
 from tests.support.table_paths import path_of
 
 pytestmark = pytest.mark.spark
@@ -164,7 +167,7 @@ def test_the_log_start_may_be_inside_a_file(spark, topic):
     t.roll(0, 0, 200)
     t.table.advance_log_start({0: 130}, {0: 0})
     assert offsets(read_offsets(spark, t.name, storage=t.data), 0) == list(range(130, 200))
-    with pytest.raises(OffsetOutOfRangeError, match=r"offset 129 .*valid are 130 to 200"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 129 .*valid are 130 to 199, and 200 is the end"):
         read_offsets(spark, t.name, {0: 129}, storage=t.data)
 
 
@@ -224,6 +227,27 @@ def test_a_data_root_with_blanks_and_umlauts(spark, tmp_path):
     assert offsets(read_offsets(spark, t.name, storage=t.data.as_uri()), 0) == list(range(10))
 
 
+def test_records_that_another_writer_took_out_are_missing_for_readers_and_groups(spark, topic):
+    made = topic()
+    made.roll(0, 0, 200)
+    others.overwrite(path_of(made.table), others.rows_of([]))
+    for read in (read_offsets, partial(group_read, group="g")):
+        with pytest.raises(MissingRecordsError, match="offsets 0 to 199 are missing: WRITE in version 2"):
+            read(spark, made.name, storage=made.data)
+
+
+def test_rows_that_another_writer_appends_are_in_no_frame(spark, topic):
+    made = topic()
+    made.roll(0, 0, 100)
+    frame = read_offsets(spark, made.name, storage=made.data)
+    assert frame.count() == 100
+    others.append(path_of(made.table), [3, 4])
+    with pytest.raises(Exception, match=r"changed the table \(WRITE in version 2\) since this Data") as told:
+        frame.count()
+    assert "Traceback" not in str(told.value)
+    assert read_offsets(spark, made.name, storage=made.data).count() == 100
+
+
 def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
     t = topic(2)
     t.roll(0, 0, 10)
@@ -239,7 +263,7 @@ def test_errors_name_what_to_do(spark, topic, tmp_path, monkeypatch):
         read(t.name, {0: 0, 1: 0, 2: 0})
     with pytest.raises(InvalidRequestError, match="leaves out partition 1"):
         read(t.name, {0: 0})
-    with pytest.raises(OffsetOutOfRangeError, match=r"offset 11 .*valid are 0 to 10"):
+    with pytest.raises(OffsetOutOfRangeError, match=r"offset 11 .*valid are 0 to 9, and 10 is the end"):
         read(t.name, "earliest", {0: 11, 1: 0})
     with pytest.raises(InvalidRequestError, match="starting offset 5 is above ending offset 4"):
         read(t.name, {0: 5, 1: 0}, {0: 4, 1: 0})

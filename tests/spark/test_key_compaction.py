@@ -138,7 +138,7 @@ def test_the_topic_of_group_offsets_keeps_its_columns(spark, tmp_path):
         commits = [
             (
                 OffsetKey("g", "events", partition),
-                OffsetCommit(offset + partition, 1, "", -1, UUID(int=7), NOW_MS)
+                OffsetCommit(offset + partition, 1, "", -1, str(UUID(int=7)), NOW_MS)
                 if (offset, partition) != (9, 2)
                 else None,
             )

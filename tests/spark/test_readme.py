@@ -65,6 +65,9 @@ def test_the_shell_blocks(directory):
     )
     assert re.search(r'\{"offsets":\[\{"partition":\d,"offset":\d,"error_code":null', ran.stdout)
     assert "flights-report" in ran.stdout
+    assert '"member_epoch":1,' in ran.stdout
+    assert '"offsets":[{"topic":"events","partition":0,"offset":0,"metadata":""}]' in ran.stdout
+    assert '"member_epoch":-1,' in ran.stdout
     assert "60,010" in ran.stdout
 
 
@@ -73,15 +76,16 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
     monkeypatch.chdir(path)
     names: dict[str, object] = {}
     found = blocks("python", url)
-    assert len(found) == 3
+    assert len(found) == 4
     printed = []
     for block in found:
-        exec(compile(block, "README.md", "exec"), names)
+        exec(compile(block.replace("60_000) as", "10_000) as"), "README.md", "exec"), names)
         printed.append(capsys.readouterr().out)
-    assert '{"flight": ' in printed[0]
-    assert "| 60000|" in printed[1]
-    assert '{"flight": 60000}' in printed[1]
-    duck, polars = printed[2].split("shape: ")
+    assert "logout" in printed[0]
+    assert '{"flight": ' in printed[1]
+    assert "| 60000|" in printed[2]
+    assert '{"flight": 60000}' in printed[2]
+    duck, polars = printed[3].split("shape: ")
     assert duck.count('{"flight": 6000') == 5
     assert polars.startswith("(5, 6)")
 

@@ -179,7 +179,7 @@ def test_what_is_wrong_is_told_at_once_and_by_name(spark, store):
     nowhere = {"topic": "t", "kafka.bootstrap.servers": f"127.0.0.1:{free_port()}", "kafka.delivery.timeout.ms": "500"}
     began = time.monotonic()
     with pytest.raises(
-        PySparkException, match=r"No store answers at .*: bootstrap.servers names the store's HTTP port"
+        PySparkException, match=r"No store answers at .*bootstrap.servers names the HTTP port of a store"
     ):
         good.write.format("logstore").mode("append").options(**nowhere).save()
     assert time.monotonic() - began < 10

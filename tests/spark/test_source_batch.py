@@ -3,6 +3,7 @@
 import contextlib
 import json
 import logging
+import re
 import socket
 import threading
 from datetime import UTC, datetime, timedelta
@@ -181,7 +182,7 @@ def test_records_that_are_gone_fail_the_read_or_are_left_out(store, caplog):
     early = kept.partitions()
     store.post(f"/topics/{topic}/partitions/0/delete-records", before_offset=20)
     assert read(reader(store, subscribe=topic)) == rows_of(topic, p0=(20, 60))
-    lost = f"offset 10 of topic-partition {topic}-0 is out of range; it has offsets 20 to 60"
+    lost = f"offset 10 of topic-partition {topic}-0 is out of range; it has offsets 20 to 59, and 60 is the end"
     for end in ends[1:]:
         with pytest.raises(DataLossError, match=lost):
             read(reader(store, subscribe=topic, **end))
@@ -191,6 +192,45 @@ def test_records_that_are_gone_fail_the_read_or_are_left_out(store, caplog):
     assert len([r for r in caplog.records if lost in r.message]) == 2
     # Files stay until vacuum, and slices that were planned before are read whole.
     assert sum(batch.num_rows for part in early for batch in kept.read(part)) == 60
+
+
+def test_a_tail_that_is_removed_before_its_read_is_a_loss_and_no_record_comes_twice(store, caplog):
+    for fail in ("true", "false"):
+        # Of its own: what is removed is rolled, and files stay readable for slices that name them.
+        topic = store.create(f"source-overtaken-{fail}")
+        for start in range(0, 60, 20):
+            store.produce(topic, 0, start, start + 20)
+        read_by = reader(store, subscribe=topic, failOnDataLoss=fail)
+        [part] = read_by.partitions()
+        store.post(f"/topics/{topic}/partitions/0/delete-records", before_offset=45)
+        lost = "offsets 0 to 44 were removed, .*the log starts at 45"
+        if fail == "true":
+            with pytest.raises(DataLossError, match=lost):
+                list(read_by.read(part))
+            continue
+        with caplog.at_level(logging.WARNING):
+            assert [o for batch in read_by.read(part) for o in batch.column("offset").to_pylist()] == [*range(45, 60)]
+        assert [bool(re.search(lost, r.message)) for r in caplog.records] == [True]
+
+
+def test_a_topic_that_is_deleted_before_its_read_is_a_loss(store, caplog):
+    for fail in ("true", "false"):
+        topic = store.create(f"source-deleted-{fail}")
+        store.produce(topic, 0, 0, 20)
+        store.roll(topic)
+        store.produce(topic, 0, 20, 30)
+        read_by = reader(store, subscribe=topic, failOnDataLoss=fail)
+        parts = read_by.partitions()
+        store.delete(topic)
+        for part in parts:
+            lost = f"topic {topic}, partition 0: a read up to offset {part.end} is gone with its topic"
+            if fail == "true":
+                with pytest.raises(DataLossError, match=lost):
+                    list(read_by.read(part))
+            else:
+                assert list(read_by.read(part)) == []
+                assert lost in caplog.text
+        assert [bool(part.files) for part in parts] == [True, False]
 
 
 def test_a_task_asks_a_store_that_is_gone_for_as_long_as_it_is_told(tmp_path_factory):
@@ -237,10 +277,7 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
         needed = {"kafka.bootstrap.servers": store.url, "subscribe": filled}
         return spark.read.format("logstore").options(**(needed | options)).load()
 
-    assert (
-        load().schema.simpleString()
-        == f"struct<{columns.schema(include_headers=False).replace(', ', ',').replace(' ', ':')}>"
-    )
+    assert load().schema.simpleString() == f"struct<{columns.schema().replace(', ', ',').replace(' ', ':')}>"
     appended = "source-append-time"
     configs = [{"name": "message.timestamp.type", "value": "LogAppendTime"}]
     store.post(store.clusters(), topic_name=appended, partitions_count=1, configs=configs)
@@ -257,6 +294,11 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
         assert r.headers == ([("h", str(n).encode()), ("n", None)] if n % 5 == 0 else None)
         assert r.timestampType == (1 if r.topic == appended else 0)
         assert (r.us == (EPOCH_MS + n) * 1000) == (r.topic == filled)
+    # Sealed records and those of the tail, with less of each.
+    few = load(columns="headers,OFFSET", startingOffsets=by_partition(filled, 50, 30, 0))
+    assert few.columns == ["headers", "offset"]
+    assert sorted(r.offset for r in few.where("headers IS NOT NULL").collect()) == [*range(50, 100, 5)]
+    assert load(columns="partition").groupBy("partition").count().sort("partition").collect() == [(0, 100), (1, 30)]
     # Filters come through: one task for the tail, and what Spark filters afterwards.
     one = load(pushFilters="true").where(
         f"partition = 0 and offset >= 70 and timestamp < timestamp_millis({EPOCH_MS + 75})"
@@ -274,6 +316,9 @@ def test_spark_reads_the_columns_of_its_kafka_source(spark, store, filled):
         AnalysisException, match="The source has no option 'startingoffset': did you mean startingOffsets"
     ):
         load(startingOffset="latest")
+    custom = spark.read.format("logstore").schema("offset bigint, value string").option("subscribe", filled)
+    with pytest.raises(AnalysisException, match="The source has a fixed schema and cannot be set with a custom one"):
+        custom.option("bootstrap.servers", store.url).load().collect()
     latest = load(startingOffsets="latest")
     with pytest.raises(AnalysisException, match="starting offset can't be latest for batch queries"):
         latest.collect()

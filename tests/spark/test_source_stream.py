@@ -7,11 +7,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 from logstore.client.admin import Admin
-from logstore.errors import UnknownGroupError
+from logstore.errors import InvalidRequestError, UnknownGroupError
 from logstore.spark.lag import records_behind
 from logstore.spark.source.data_source import LogStoreSource
 from logstore.spark.source.options import parse_read_options
 from logstore.spark.source.stream_reader import StreamReader
+from tests.spark.store import EPOCH_MS
 from tests.support.eventually import eventually
 
 pytestmark = pytest.mark.spark
@@ -168,6 +169,48 @@ def test_a_repeated_first_batch_begins_where_latest_was(store):
     assert restarted.latestOffset(after, ReadAllAvailable()) == after
     first.stop()
     restarted.stop()
+
+
+def test_a_first_batch_that_failed_is_repeated_although_the_topic_has_another_partition(spark, store, admin, tmp_path):
+    """Whether Spark had written the batch's offsets down before, or not."""
+    for offsets_are_logged in (True, False):
+        topic = store.create(f"stream-first-{offsets_are_logged}")
+        store.produce(topic, 0, 0, 9)
+        starting = json.dumps({topic: {"0": 2}})
+        checkpoint = tmp_path / topic
+        query = Query(spark, store, checkpoint, subscribe=topic, startingOffsets=starting)
+        assert query.run()[1] == places(topic, range(2, 9))
+        # As if the driver had been killed in that batch.
+        for log in ("commits", "offsets")[: 1 if offsets_are_logged else 2]:
+            for file in (checkpoint / log).iterdir():
+                file.unlink()
+        admin.add_partitions(topic, 2)
+        store.produce(topic, 1, 0, 4)
+        store.produce(topic, 0, 9, 12)
+        assert query.run()[1] == places(topic, range(2, 12), range(4))
+        repeated = places(topic, range(2, 9)) if offsets_are_logged else places(topic, range(2, 12), range(4))
+        assert query.batches[0] == repeated
+
+
+def test_what_is_wrong_with_a_start_is_told_by_a_new_query_and_not_by_a_repeated_batch(store, admin):
+    topic = store.create("stream-wrong-start")
+    store.produce(topic, 0, 0, 5)
+    named = {"bootstrap.servers": store.url, "subscribe": topic, "startingTimestamp": str(EPOCH_MS)}
+    first = StreamReader(parse_read_options(named))
+    start = first.initialOffset()
+    end = json.loads(json.dumps(first.latestOffset(start, ReadAllAvailable())))
+    admin.add_partitions(topic, 2)
+    # The new partition has no record of that time.
+    restarted = StreamReader(parse_read_options(named))
+    start = restarted.initialOffset()
+    [part] = restarted.partitions(start, end)
+    assert (part.partition, part.start, part.end) == (0, 0, 5)
+    assert restarted.latestOffset(end, ReadAllAvailable())[topic] == {"0": 5, "1": 0}
+    new = StreamReader(parse_read_options(named))
+    with pytest.raises(InvalidRequestError, match=f"topic-partition {topic}-1 and timestamp"):
+        new.latestOffset(new.initialOffset(), ReadAllAvailable())
+    for reader in (first, restarted, new):
+        reader.stop()
 
 
 def test_records_that_retention_took_and_topics_that_were_deleted_obey_fail_on_data_loss(spark, store, admin, tmp_path):

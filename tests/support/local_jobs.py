@@ -21,6 +21,7 @@ from compaction_jobs.segment_tasks import (
 )
 from compaction_jobs.spark_compaction import write_what_is_empty
 from compaction_jobs.topics import JobTopic
+from logstore.delta.clean_files import clean_digest
 from logstore.delta.topic_table import RewritePart
 from logstore.log import merging
 from logstore.segments.joining import Written
@@ -63,7 +64,9 @@ def compact_by_tasks(topic: KeyedTopic, now_ms: int, chunk: int = 100, partition
     segments = sorted((w.segment for w in written), key=lambda segment: segment.base_offset)
     assert [(s.base_offset, s.end_offset) for s in segments] == [(t.base_offset, t.end_offset) for t in tasks]
     removes = tuple(source.path for task in tasks for source in task.sources)
-    part = RewritePart(partition, removes, tuple(segments), cleaned=plan.clean_point)
+    left = [file for file in snapshot.segments(partition) if file.path not in removes]
+    digest = clean_digest([*left, *segments], plan.clean_point)
+    part = RewritePart(partition, removes, tuple(segments), cleaned=plan.clean_point, clean_digest=digest)
     done = topic.table.commit_rewrites([part], data_change=False, operation="key-compaction")
     assert done.committed == (partition,), done.refused
     return True

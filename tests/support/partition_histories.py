@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
+from logstore.delta.clean_files import clean_digest
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.segments.names import segment_name
 from logstore.topic_config import TopicConfig
@@ -26,8 +27,10 @@ def histories(draw):
         files.append(_file(draw, name, base, at, records))
     sealed = at + draw(st.sampled_from([0, 0, 0, 3]))
     ends = sorted({0, sealed, *(f.base_offset for f in files)})
-    state = PartitionState(sealed, 0, draw(st.integers(0, sealed)), 0, draw(st.sampled_from(ends)))
-    return state, tuple(files)
+    cleaned = draw(st.sampled_from(ends))
+    # Sometimes files have come back below the clean point.
+    digest = clean_digest(files, cleaned) + draw(st.sampled_from([0, 0, 1]))
+    return PartitionState(sealed, 0, draw(st.integers(0, sealed)), 0, cleaned, digest), tuple(files)
 
 
 def _file(draw, name, base, end, records):

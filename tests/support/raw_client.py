@@ -79,6 +79,14 @@ class RawClient:
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 
+    async def take(self, count: int) -> bytes:
+        """The next bytes, so many or a few more."""
+        found = bytearray()
+        async with asyncio.timeout(HANGS_AFTER_SECONDS):
+            while len(found) < count and (piece := await self._reader.read(2**16)):
+                found += piece
+        return bytes(found)
+
     async def rest(self) -> bytes:
         """All bytes until the server closes the connection."""
         found = bytearray()

@@ -11,13 +11,13 @@ TOPIC = "events"
 Records = dict[int, list[tuple[int, bytes | None]]]
 
 
-def small_store(data: Path, *, rolls: int = 3, **configs: str) -> Records:
-    """Two partitions of ``events``: a segment of each for each roll, then records in the journal only."""
+def small_store(data: Path, *, rolls: int = 3, tail: bool = True, **configs: str) -> Records:
+    """Two partitions of ``events``: a segment of each for each roll, then with ``tail`` records in the journal only."""
 
     async def fill() -> Records:
         async with running_broker(data.with_name(f"{data.name}.live")) as broker:
             topic = await broker.create_topic(INTERNAL, TOPIC, partitions=2, configs=configs)
-            for number in range(rolls + 1):
+            for number in range(rolls + tail):
                 for partition in (0, 1):
                     values: list[bytes | None] = [
                         b"%d of %d" % (at, partition) * 20 for at in range(10 * number, 10 * number + 10)

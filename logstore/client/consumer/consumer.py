@@ -2,20 +2,23 @@
 
 The parts behind it: ``subscription_state`` (partitions and positions), ``offset_fetcher`` (where to begin),
 ``fetcher`` (one thread that fetches ahead), ``fetch_collector`` (records out of that) and ``offset_committer`` (one
-thread that commits). So ``poll`` keeps to its time also while the store is away.
+thread that commits), and ``group_member`` (one thread that speaks with the group). So ``poll`` keeps to its time also
+while the store is away.
 
 A consumer is for one thread. ``commit`` without offsets commits the positions; auto commit those of earlier calls.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
-from typing import NamedTuple, Never, Self
+from typing import Never, Self
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.admin import Admin
 from logstore.client.consumer.fetch_collector import FetchCollector
 from logstore.client.consumer.fetcher import Fetcher
+from logstore.client.consumer.group_member import GroupMember
 from logstore.client.consumer.offset_committer import CommitCallback, OffsetCommitter, Offsets
 from logstore.client.consumer.offset_fetcher import OffsetFetcher
 from logstore.client.consumer.options import (
@@ -23,20 +26,16 @@ from logstore.client.consumer.options import (
     DEFAULT_MAX_PARTITION_FETCH_BYTES,
     AutoOffsetReset,
     ConsumerOptions,
+    GroupProtocol,
 )
+from logstore.client.consumer.rebalance_listener import ConsumerRebalanceListener
 from logstore.client.consumer.records import Deserializer, FetchedBatch, Record
 from logstore.client.consumer.subscription_state import SubscriptionState, listed
-from logstore.client.metadata import TopicPartition
+from logstore.client.consumer.wakeup import Wakeup
+from logstore.client.metadata import OffsetAndTimestamp, TopicPartition
 from logstore.client.option_checks import refuse_unknown
 from logstore.client.transport import Transport
 from logstore.errors import InvalidRequestError
-
-
-class OffsetAndTimestamp(NamedTuple):
-    """The first record at or after a time: its offset, and its own timestamp."""
-
-    offset: int
-    timestamp_ms: int
 
 
 class Consumer:
@@ -45,8 +44,16 @@ class Consumer:
     ``bootstrap`` is ``http(s)://host:port`` or ``host:port``, several separated by commas. Options have the names and,
     where none is said, the defaults of Kafka's consumer:
 
-    - ``group_id``: the group whose committed offsets the consumer begins at, and to which it commits. Partitions are
-      not divided among the consumers of a group: each reads all that it subscribes to, or is assigned.
+    - ``group_id``: the group whose committed offsets the consumer begins at, and to which it commits. ``subscribe``
+      makes it a member, and the members share the partitions.
+    - ``group_protocol``: ``classic``, in which a member assigns, or ``consumer`` (KIP-848), in which the store does.
+    - ``partition_assignment_strategy`` (classic): ``range``, ``roundrobin``, ``sticky``, ``cooperative-sticky``, or a
+      list of these by preference; default ``["range", "cooperative-sticky"]``. ``group_remote_assignor`` (consumer):
+      ``uniform`` or ``range``.
+    - ``group_instance_id``: a name by which a member that comes back finds its partitions (static membership).
+    - ``session_timeout_ms`` (45000), ``heartbeat_interval_ms`` (3000), both classic: without a heartbeat for so long
+      the member is removed; how often it sends one. ``max_poll_interval_ms``: without a ``poll`` for so long the member
+      leaves the group.
     - ``auto_offset_reset``: where to begin without a committed offset, when a position is no longer in the log, or when
       the topic was deleted and made again: ``latest``, ``earliest``, or ``none`` for NoOffsetForPartitionError and
       OffsetOutOfRangeError.
@@ -85,6 +92,13 @@ class Consumer:
         request_timeout_ms: int = 30_000,
         default_api_timeout_ms: int = 60_000,
         metadata_max_age_ms: int = 300_000,
+        group_instance_id: str | None = None,
+        session_timeout_ms: int | None = None,
+        heartbeat_interval_ms: int | None = None,
+        max_poll_interval_ms: int = 300_000,
+        partition_assignment_strategy: str | Sequence[str] | None = None,
+        group_protocol: GroupProtocol = "classic",
+        group_remote_assignor: str | None = None,
         **unknown: Never,
     ) -> None:
         refuse_unknown("consumer", ConsumerOptions, unknown)
@@ -105,6 +119,13 @@ class Consumer:
             request_timeout_ms=request_timeout_ms,
             default_api_timeout_ms=default_api_timeout_ms,
             metadata_max_age_ms=metadata_max_age_ms,
+            group_instance_id=group_instance_id,
+            session_timeout_ms=session_timeout_ms,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            max_poll_interval_ms=max_poll_interval_ms,
+            partition_assignment_strategy=partition_assignment_strategy,
+            group_protocol=group_protocol,
+            group_remote_assignor=group_remote_assignor,
         )
         self._options = options
         self._admin = Admin(
@@ -113,13 +134,21 @@ class Consumer:
             request_timeout_ms=request_timeout_ms,
             default_api_timeout_ms=default_api_timeout_ms,
         )
+        self._fetcher = Fetcher(Transport(bootstrap, client_id=client_id), options)
+        self._wakeup = Wakeup(self._fetcher.wake)
+        self._state = SubscriptionState(self._fetcher, auto_offset_reset)
+        self._member: GroupMember | None = None
         self._committer: OffsetCommitter | None = None
         if group_id is not None:
-            self._committer = OffsetCommitter(self._admin, group_id, interval_s=options.auto_commit_interval_s)
-        self._fetcher = Fetcher(Transport(bootstrap, client_id=client_id), options)
-        self._state = SubscriptionState(self._fetcher, auto_offset_reset)
-        self._offset_fetcher = OffsetFetcher(self._admin, self._state, options)
-        self._collector = FetchCollector(self._fetcher, self._state, self._offset_fetcher, self._committer, options)
+            transport = Transport(bootstrap, client_id=client_id)
+            self._member = GroupMember(transport, self._admin, self._state, options, self._fetcher.wake)
+            self._committer = OffsetCommitter(
+                self._admin, group_id, self._member, interval_s=options.auto_commit_interval_s
+            )
+        self._offset_fetcher = OffsetFetcher(self._admin, self._state, self._member, self._wakeup, options)
+        self._collector = FetchCollector(
+            self._fetcher, self._state, self._offset_fetcher, self._committer, self._member, self._wakeup, options
+        )
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -130,7 +159,9 @@ class Consumer:
         self._close(commit=kind is None)
 
     def close(self) -> None:
-        """With auto commit, commit the positions; then end. Raises the error of that commit."""
+        """With auto commit, commit the positions; then leave the group at once, and end. A static member stays in the
+        group until its session ends. Raises the error of that commit, and what the rebalance listener raises.
+        """
         self._close(commit=True)
 
     def _close(self, *, commit: bool) -> None:
@@ -138,36 +169,86 @@ class Consumer:
             return
         self._closed = True
         try:
-            if commit and self._committer is not None and self._committer.automatic:
-                self._committer.commit_automatically(*self._state.positions()).result()
+            self._give_up(commit=commit)
         finally:
             self._fetcher.close()
             if not commit:
                 self._admin.close()
             if self._committer is not None:
                 self._committer.close(cancel=not commit)
+            if self._member is not None:
+                self._member.leave()
+                self._member.close()
             self._admin.close()
             self._offset_fetcher.close()
 
+    def _give_up(self, *, commit: bool) -> None:
+        """Commit the positions automatically, and tell the rebalance listener that all partitions go."""
+        try:
+            if commit and self._committer is not None and self._committer.automatic:
+                self._committer.commit_automatically(*self._state.positions()).result()
+        finally:
+            if self._member is not None:
+                self._member.give_up()
+
+    def _leave_group(self) -> None:
+        if self._member is not None and self._member.is_member:
+            try:
+                self._give_up(commit=True)
+            finally:
+                self._member.leave()
+
+    def wakeup(self) -> None:
+        """Have the ``poll`` that waits now, or else the next one, raise WakeupError. For any thread."""
+        self._wakeup.ask()
+
     # ---- the partitions to read -------------------------------------------------------------------------------------
 
-    def subscribe(self, topics: Iterable[str]) -> None:
-        """Read all partitions of ``topics``, and no others; also those that are added later, from their first record.
+    def subscribe(
+        self, topics: Iterable[str] | re.Pattern[str], listener: ConsumerRebalanceListener | None = None
+    ) -> None:
+        """Read ``topics``, or those whose whole name matches a compiled pattern, and no others; also topics and
+        partitions that are added later, these from their first record.
 
-        A topic that is not there is UnknownTopicError from the next ``poll``.
+        With a ``group_id`` the consumer becomes a member of the group, which gives it its part of the partitions in
+        ``poll``; ``listener`` is told. Without one it reads all partitions. A topic in the list that is not there is
+        UnknownTopicError from the next ``poll``. Raises InvalidRequestError.
         """
         if isinstance(topics, str):
-            raise InvalidRequestError(f"subscribe takes a list of topics: [{topics!r}].")
-        self._state.subscribe(frozenset(topics))
+            raise InvalidRequestError(
+                f"subscribe takes a list of topics: [{topics!r}]; or a pattern: re.compile({topics!r})."
+            )
+        if listener is not None and not isinstance(listener, ConsumerRebalanceListener):
+            raise InvalidRequestError(f"{listener!r} is no listener: derive it from ConsumerRebalanceListener.")
+        if listener is not None and self._member is None:
+            raise InvalidRequestError("A listener needs a group, of which this consumer is a member: give group_id.")
+        pattern = _checked(topics) if isinstance(topics, re.Pattern) else None
+        names = frozenset() if isinstance(topics, re.Pattern) else frozenset(topics)
+        if self._member is not None and (names or pattern):
+            if not self._member.is_member:
+                self._state.assign(set())
+            self._member.subscribe(None if pattern else names, None if pattern is None else pattern.pattern, listener)
+            self._state.subscribe_as_member(names, pattern)
+        else:
+            self._leave_group()
+            if pattern is None:
+                self._state.subscribe(names)
+            else:
+                self._state.subscribe_pattern(pattern)
         self._offset_fetcher.begin_anew()
 
     def assign(self, partitions: Iterable[TopicPartition]) -> None:
-        """Read these partitions, and no others. Partitions that are read already keep their positions."""
-        self._state.assign(set(listed(partitions)))
+        """Read these partitions, and no others. Partitions that are read already keep their positions.
+
+        Without membership: a member leaves its group, and commits are taken while the group has no members.
+        """
+        assigned = set(listed(partitions))
+        self._leave_group()
+        self._state.assign(assigned)
         self._offset_fetcher.begin_anew()
 
     def unsubscribe(self) -> None:
-        """Read nothing."""
+        """Read nothing. A member leaves its group, as in ``close``."""
         self.assign(())
 
     def subscription(self) -> frozenset[str]:
@@ -175,7 +256,7 @@ class Consumer:
         return self._state.topics or frozenset()
 
     def assignment(self) -> frozenset[TopicPartition]:
-        """The partitions that are read; those of a subscription are known from the first ``poll`` on."""
+        """The partitions that are read; those of a subscription are known from a ``poll`` on."""
         return frozenset(self._state.assignment)
 
     def pause(self, partitions: Iterable[TopicPartition]) -> None:
@@ -199,6 +280,9 @@ class Consumer:
         NoOffsetForPartitionError (``auto_offset_reset="none"``), UnknownTopicError and UnknownPartitionError (there is
         none, or it was deleted), StoreUnreachableError, NetworkError and RequestTimedOutError (the store was away for
         ``default_api_timeout_ms``), InvalidRequestError (nothing to read), and why positions could not be committed.
+        WakeupError after ``wakeup``. As a member, FencedInstanceIdError (another consumer has its
+        ``group_instance_id``), InconsistentGroupProtocolError, GroupMaxSizeReachedError, InvalidSessionTimeoutError,
+        UnreleasedInstanceIdError, InvalidRegularExpressionError, and what the rebalance listener raises.
         """
         _check_max_records(max_records)
         return self._collector.records(
@@ -266,12 +350,7 @@ class Consumer:
                 f"{timestamps_ms!r}: pass a time for each partition, as {{TopicPartition('orders', 0): 1735689600000}}."
             )
         listed(timestamps_ms)
-        found: dict[TopicPartition, OffsetAndTimestamp | None] = {}
-        for partition, timestamp_ms in timestamps_ms.items():
-            at = self._admin.offsets(*partition, timestamp_ms=timestamp_ms)
-            known = at.offset is not None and at.timestamp is not None
-            found[partition] = OffsetAndTimestamp(at.offset, at.timestamp) if known else None  # type: ignore[arg-type]
-        return found
+        return self._admin.offsets_for_times(timestamps_ms)
 
     def partitions_for(self, topic: str) -> list[TopicPartition]:
         """All partitions of ``topic``, to be given to ``assign``; UnknownTopicError."""
@@ -290,7 +369,8 @@ class Consumer:
 
         All or none. ``metadata`` is a text of the program's own. Raises UnknownTopicError, UnknownTopicIdError (a topic
         that is read was made again: the next ``poll`` begins anew in it), UnknownPartitionError, OffsetOutOfRangeError
-        (beyond the end), InvalidRequestError (no group), and as ``poll`` when the store is away.
+        (beyond the end), CommitFailedError (the group has given some of the partitions to others),
+        FencedInstanceIdError, InvalidRequestError (no group), and as ``poll`` when the store is away.
         """
         self.commit_async(offsets, metadata=metadata).result()
 
@@ -306,6 +386,14 @@ class Consumer:
         if offsets is None:
             return self._committer.commit(*self._state.positions(), metadata, callback)
         return self._committer.commit(offsets, self._state.topics_meant(offsets), metadata, callback)
+
+
+def _checked(pattern: re.Pattern[str]) -> re.Pattern[str]:
+    if not isinstance(pattern.pattern, str):
+        raise InvalidRequestError(f"{pattern!r} is of bytes: names of topics are text.")
+    if re.compile(pattern.pattern).flags != pattern.flags:
+        raise InvalidRequestError(f"{pattern!r}: write its flags into the pattern, as '(?i)orders.*'.")
+    return pattern
 
 
 def _check_max_records(max_records: object) -> None:

@@ -6,18 +6,23 @@ Invariants:
 - What is committed automatically is the position of *earlier* calls: a record that was handed out counts as done when
   the program comes back for more.
 - No wait goes on beyond its time, whatever the store does.
+- Nothing is handed out while partitions are to be given up.
 """
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 from logstore.client.consumer.fetcher import CompletedFetch, Fetcher
+from logstore.client.consumer.group_member import GroupMember
 from logstore.client.consumer.offset_committer import OffsetCommitter
 from logstore.client.consumer.offset_fetcher import OffsetFetcher
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch, Record
 from logstore.client.consumer.subscription_state import SubscriptionState
-from logstore.errors import InvalidRequestError
+from logstore.client.consumer.wakeup import Wakeup
+from logstore.client.metadata import TopicPartition
+from logstore.errors import InvalidRequestError, UnknownTopicError, WakeupError
 
 _WAIT_SECONDS_MAX = 60.0
 
@@ -31,13 +36,19 @@ class FetchCollector:
         state: SubscriptionState,
         offset_fetcher: OffsetFetcher,
         committer: OffsetCommitter | None,
+        member: GroupMember | None,
+        wakeup: Wakeup,
         options: ConsumerOptions,
     ) -> None:
         self._fetcher = fetcher
         self._state = state
         self._offset_fetcher = offset_fetcher
         self._committer = committer
+        self._member = member
+        self._wakeup = wakeup
         self._options = options
+        # The commit of the positions of partitions about to be revoked.
+        self._committing: tuple[frozenset[TopicPartition], Future[None]] | None = None
         # Waits are short, so that auto commit keeps to its interval.
         self._wait_s = max(0.1, min(_WAIT_SECONDS_MAX, options.auto_commit_interval_ms / 1000))
 
@@ -90,12 +101,26 @@ class FetchCollector:
         deadline = time.monotonic() + timeout_s
         if self._fetcher.closed:
             raise InvalidRequestError("The consumer is closed.")
+        if self._member is None or not self._member.is_member:
+            return self._next_of_own(deadline)
+        with self._member.polling():
+            return self._next_of_own(deadline)
+
+    def _next_of_own(self, deadline: float) -> CompletedFetch | None:
         while True:
+            if self._wakeup.taken():
+                raise WakeupError("wakeup() was called.")
             self._begin_anew_in_replaced_topics()
+            if self._member is not None and not self._member.rebalance(
+                lambda revoked: self._committed_in_time(revoked, deadline)
+            ):
+                if time.monotonic() >= deadline:
+                    return None
+                continue
             if self._committer is not None:
                 self._committer.commit_when_due(self._state.positions)
             known = self._offset_fetcher.look_up(min(deadline - time.monotonic(), self._wait_s))
-            if known and not self._state.assignment:
+            if known and not self._state.assignment and not (self._member and self._member.is_member):
                 raise InvalidRequestError("Nothing to read: call subscribe() or assign() first.")
             left = min(deadline, self._offset_fetcher.refresh_at if known else 0.0) - time.monotonic()
             fetch = self._fetcher.first(max(0.0, min(left, self._wait_s)))
@@ -106,10 +131,27 @@ class FetchCollector:
                 return fetch
             elif fetch.error is None:
                 self._state.advance(fetch, 0)
+            elif isinstance(fetch.error, UnknownTopicError) and self._state.pattern is not None:
+                # A topic that is deleted matches no longer; one that is made again begins anew.
+                self._fetcher.pop()
+                self._offset_fetcher.refresh()
             else:
                 self._fetcher.pop()
                 self._state.read_on({fetch.partition})
                 raise fetch.error
+
+    def _committed_in_time(self, revoked: frozenset[TopicPartition], deadline: float) -> bool:
+        """With auto commit: whether the commit of the positions of ``revoked`` is done. If it failed, the next owner
+        begins at the commit before.
+        """
+        if self._committer is None or not self._committer.automatic:
+            return True
+        if self._committing is None or self._committing[0] != revoked:
+            self._committing = revoked, self._committer.commit_automatically(*self._state.positions(revoked))
+        if not self._wakeup.wait(self._committing[1], min(deadline, time.monotonic() + self._wait_s)):
+            return False
+        self._committing = None
+        return True
 
     def _begin_anew_in_replaced_topics(self) -> None:
         replaced = self._fetcher.replaced()

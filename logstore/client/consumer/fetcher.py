@@ -82,7 +82,14 @@ class Fetcher:
         self._replaced: set[TopicIdentity] = set()
         # Whether the fetch under way is no longer wanted.
         self._outdated = False
+        self._woken = False
         self.closed = False
+
+    def wake(self) -> None:
+        """End the wait in ``first``, the one under way or else the next. For any thread."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
 
     def read(self, positions: Mapping[TopicPartition, int], topic_ids: Mapping[str, str]) -> None:
         """Read these partitions from these offsets on, of the topics with these ids (by name)."""
@@ -109,15 +116,18 @@ class Fetcher:
     def first(self, timeout_s: float) -> CompletedFetch | None:
         """The next fetch to hand out; waits up to ``timeout_s`` for it. It stays until ``pop``.
 
-        Waits no longer once a topic is ``replaced``. Raises the error of the fetcher: the store is away for long, or
-        the answer is not a store's.
+        Waits no longer once a topic is ``replaced``, or after ``wake``. Raises the error of the fetcher: the store is
+        away for long, or the answer is not a store's.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="logstore-consumer", daemon=True)
             self._thread.start()
         with self._changed:
             if not self._completed and timeout_s > 0:
-                self._changed.wait_for(lambda: self._completed or self._failure or self._replaced, timeout_s)
+                self._changed.wait_for(
+                    lambda: self._completed or self._failure or self._replaced or self._woken, timeout_s
+                )
+            self._woken = False
             if self._completed:
                 return self._completed[0]
             failure, self._failure = self._failure, None

@@ -2,7 +2,7 @@
 
 Invariants: commits reach the store one at a time in the order in which they were asked for, so that a slow earlier
 commit never overwrites a later one. Each names the ids of its topics: no offset is committed to a topic that took
-another's name.
+another's name. A member of the group commits what it has held from the call to the answer, and nothing else.
 """
 
 import time
@@ -10,8 +10,16 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from logstore.client.admin import Admin
+from logstore.client.consumer.group_member import GroupMember
+from logstore.client.consumer.membership import Hold
 from logstore.client.metadata import TopicIdentity, TopicPartition
-from logstore.errors import LogStoreError, OffsetOutOfRangeError, UnknownTopicError, UnknownTopicIdError
+from logstore.errors import (
+    CommitFailedError,
+    LogStoreError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+    UnknownTopicIdError,
+)
 
 Offsets = Mapping[TopicPartition, int]
 CommitCallback = Callable[[Offsets, LogStoreError | None], None]
@@ -20,13 +28,14 @@ CommitCallback = Callable[[Offsets, LogStoreError | None], None]
 class OffsetCommitter:
     """``interval_s``: how often ``commit_when_due`` commits; None for never."""
 
-    def __init__(self, admin: Admin, group_id: str, *, interval_s: float | None) -> None:
+    def __init__(self, admin: Admin, group_id: str, member: GroupMember, *, interval_s: float | None) -> None:
         self._admin = admin
+        self._member = member
         self._group_id = group_id
         self._interval_s = interval_s
         self._due = time.monotonic() + (interval_s or 0)
-        # By partition: the offset that was committed last, and its topic's id.
-        self._committed: dict[TopicPartition, tuple[int, str | None]] = {}
+        # By partition: the offset that was committed last, its topic's id, and since when it is held.
+        self._committed: dict[TopicPartition, tuple[int, str | None, int | None]] = {}
         self._automatic: Future[None] | None = None
         self._replaced: set[TopicIdentity] = set()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="logstore-commit")
@@ -46,13 +55,19 @@ class OffsetCommitter:
 
         ``topic_ids`` are by name; without an id the offset is for whichever topic has the name.
         """
-        return self._worker.submit(self._commit, dict(offsets), dict(topic_ids), metadata, callback)
+        return self._worker.submit(
+            self._commit, dict(offsets), dict(topic_ids), metadata, callback, self._hold(offsets)
+        )
 
     def commit_automatically(self, positions: Offsets, topic_ids: Mapping[str, str]) -> Future[None]:
         """Begin to commit the positions that have changed since the last commit, without those in topics that were made
         again.
         """
-        return self._worker.submit(self._commit_current, self._uncommitted(positions, topic_ids), dict(topic_ids))
+        hold = self._hold(positions)
+        if isinstance(hold, CommitFailedError):
+            positions, hold = {}, None  # the next poll tells that the partitions are lost
+        offsets = self._uncommitted(positions, topic_ids, hold)
+        return self._worker.submit(self._commit_current, offsets, dict(topic_ids), hold)
 
     def commit_when_due(self, positions: Callable[[], tuple[Offsets, Mapping[str, str]]]) -> None:
         """Begin to commit ``positions()``, with the topics' ids, if it is time. Raises the error of the commit before,
@@ -64,7 +79,8 @@ class OffsetCommitter:
         self._due = now + self._interval_s
         last, self._automatic = self._automatic, self.commit_automatically(*positions())
         # A position beyond the end of its partition, or in a topic that was made again, is about to be reset.
-        passing = (OffsetOutOfRangeError, UnknownTopicIdError)
+        # One that the group refuses is told to the rebalance listener.
+        passing = (OffsetOutOfRangeError, UnknownTopicIdError, CommitFailedError)
         error = last.exception() if last else None
         if error and not isinstance(error, passing) and not getattr(error, "retriable", False):
             raise error
@@ -80,21 +96,34 @@ class OffsetCommitter:
         """Wait for all queued commits; with ``cancel`` only for the one under way."""
         self._worker.shutdown(cancel_futures=cancel)
 
-    def _uncommitted(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> Offsets:
+    def _uncommitted(self, offsets: Offsets, topic_ids: Mapping[str, str], hold: Hold | None) -> Offsets:
         return {
             partition: offset
             for partition, offset in offsets.items()
-            if self._committed.get(partition) != (offset, topic_ids.get(partition.topic))
+            if self._committed.get(partition) != _commit_of(partition, offset, topic_ids, hold)
         }
+
+    def _hold(self, offsets: Offsets) -> Hold | CommitFailedError | None:
+        try:
+            return self._member.hold(offsets)
+        except CommitFailedError as error:
+            return error
 
     # ---- in the thread ----------------------------------------------------------------------------------------------
 
     def _commit(
-        self, offsets: Offsets, topic_ids: Mapping[str, str], metadata: str, callback: CommitCallback | None
+        self,
+        offsets: Offsets,
+        topic_ids: Mapping[str, str],
+        metadata: str,
+        callback: CommitCallback | None,
+        hold: Hold | CommitFailedError | None,
     ) -> None:
         failure: LogStoreError | None = None
         try:
-            self._send(offsets, topic_ids, metadata)
+            if isinstance(hold, CommitFailedError):
+                raise hold
+            self._send(offsets, topic_ids, hold, metadata)
         except LogStoreError as error:
             failure = error
             if isinstance(error, UnknownTopicIdError):
@@ -104,17 +133,22 @@ class OffsetCommitter:
             if callback is not None:
                 callback(offsets, failure)
 
-    def _commit_current(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> None:
+    def _commit_current(self, offsets: Offsets, topic_ids: Mapping[str, str], hold: Hold | None) -> None:
         try:
-            self._send(offsets, topic_ids)
+            self._send(offsets, topic_ids, hold)
         except UnknownTopicIdError:
             # A commit is all or nothing: send it again without the topics that were made again.
-            self._send(self._without_replaced(offsets, topic_ids), topic_ids)
+            self._send(self._without_replaced(offsets, topic_ids), topic_ids, hold)
 
-    def _send(self, offsets: Offsets, topic_ids: Mapping[str, str], metadata: str = "") -> None:
+    def _send(self, offsets: Offsets, topic_ids: Mapping[str, str], hold: Hold | None, metadata: str = "") -> None:
         if offsets:
-            self._admin.commit_offsets(self._group_id, offsets, metadata=metadata, topic_ids=topic_ids)
-            self._committed.update({p: (offset, topic_ids.get(p.topic)) for p, offset in offsets.items()})
+            self._member.commit(
+                hold,
+                lambda member: self._admin.commit_offsets(
+                    self._group_id, offsets, metadata=metadata, topic_ids=topic_ids, member=member
+                ),
+            )
+            self._committed.update({p: _commit_of(p, offset, topic_ids, hold) for p, offset in offsets.items()})
 
     def _without_replaced(self, offsets: Offsets, topic_ids: Mapping[str, str]) -> Offsets:
         """The offsets without those of topics that were made again, which become ``replaced``."""
@@ -129,3 +163,9 @@ class OffsetCommitter:
             return self._admin.describe_topic(topic.name).topic_id != topic.topic_id
         except UnknownTopicError:
             return False  # no topic of the name; one may be made again
+
+
+def _commit_of(
+    partition: TopicPartition, offset: int, topic_ids: Mapping[str, str], hold: Hold | None
+) -> tuple[int, str | None, int | None]:
+    return offset, topic_ids.get(partition.topic), None if hold is None else hold[partition]

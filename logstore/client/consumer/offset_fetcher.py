@@ -5,27 +5,41 @@ Their results are applied in the consumer's thread.
 """
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from logstore.client.admin import Admin
+from logstore.client.consumer.group_member import GroupMember
 from logstore.client.consumer.options import AutoOffsetReset, ConsumerOptions
 from logstore.client.consumer.subscription_state import SubscriptionState, listed
+from logstore.client.consumer.wakeup import Wakeup
 from logstore.client.metadata import PartitionDescription, TopicDescription, TopicPartition
 from logstore.errors import (
     InvalidRequestError,
     NoOffsetForPartitionError,
     UnknownGroupError,
     UnknownPartitionError,
+    UnknownTopicError,
 )
 
 
 class OffsetFetcher:
     """Looks up for the consumer with ``state``. Its methods are for the consumer's thread."""
 
-    def __init__(self, admin: Admin, state: SubscriptionState, options: ConsumerOptions) -> None:
+    def __init__(
+        self,
+        admin: Admin,
+        state: SubscriptionState,
+        member: GroupMember | None,
+        wakeup: Wakeup,
+        options: ConsumerOptions,
+    ) -> None:
         self._admin = admin
+        self._member = member
+        self._wakeup = wakeup
         self._state = state
         self._options = options
         #: When the partitions of a subscription are asked for again (monotonic).
@@ -50,17 +64,20 @@ class OffsetFetcher:
     def look_up(self, timeout_s: float) -> bool:
         """Whether the partitions subscribed to, and the offsets to begin at, are known.
 
-        Waits up to ``timeout_s`` for that; raises the error of the lookup.
+        Waits up to ``timeout_s`` for that, or until a wakeup; raises the error of the lookup.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() >= self.refresh_at or self._state.unplaced:
             if self._lookup is None:
                 if time.monotonic() >= self.refresh_at:
                     assert self._state.topics is not None
-                    self._lookup = self._lookups.submit(self._find_partitions, self._state.topics)
+                    followed = self._member.followed if self._member else frozenset()
+                    self._lookup = self._lookups.submit(
+                        self._find_partitions, self._state.topics, self._state.pattern, followed
+                    )
                 else:
                     self._lookup = self._lookups.submit(self._find_positions, dict(self._state.unplaced))
-            if not wait((self._lookup,), max(0.0, deadline - time.monotonic())).done:
+            if not self._wakeup.wait(self._lookup, deadline):
                 return False
             found, self._lookup = self._lookup, None
             found.result()()
@@ -93,13 +110,30 @@ class OffsetFetcher:
 
     # ---- in the thread ----------------------------------------------------------------------------------------------
 
-    def _find_partitions(self, topics: frozenset[str]) -> Callable[[], None]:
-        """Find the partitions of the topics subscribed to."""
-        described = self._describe_topics(TopicPartition(topic, 0) for topic in topics)
+    def _find_partitions(
+        self, topics: frozenset[str], pattern: re.Pattern[str] | None, followed: frozenset[str]
+    ) -> Callable[[], None]:
+        """Find the partitions of the topics subscribed to, and of ``followed`` ones, which need not exist."""
+        others = followed - topics
+        if pattern is None:
+            described = self._describe_topics(TopicPartition(topic, 0) for topic in topics)
+        else:
+            described = self._describe_existing(
+                topic.topic_name for topic in self._admin.topics() if pattern.fullmatch(topic.topic_name)
+            )
+        counts = {name: len(topic.partitions) for name, topic in described.items()}
+        counts |= {name: len(topic.partitions) for name, topic in self._describe_existing(others).items()}
 
         def apply() -> None:
-            for topic in described.values():
-                self._state.found_topic(topic)
+            if self._member is None:
+                if pattern is not None:
+                    self._state.found_matching(frozenset(described))
+                for topic in described.values():
+                    self._state.found_topic(topic)
+            else:
+                # Partitions of topics that do not match any more go in a rebalance.
+                self._state.see(described.values())
+                self._member.found_topics(frozenset(described), counts)
             self.refresh_at = time.monotonic() + self._options.metadata_max_age_ms / 1000
 
         return apply
@@ -142,6 +176,13 @@ class OffsetFetcher:
         """The topics of ``partitions``, by name."""
         names = {partition.topic for partition in partitions}
         return {name: self._admin.describe_topic(name) for name in sorted(names)}
+
+    def _describe_existing(self, names: Iterable[str]) -> dict[str, TopicDescription]:
+        found: dict[str, TopicDescription] = {}
+        for name in sorted(names):
+            with suppress(UnknownTopicError):
+                found[name] = self._admin.describe_topic(name)
+        return found
 
 
 def _partitions_of(

@@ -1,6 +1,7 @@
 """The options of a consumer, by Kafka's names: the values of each, and which do not go together."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
@@ -9,12 +10,23 @@ from logstore.client.option_checks import check_callable, check_number, check_on
 from logstore.errors import InvalidConfigError, InvalidGroupError
 from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GROUP_NAME_LENGTH_MAX, MIB
 from logstore.names import is_legal_name
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS, SERVER_ASSIGNORS
 
 AutoOffsetReset: TypeAlias = Literal["earliest", "latest", "none"]
+GroupProtocol: TypeAlias = Literal["classic", "consumer"]
 
 DEFAULT_FETCH_MAX_BYTES = 16 * MIB
 # A quarter of an answer: four busy partitions fill one, and a store that is asked rarely has less to do per record.
 DEFAULT_MAX_PARTITION_FETCH_BYTES = 4 * MIB
+_DEFAULT_SESSION_TIMEOUT_MS = 45_000
+_DEFAULT_HEARTBEAT_INTERVAL_MS = 3_000
+_DEFAULT_ASSIGNORS = ("range", "cooperative-sticky")
+# Who sets what in the consumer protocol (KIP-848).
+_OF_STORE = {
+    "session_timeout_ms": "the store's group_consumer_session_timeout_ms counts",
+    "heartbeat_interval_ms": "the store's group_consumer_heartbeat_interval_ms counts",
+    "partition_assignment_strategy": "the store assigns, give group_remote_assignor",
+}
 _TAKEN_BY_A_STORE = (
     ("fetch_min_bytes", FETCH_BYTES_MAX),
     ("fetch_max_wait_ms", FETCH_WAIT_MS_MAX),
@@ -46,6 +58,13 @@ class ConsumerOptions:
     request_timeout_ms: int
     default_api_timeout_ms: int
     metadata_max_age_ms: int
+    group_instance_id: str | None
+    session_timeout_ms: int | None
+    heartbeat_interval_ms: int | None
+    max_poll_interval_ms: int
+    partition_assignment_strategy: str | Sequence[str] | None
+    group_protocol: GroupProtocol
+    group_remote_assignor: str | None
 
     def __post_init__(self) -> None:
         check_one_of("auto_offset_reset", self.auto_offset_reset, get_args(AutoOffsetReset))
@@ -62,6 +81,7 @@ class ConsumerOptions:
             ("request_timeout_ms", 1),
             ("default_api_timeout_ms", 0),
             ("metadata_max_age_ms", 0),
+            ("max_poll_interval_ms", 1),
         ):
             check_number(name, getattr(self, name), least, whole=True)
         for name, most in _TAKEN_BY_A_STORE:
@@ -75,6 +95,69 @@ class ConsumerOptions:
             )
         if self.enable_auto_commit and self.group_id is None:
             raise InvalidConfigError("enable_auto_commit needs a group: give group_id")
+        self._check_membership()
+
+    def _check_membership(self) -> None:
+        check_one_of("group_protocol", self.group_protocol, get_args(GroupProtocol))
+        if self.group_instance_id is not None:
+            is_name = isinstance(self.group_instance_id, str)
+            if not is_name or not is_legal_name(self.group_instance_id, GROUP_NAME_LENGTH_MAX):
+                raise InvalidConfigError(
+                    f"group_instance_id = {self.group_instance_id!r}: give 1 to {GROUP_NAME_LENGTH_MAX} of "
+                    "A-Z a-z 0-9 . _ -, another one to each consumer of the group"
+                )
+            if self.group_id is None:
+                raise InvalidConfigError("group_instance_id needs a group: give group_id")
+        if self.group_protocol == "consumer":
+            for name in ("session_timeout_ms", "heartbeat_interval_ms", "partition_assignment_strategy"):
+                if getattr(self, name) is not None:
+                    raise InvalidConfigError(f"{name} does not go with group_protocol = 'consumer': {_OF_STORE[name]}")
+            if self.group_remote_assignor is not None:
+                check_one_of("group_remote_assignor", self.group_remote_assignor, tuple(SERVER_ASSIGNORS))
+            return
+        if self.group_remote_assignor is not None:
+            raise InvalidConfigError(
+                "group_remote_assignor does not go with group_protocol = 'classic', in which a consumer assigns: give "
+                "partition_assignment_strategy"
+            )
+        for name in ("session_timeout_ms", "heartbeat_interval_ms"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), 1, whole=True)
+        if self.heartbeat_interval_s >= self.session_timeout_s:
+            raise InvalidConfigError(
+                f"heartbeat_interval_ms = {round(self.heartbeat_interval_s * 1000)}: give less than "
+                f"session_timeout_ms = {round(self.session_timeout_s * 1000)}, a third of it for example"
+            )
+        if not self.assignors:
+            raise InvalidConfigError(
+                f"partition_assignment_strategy = {self.partition_assignment_strategy!r}: give one or several of "
+                f"{', '.join(map(repr, CLIENT_ASSIGNORS))}"
+            )
+        for name in self.assignors:
+            check_one_of("partition_assignment_strategy", name, tuple(CLIENT_ASSIGNORS), ", or a list of such")
+
+    @property
+    def assignors(self) -> tuple[str, ...]:
+        """Of the classic protocol those that this member can run, by preference; of the consumer protocol the one that
+        the store is asked for, if any.
+        """
+        if self.group_protocol == "consumer":
+            return () if self.group_remote_assignor is None else (self.group_remote_assignor,)
+        given = self.partition_assignment_strategy
+        if given is None:
+            return _DEFAULT_ASSIGNORS
+        if isinstance(given, str):
+            return (given,)
+        return tuple(dict.fromkeys(given)) if isinstance(given, (list, tuple)) else ()
+
+    @property
+    def session_timeout_s(self) -> float:
+        return (_DEFAULT_SESSION_TIMEOUT_MS if self.session_timeout_ms is None else self.session_timeout_ms) / 1000
+
+    @property
+    def heartbeat_interval_s(self) -> float:
+        given = self.heartbeat_interval_ms
+        return (_DEFAULT_HEARTBEAT_INTERVAL_MS if given is None else given) / 1000
 
     @property
     def auto_commit_interval_s(self) -> float | None:

@@ -8,6 +8,7 @@ Invariants:
   without a position until one in the new topic is found. Paused ones stay paused.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -25,8 +26,13 @@ class SubscriptionState:
     def __init__(self, fetcher: Fetcher, auto_offset_reset: AutoOffsetReset) -> None:
         self._fetcher = fetcher
         self._auto_offset_reset = auto_offset_reset
-        #: None: partitions were assigned one by one.
+        #: None: partitions were assigned one by one. With a ``pattern`` these are the topics that match it, as far as
+        #: is known.
         self.topics: frozenset[str] | None = None
+        self.pattern: re.Pattern[str] | None = None
+        # Of a member of a group: the topics of the subscription as they were first seen, with their numbers of
+        # partitions then.
+        self._seen: dict[TopicIdentity, int] = {}
         self.assignment: set[TopicPartition] = set()
         self.paused: set[TopicPartition] = set()
         #: Assigned partitions without a position. They begin at the offset given here, or else at the committed offset,
@@ -44,12 +50,50 @@ class SubscriptionState:
 
     def subscribe(self, topics: frozenset[str]) -> None:
         """Forget partitions of other topics; those of ``topics`` come by ``found_topic``."""
+        self.topics, self.pattern = topics, None
+        self._keep({partition for partition in self.assignment if partition.topic in topics})
+
+    def subscribe_pattern(self, pattern: re.Pattern[str]) -> None:
+        """Subscribe to all topics whose whole name matches: ``found_matching`` says which."""
+        self.topics, self.pattern = frozenset(), pattern
+
+    def found_matching(self, topics: frozenset[str]) -> None:
+        """The topics of the pattern; forget partitions of others."""
         self.topics = topics
         self._keep({partition for partition in self.assignment if partition.topic in topics})
 
+    def subscribe_as_member(self, topics: frozenset[str], pattern: re.Pattern[str] | None) -> None:
+        """Read what the group gives, from ``add`` to ``give_up``."""
+        self.topics, self.pattern = topics, pattern
+
+    def see(self, topics: Iterable[TopicDescription]) -> None:
+        """A member's subscription means these topics, which are so now."""
+        found: dict[TopicIdentity, int] = {}
+        for topic in topics:
+            found[TopicIdentity(topic.name, topic.topic_id)] = len(topic.partitions)
+            if topic.name in self._topic_ids:
+                self._enter(topic)
+        self._seen = {topic: self._seen.get(topic, count) for topic, count in found.items()}
+        if self.pattern is not None:
+            self.topics = frozenset(topic.name for topic in found)
+
+    def add(self, partitions: Iterable[TopicPartition]) -> None:
+        """The group has given these to this member."""
+        counts = {topic.name: count for topic, count in self._seen.items()}
+        new = set(partitions) - self.assignment
+        for partition in new:
+            # One that was added since is read from its first record: from its end on, records would be missed.
+            grown = partition.partition >= counts.get(partition.topic, partition.partition + 1)
+            self.unplaced[partition] = "earliest" if grown else self._auto_offset_reset
+        self.assignment |= new
+
+    def give_up(self, partitions: Iterable[TopicPartition]) -> None:
+        """The group has taken these away: nothing more of them is handed out."""
+        self._keep(self.assignment - set(partitions))
+
     def assign(self, partitions: set[TopicPartition]) -> None:
         """Read these, and no others. Those that are read already go on where they are."""
-        self.topics = None
+        self.topics = self.pattern = None
         self._keep(partitions)
         self.unplaced |= dict.fromkeys(partitions - self.assignment, self._auto_offset_reset)
         self.assignment |= partitions
@@ -103,10 +147,15 @@ class SubscriptionState:
         assert isinstance(at, int)
         return at
 
-    def positions(self) -> tuple[dict[TopicPartition, int], dict[str, str]]:
-        """All positions, and the ids of their topics, where these are known."""
+    def positions(
+        self, partitions: Iterable[TopicPartition] | None = None
+    ) -> tuple[dict[TopicPartition, int], dict[str, str]]:
+        """All positions, or those of ``partitions``, and the ids of their topics, where these are known."""
         sought = {partition: at for partition, at in self.unplaced.items() if isinstance(at, int)}
-        return sought | {partition: self.position(partition) for partition in self._positions}, self._topic_ids
+        found = sought | {partition: self.position(partition) for partition in self._positions}
+        if partitions is not None:
+            found = {partition: found[partition] for partition in partitions if partition in found}
+        return found, self._topic_ids
 
     def topics_meant(self, partitions: Iterable[TopicPartition]) -> dict[str, str]:
         """The ids of the topics to which a program's own offsets for ``partitions`` belong.

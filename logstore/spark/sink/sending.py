@@ -18,6 +18,7 @@ from logstore.client.producer.produce_response import read_ranges
 from logstore.client.producer.retries import Retries
 from logstore.client.transport import Transport, topic_path
 from logstore.errors import LogStoreError
+from logstore.spark.option_checks import HTTP_PORT
 from logstore.spark.sink.commit_message import RecordsWritten, WrittenRange, joined
 from logstore.spark.sink.requests import Request
 from logstore.spark.sink.sink_options import SinkOptions
@@ -111,4 +112,4 @@ _OTHER_ROWS = (
 
 def not_reached(error: errors.NetworkError) -> errors.NetworkError:
     """The error, with a hint for an address that is not the store's."""
-    return type(error)(f"{error.message}: bootstrap.servers names the store's HTTP port, not that of Kafka's protocol")
+    return type(error)(f"{error.message}. {HTTP_PORT}")

@@ -11,20 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from logstore.client.addresses import parse_bootstrap
 from logstore.client.producer.options import DEFAULT_MAX_REQUEST_SIZE, RETRIES_MAX
 from logstore.errors import InvalidRequestError
 from logstore.limits import GIB
-from logstore.spark.source.option_values import OptionValues
+from logstore.spark.option_checks import BOOTSTRAP, check_bootstrap, check_names
+from logstore.spark.option_values import OptionValues
 
 logger = logging.getLogger(__name__)
 
 #: A part of every ``Idempotency-Key``, which has at most 255 printable ASCII characters.
 _APP_ID = re.compile(r"[!-~]{1,180}")
 
-_BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
 _OPTIONS = (
-    *_BOOTSTRAP,
+    *BOOTSTRAP,
     "topic",
     "includeHeaders",
     "txnAppId",
@@ -54,9 +53,6 @@ _REFUSED = {
     "kafka.partitioner.ignore.keys": _PARTITIONER,
     "kafka.transactional.id": "the sink makes an Idempotency-Key for every request",
 }
-_PLAINTEXT = ("kafka.security.protocol", "PLAINTEXT")
-_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
-_SECURITY_REASON = "the store has no authentication, and TLS is https:// in bootstrap.servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +84,9 @@ class SinkOptions:
 def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     """InvalidRequestError that names the option and the values that it may have."""
     values = OptionValues(options, (*_OPTIONS, *_SPARKS))
-    _check_names(values)
+    # Kafka's producer options have no effect, or are refused; every other option is known, or refused.
+    if ignored := check_names(values, "sink", _OPTIONS, _REFUSED):
+        logger.warning("options of Kafka's producer that have no effect here: %s", ", ".join(ignored))
     values.flag("includeHeaders", default=False)
     codec = values.one_of("kafka.compression.type", ("none", "lz4", "zstd"), "none")
     app_id, version = _transaction(values)
@@ -110,24 +108,6 @@ def parse_sink_options(options: Mapping[str, str]) -> SinkOptions:
     )
 
 
-def _check_names(values: OptionValues) -> None:
-    """Kafka's producer options have no effect, or are refused; every other option is known, or refused."""
-    ignored = []
-    for name in values.unknown():
-        kafka_name = name.removeprefix("kafka.")
-        if name in _REFUSED:
-            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_REFUSED[name]}")
-        if name.startswith(_SECURITY) and (name, values.text(name).upper()) != _PLAINTEXT:
-            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_SECURITY_REASON}")
-        if kafka_name == name:
-            near = values.near(name)
-            hint = f"did you mean {near}?" if near else f"the sink has {', '.join(_OPTIONS)}"
-            raise InvalidRequestError(f"The sink has no option '{name}': {hint}")
-        ignored.append(name)
-    if ignored:
-        logger.warning("options of Kafka's producer that have no effect here: %s", ", ".join(ignored))
-
-
 def _number(values: OptionValues, name: str, least: int, default: int, most: int = RETRIES_MAX) -> int:
     number = values.number(name, least)
     if number is not None and number > most:
@@ -136,16 +116,21 @@ def _number(values: OptionValues, name: str, least: int, default: int, most: int
 
 
 def _bootstrap(values: OptionValues) -> str:
-    text = values.text(values.given(_BOOTSTRAP))
-    if not text:
+    addresses = check_bootstrap(values)
+    if not addresses:
         raise InvalidRequestError(
             "Option 'bootstrap.servers' (or 'kafka.bootstrap.servers') must be specified: host:port of the store's "
-            "HTTP port, such as 127.0.0.1:8082"
+            "HTTP listener, such as 127.0.0.1:8082"
         )
-    return ",".join(parse_bootstrap(text))
+    return ",".join(addresses)
 
 
 def _topic(values: OptionValues) -> str:
+    if "path" in values and "topic" not in values:
+        raise InvalidRequestError(
+            f"The sink writes to a topic, not to the path '{values.text('path')}': name the topic with the option "
+            "topic, and leave the argument of save() or start() out"
+        )
     if "topic" in values and not values.text("topic"):
         raise InvalidRequestError("topic is empty: give a topic's name, or leave it out for column 'topic'")
     return values.text("topic")

@@ -1,31 +1,61 @@
 """Columns of the source: those of Spark's Kafka source, in its order."""
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import pyarrow as pa
 
+from logstore.errors import InvalidRequestError
 from logstore.records.schema import TABLE_SCHEMA
 
-_COLUMNS = (
-    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-)
-_HEADERS = "headers array<struct<key: string, value: binary>>"
-_ARROW = pa.schema(
-    [
-        TABLE_SCHEMA.field("key"),
-        TABLE_SCHEMA.field("value"),
-        ("topic", pa.string()),
-        TABLE_SCHEMA.field("partition"),
-        TABLE_SCHEMA.field("offset"),
-        TABLE_SCHEMA.field("timestamp"),
-        ("timestampType", pa.int32()),
-    ]
-)
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+HEADERS = "headers"
+_TYPES = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+    HEADERS: "array<struct<key: string, value: binary>>",
+}
+_ARROW = {name: TABLE_SCHEMA.field(name) for name in _TYPES if name in TABLE_SCHEMA.names} | {
+    "topic": pa.field("topic", pa.string()),
+    "timestampType": pa.field("timestampType", pa.int32()),
+}
+#: Without headers, as in Spark's Kafka source.
+COLUMNS = tuple(name for name in _TYPES if name != HEADERS)
+ALL_COLUMNS = (*COLUMNS, HEADERS)
 
 
-def schema(*, include_headers: bool) -> str:
+def schema(columns: Sequence[str] = COLUMNS) -> str:
     """The schema, in Spark's DDL."""
-    return f"{_COLUMNS}, {_HEADERS}" if include_headers else _COLUMNS
+    return ", ".join(f"{name} {_TYPES[name]}" for name in columns)
 
 
-def arrow_schema(*, include_headers: bool) -> pa.Schema:
+def is_schema(given: "StructType", columns: Sequence[str]) -> bool:
+    """Whether ``given`` is the schema, in names and types."""
+    expected = [(name, _TYPES[name].replace(": ", ":").replace(", ", ",")) for name in columns]
+    return [(field.name, field.dataType.simpleString()) for field in given] == expected
+
+
+def arrow_schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     """The schema of the batches of a task: exactly the one that Spark makes of ``schema``."""
-    return _ARROW.append(TABLE_SCHEMA.field("headers")) if include_headers else _ARROW
+    return pa.schema([_ARROW[name] for name in columns])
+
+
+def read_columns(text: str) -> tuple[str, ...]:
+    """The option ``columns``: names in whatever case, separated by commas, each once. InvalidRequestError."""
+    known = {name.lower(): name for name in ALL_COLUMNS}
+    names = [name.strip() for name in text.split(",")]
+    found = [known.get(name.lower(), "") for name in names]
+    if not all(found) or len(set(found)) < len(found):
+        wrong = next(name for name, column in zip(names, found, strict=True) if not column or found.count(column) > 1)
+        raise InvalidRequestError(
+            f"columns: '{wrong}' is {'there twice' if wrong.lower() in known else 'no column of the source'}; "
+            f"give some of {', '.join(ALL_COLUMNS)}, each once, separated by commas"
+        )
+    return tuple(found)

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 
+from logstore.errors import InvalidRequestError
 from logstore.spark.source import columns
-from logstore.spark.source.options import parse_read_options
+from logstore.spark.source.options import ReadOptions, parse_read_options
 from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
@@ -22,20 +23,30 @@ class LogStoreSource(DataSource):
 
     @one_line_errors()
     def schema(self) -> str:
-        return columns.schema(include_headers=parse_read_options(self.options).include_headers)
+        return columns.schema(parse_read_options(self.options).columns)
 
     @one_line_errors()
-    def reader(self, schema: "StructType") -> DataSourceReader:  # noqa: ARG002 - it is fixed
+    def reader(self, schema: "StructType") -> DataSourceReader:
         from logstore.spark.source.batch_reader import BatchReader, FilteredBatchReader
 
-        options = parse_read_options(self.options)
+        options = self._read_options(schema)
         return FilteredBatchReader(options) if options.push_filters else BatchReader(options)
 
     @one_line_errors()
-    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: ARG002, N802
+    def streamReader(self, schema: "StructType") -> DataSourceStreamReader:  # noqa: N802
         from logstore.spark.source.stream_reader import StreamReader
 
-        return StreamReader(parse_read_options(self.options))
+        return StreamReader(self._read_options(schema))
+
+    def _read_options(self, schema: "StructType") -> ReadOptions:
+        """InvalidRequestError for a schema of the user's own, which Spark passes on here unseen."""
+        options = parse_read_options(self.options)
+        if not columns.is_schema(schema, options.columns):
+            raise InvalidRequestError(
+                "The source has a fixed schema and cannot be set with a custom one: leave the schema out; the option "
+                f"columns chooses among its columns ({', '.join(columns.ALL_COLUMNS)})"
+            )
+        return options
 
     @one_line_errors()
     def writer(self, schema: "StructType", overwrite: bool) -> "DataSourceArrowWriter":

@@ -31,7 +31,8 @@ class GroupCommitter:
         self._thread: threading.Thread | None = None
         # Of the thread: what the group has, by partition with the topic's id.
         self._committed: dict[TopicPartition, tuple[int, str]] = {}
-        self._is_failing = False
+        # The kinds of errors that were told since the last commit: a fault of this program or not.
+        self._told: set[bool] = set()
 
     def offer(self, position: StreamOffset) -> None:
         """Commit ``position`` soon, in the place of one that has not been committed yet."""
@@ -57,8 +58,8 @@ class GroupCommitter:
             assert position is not None
             try:
                 self._commit(position)
-                self._is_failing = False
-            except (LogStoreError, OSError) as error:
+                self._told.clear()
+            except Exception as error:  # noqa: BLE001 - the query goes on whatever it is, and so does this thread
                 self._warn(error)
 
     def _commit(self, position: StreamOffset) -> None:
@@ -86,10 +87,16 @@ class GroupCommitter:
         return True
 
     def _warn(self, error: Exception) -> None:
-        if not self._is_failing:
-            self._is_failing = True
-            log.warning(
-                "offsets of a query are not committed to group %s: %s; the query goes on, and each trigger tries again",
-                self._group,
-                error,
-            )
+        """Once until a commit succeeds; and once for an error that neither the store nor the system made: a fault of
+        this program, so its traceback is shown.
+        """
+        is_fault = not isinstance(error, (LogStoreError, OSError))
+        if is_fault in self._told:
+            return
+        self._told.add(is_fault)
+        log.warning(
+            "offsets of a query are not committed to group %s: %s; the query goes on, and each trigger tries again",
+            self._group,
+            error,
+            exc_info=error if is_fault else None,
+        )

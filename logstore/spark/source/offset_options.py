@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from logstore.errors import InvalidRequestError
+from logstore.spark.option_values import OptionValues
 from logstore.spark.source.offset_json import TopicPartition, read_offsets, read_times
-from logstore.spark.source.option_values import OptionValues
 
 #: As in Spark's Kafka source, in the place of offsets.
 EARLIEST, LATEST = -2, -1

@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from logstore.client.addresses import parse_bootstrap
 from logstore.errors import InvalidGroupError, InvalidRequestError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
+from logstore.spark.option_checks import BOOTSTRAP, check_bootstrap, check_names
+from logstore.spark.option_values import OptionValues
+from logstore.spark.source.columns import ALL_COLUMNS, COLUMNS, HEADERS, read_columns
 from logstore.spark.source.offset_json import TopicPartition
 from logstore.spark.source.offset_options import (
     EARLIEST,
@@ -23,7 +25,6 @@ from logstore.spark.source.offset_options import (
     check_ends,
     read_position,
 )
-from logstore.spark.source.option_values import OptionValues
 from logstore.spark.source.subscription import SUBSCRIPTIONS, Subscription, read_subscription
 
 __all__ = [
@@ -47,7 +48,6 @@ Strategy = Literal["error", "latest"]
 #: Defaults, in ms.
 MAX_TRIGGER_DELAY_MS, POLL_TIMEOUT_MS, RETRY_MS = 900_000, 120_000, 10_000
 
-_BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
 _ISOLATION = ("isolation", "kafka.isolation.level")
 _RETRIES = ("fetchOffset.numRetries", "fetchOffset.retryIntervalMs")
 #: The first that is given names this reader in the store's logs and metrics.
@@ -56,7 +56,7 @@ _ISOLATIONS: tuple[Isolation, ...] = ("read_uncommitted", "read_committed")
 _STRATEGIES: tuple[Strategy, ...] = ("error", "latest")
 _OPTIONS = (
     *SUBSCRIPTIONS,
-    *_BOOTSTRAP,
+    *BOOTSTRAP,
     *_ISOLATION,
     *_RETRIES,
     *_CLIENT_IDS,
@@ -75,6 +75,7 @@ _OPTIONS = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "includeHeaders",
+    "columns",
     "pushFilters",
     "group",
     "kafkaConsumer.pollTimeoutMs",
@@ -88,10 +89,6 @@ _REFUSED = {
     "kafka.enable.auto.commit": "the option group commits the offsets of completed batches",
     "kafka.interceptor.classes": "interceptors can modify records",
 }
-# To leave these out silently would send records over a link that the user believes to be protected.
-_PLAINTEXT = ("kafka.security.protocol", "PLAINTEXT")
-_SECURITY = ("kafka.security.", "kafka.sasl.", "kafka.ssl.")
-_SECURITY_REASON = "the store is asked over HTTP; for TLS give bootstrap.servers as https://host:port"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,8 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
-    include_headers: bool = False
+    #: Of the source, in the order of the rows.
+    columns: tuple[str, ...] = COLUMNS
     #: Filters of a batch narrow what is read; for a DataFrame that is used in one query only.
     push_filters: bool = False
     isolation: Isolation = "read_committed"
@@ -131,7 +129,7 @@ class ReadOptions:
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     """Checked options. InvalidRequestError or InvalidTopicError that names the option and what it may be."""
     values = OptionValues(options, _OPTIONS)
-    remarks = _check_names(values)
+    remarks = _remarks(values)
     subscription = read_subscription(values)
     starting, ending = read_position(values, "starting"), read_position(values, "ending")
     check_ends(starting, ending)
@@ -153,7 +151,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
         fail_on_data_loss=values.flag("failOnDataLoss", default=True),
         min_partitions=values.number("minPartitions", 1),
         max_records_per_partition=values.number("maxRecordsPerPartition", 1),
-        include_headers=values.flag("includeHeaders", default=False),
+        columns=_columns(values),
         push_filters=values.flag("pushFilters", default=False),
         isolation=values.one_of(values.given(_ISOLATION), _ISOLATIONS, "read_committed"),
         group=_group(values, storage),
@@ -206,20 +204,9 @@ def _log_remarks(options: ReadOptions) -> None:
 # ---- options of one subject -----------------------------------------------------------------------------------------
 
 
-def _check_names(values: OptionValues) -> tuple[str, ...]:
-    """Remarks. Kafka's consumer options have no effect; every other option is known, or refused."""
-    ignored, remarks = [], []
-    for name in values.unknown():
-        kafka_name = name.removeprefix("kafka.")
-        if name in _REFUSED:
-            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_REFUSED[name]}")
-        if name.startswith(_SECURITY) and (name, values.text(name).upper()) != _PLAINTEXT:
-            raise InvalidRequestError(f"Kafka option '{kafka_name}' is not supported: {_SECURITY_REASON}")
-        if not name.startswith("kafka."):
-            near = values.near(name)
-            hint = f"did you mean {near}?" if near else f"the source has {', '.join(_OPTIONS)}"
-            raise InvalidRequestError(f"The source has no option '{name}': {hint}")
-        ignored.append(name)
+def _remarks(values: OptionValues) -> tuple[str, ...]:
+    """Kafka's consumer options have no effect; every other option is known, or refused."""
+    ignored, remarks = check_names(values, "source", _OPTIONS, _REFUSED), []
     if ignored:
         remarks.append(f"options of Kafka's consumer that have no effect here: {', '.join(ignored)}")
     if "kafka.group.id" in values:
@@ -234,23 +221,31 @@ def _check_names(values: OptionValues) -> tuple[str, ...]:
 
 def _where(values: OptionValues) -> tuple[str, str]:
     """Addresses of a store, and a data root: one of them is empty."""
-    name = values.given(_BOOTSTRAP)
-    bootstrap, storage = values.text(name), values.text("storage")
+    bootstrap, storage = values.text(values.given(BOOTSTRAP)), values.text("storage")
     if not bootstrap and not storage:
         raise InvalidRequestError(
             "Option 'bootstrap.servers' (or 'kafka.bootstrap.servers') must be specified: host:port of the store's "
             "HTTP listener; or the option 'storage', the store's data root, to read sealed records without a store"
         )
     if bootstrap and storage:
-        raise InvalidRequestError(f"options {name} and storage: give a running store or its data root, not both")
-    if bootstrap:
-        try:
-            parse_bootstrap(bootstrap)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(
-                f"option {name}: {error.message}. It names the HTTP port of the store, not a listener of Kafka"
-            ) from None
+        raise InvalidRequestError(
+            f"options {values.given(BOOTSTRAP)} and storage: give a running store or its data root, not both"
+        )
+    check_bootstrap(values)
     return bootstrap, storage
+
+
+def _columns(values: OptionValues) -> tuple[str, ...]:
+    include_headers = values.flag("includeHeaders", default=False)
+    if "columns" not in values:
+        return ALL_COLUMNS if include_headers else COLUMNS
+    columns = read_columns(values.text("columns"))
+    if "includeHeaders" in values and include_headers != (HEADERS in columns):
+        raise InvalidRequestError(
+            "options columns and includeHeaders say different things: leave includeHeaders out, and name headers among "
+            "the columns to have them"
+        )
+    return columns
 
 
 def _group(values: OptionValues, storage: str) -> str:

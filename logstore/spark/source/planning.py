@@ -14,12 +14,16 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from logstore.errors import UnknownTopicIdError
+import numpy as np
+
+from logstore.errors import UnknownTopicError, UnknownTopicIdError
 from logstore.limits import MIB
+from logstore.spark.offset_ranges import OffsetRange
 from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.options import ReadOptions
-from logstore.spark.source.slice_reader import Slice
-from logstore.spark.topic_view import TopicView, connect, view_of_storage, view_through_store
+from logstore.spark.source.slice_reader import Slice, beyond_history
+from logstore.spark.source.topics import connect_store
+from logstore.spark.topic_view import MISSING_REMEDY, TopicView, view_of_storage, view_through_store
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import SegmentFile
@@ -65,13 +69,21 @@ class Planner:
         """Input partitions for Spark that cover ``ranges``, each offset once; none for empty ranges.
 
         Files of the history without a record of ``times`` are left out; Spark has to filter the rest. Raises
-        UnknownTopicIdError for a topic that was made again, DataLossError, DataDirectoryError, and as
-        ``view_through_store``.
+        UnknownTopicError or UnknownTopicIdError for a topic that was deleted or made again (a warning without
+        failOnDataLoss), DataLossError, DataDirectoryError, and as ``view_through_store``.
         """
         ranges = [r for r in ranges if r.start < r.end]
         topics = {r.topic for r in ranges}
-        views = {topic: self._view(topic, [r for r in ranges if r.topic == topic]) for topic in topics}
-        return plan_slices(views, ranges, self._options, times)
+        views = {}
+        for topic in topics:
+            try:
+                views[topic] = self._view(topic, [r for r in ranges if r.topic == topic])
+            except UnknownTopicError as error:
+                # It was there when the ranges were chosen.
+                if self._options.fail_on_data_loss:
+                    raise
+                report_data_loss(error.message, fail=False)
+        return plan_slices(views, [r for r in ranges if r.topic in views], self._options, times)
 
     def _view(self, topic: str, ranges: Sequence[TopicRange]) -> TopicView:
         view = self._views.get(topic)
@@ -86,7 +98,7 @@ class Planner:
     def _look(self, topic: str) -> TopicView:
         if self._options.storage:
             return view_of_storage(self._options.storage, topic)
-        with connect(self._options.bootstrap, self._options.client_id) as store:
+        with connect_store(self._options) as store:
             return view_through_store(store, topic)
 
 
@@ -103,8 +115,12 @@ def plan_slices(
 ) -> list[Slice]:
     """As ``Planner.slices``, with the views of the topics by name. DataLossError."""
     ranges = [r for r in ranges if r.start < r.end]
-    for r in ranges:
-        _report_removed(views[r.topic], r, fail=options.fail_on_data_loss)
+    for topic, view in views.items():
+        of_topic = [r for r in ranges if r.topic == topic]
+        for r in of_topic:
+            _report_removed(view, r, fail=options.fail_on_data_loss)
+            _report_beyond(view, r, fail=options.fail_on_data_loss)
+        _report_missing(view, of_topic, fail=options.fail_on_data_loss)
     whole = [part for r in ranges for part in _parts(views[r.topic], r, times)]
     return divide(whole, options.min_partitions, options.max_records_per_partition)
 
@@ -122,6 +138,21 @@ def _report_removed(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
             f"removed by retention (the log starts at {state.log_start})",
             fail=fail,
         )
+
+
+def _report_beyond(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
+    """Without a store there is nothing above the sealed offset, which another writer's commit may have taken back."""
+    sealed = view.snapshot.partitions[wanted.partition].sealed
+    if not view.urls and sealed < wanted.end:
+        report_data_loss(beyond_history(wanted, wanted.start, sealed), fail=fail)
+
+
+def _report_missing(view: TopicView, wanted: Sequence[TopicRange], *, fail: bool) -> None:
+    """Another writer took records out of the table: the store refuses to serve these offsets, and files are silent."""
+    ranges = [OffsetRange(r.partition, r.start, r.end) for r in wanted]
+    for partition, missing in view.missing(ranges).items():
+        for part in missing:
+            report_data_loss(f"{part.told(view.topic, partition)}. {MISSING_REMEDY}", fail=fail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +200,7 @@ def _parts(view: TopicView, wanted: TopicRange, times: TimeRange | None) -> Iter
             run = []
     if run:
         yield part(max(wanted.start, run[0].min_offset), min(border, run[-1].max_offset + 1), run)
-    if border < wanted.end:
+    if border < wanted.end and view.urls:
         yield part(border, wanted.end)
 
 
@@ -187,20 +218,37 @@ def divide(parts: Sequence[Part], slices_min: int | None, records_max: int | Non
             max(count, min(part.offsets, round(slices_min * part.offsets / total)))
             for count, part in zip(counts, parts, strict=True)
         ]
-    return [piece for part, count in zip(parts, counts, strict=True) for piece in _cut(part, count)]
+    return [piece for part, count in zip(parts, counts, strict=True) for piece in _cut(part, count, records_max)]
 
 
-def _cut(part: Part, count: int) -> Iterator[Slice]:
+def _cut(part: Part, count: int, records_max: int | None) -> Iterator[Slice]:
     if count == 1:
         yield part.slice
         return
-    for start, end in pairwise(_bounds(part, count)):
+    for start, end in pairwise(_bounds(part, count, records_max)):
         files = tuple(f.path for f in part.files if f.min_offset < end and f.max_offset >= start)
         if files or not part.files:
             yield replace(part.slice, start=start, end=end, files=files)
 
 
-def _bounds(part: Part, count: int) -> list[int]:
-    """Rising offsets that cut a part into ``count`` of about as many offsets."""
+def _bounds(part: Part, count: int, records_max: int | None) -> list[int]:
+    """Rising offsets that cut a part into about ``count`` pieces of about as many stored bytes, as its files have them,
+    or offsets; into more where a piece had more than ``records_max`` offsets.
+    """
     start, end = part.slice.start, part.slice.end
-    return sorted({start + (end - start) * n // count for n in range(count + 1)})
+    offsets, reach = [start], [0]
+    for file in part.files:
+        offsets += [max(start, file.min_offset), min(end, file.max_offset + 1)]
+        reach += [reach[-1], reach[-1] + _share(file, start, end)]
+    if not reach[-1]:
+        offsets, reach = [start, end], [0, end - start]
+    cuts = np.interp(np.arange(1, count) * (reach[-1] / count), reach, offsets).astype(np.int64).tolist()
+    bounds = sorted({start, *cuts, end})
+    if records_max:
+        more = (-(-(high - low) // records_max) for low, high in pairwise(bounds))
+        bounds = [
+            low + (high - low) * n // pieces
+            for (low, high), pieces in zip(pairwise(bounds), more, strict=True)
+            for n in range(pieces)
+        ] + [end]
+    return bounds

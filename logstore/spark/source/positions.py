@@ -1,19 +1,26 @@
 """Where a read starts and ends in the topics that there are now: options become offsets. Pure functions.
 
 As in Spark's Kafka source: a time is the first offset of that time or later; offsets or times by partition name each
-partition that is read, and no other. Invariant: every offset given is inside the bounds of its partition, except a
-start above the end of the log in a batch, which ``batch_ranges`` refuses. What is outside is data loss.
+partition that is read, and no other. A stream that begins takes partitions that were added since its options were
+written: they are read from earliest, as by a query that runs. Invariant: every offset given is inside the bounds of its
+partition, except a start above the end of the log in a batch, which ``batch_ranges`` refuses. What is outside is data
+loss.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from logstore.errors import InvalidRequestError
+from logstore.limits import PARTITIONS_PER_TOPIC_MAX
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.offset_options import listed
 from logstore.spark.source.options import EARLIEST, LATEST, Offsets, ReadOptions, Timestamps, TopicPartition
 from logstore.spark.source.planning import TopicRange
 from logstore.spark.source.topics import SourceTopic
+
+log = logging.getLogger(__name__)
 
 #: Partition to time (ms): partition to the first offset of that time or later, None without one.
 OffsetsOfTimes = Callable[[Mapping[TopicPartition, int]], Mapping[TopicPartition, int | None]]
@@ -28,7 +35,9 @@ def starting_offsets(
     """
     bounds = bounds_of(topics)
     starting = options.starting or Offsets(every=LATEST if streaming else EARLIEST)
+    added = _added(options, starting, bounds) if streaming else {}
     if isinstance(starting, Timestamps):
+        bounds = {place: has for place, has in bounds.items() if place not in added}
         times = _every("startingOffsetsByTimestamp", starting, bounds)
         found = dict(offsets_of_times(times))
         for (topic, partition), offset in found.items():
@@ -38,7 +47,9 @@ def starting_offsets(
                     f"{times[topic, partition]}. To start from the latest offset then, set the option "
                     "startingOffsetsByTimestampStrategy to latest"
                 )
-        return _within_log(found, bounds)
+        return _within_log(found, bounds) | added
+    if added:
+        starting = replace(starting, by_partition={**(starting.by_partition or {}), **added})
     offsets = _resolved(options, "startingOffsets", starting, topics, bounds, made_again=EARLIEST)
     for (topic, partition), offset in offsets.items():
         has = bounds[topic, partition]
@@ -84,8 +95,7 @@ def batch_ranges(
             if starts[key] > ends[key]:
                 raise InvalidRequestError(
                     f"The resolved start offset {starts[key]} is greater than the resolved end offset {ends[key]} for "
-                    f"topic {topic.topic} partition {has.partition}: it has offsets {has.log_start_offset} to "
-                    f"{has.end_offset}"
+                    f"topic {topic.topic} partition {has.partition}: it has offsets {has.text}"
                 )
             ranges.append(TopicRange(topic.topic, topic.topic_id, has.partition, starts[key], ends[key]))
     return ranges
@@ -116,6 +126,26 @@ def _resolved(
             given |= {(topic.topic, has.partition): made_again for has in topic.bounds}
     words = {EARLIEST: "log_start_offset", LATEST: "end_offset"}
     return {key: getattr(bounds[key], words[offset]) if offset in words else offset for key, offset in given.items()}
+
+
+def _added(
+    options: ReadOptions, starting: Offsets | Timestamps, bounds: Mapping[TopicPartition, LogBounds]
+) -> dict[TopicPartition, int]:
+    """The log starts of partitions that were added after ``starting`` named each partition: those above the highest one
+    that is named, and new topics of a pattern.
+
+    A query that fails before its first batch is written down begins anew, with the same options and other partitions.
+    """
+    if starting.by_partition is None or options.subscription.assigned is not None:
+        return {}
+    highest: dict[str, int] = {}
+    for topic, partition in starting.by_partition:
+        highest[topic] = max(partition, highest.get(topic, 0))
+    unnamed = PARTITIONS_PER_TOPIC_MAX if not options.subscription.pattern else -1
+    added = {place: has.log_start_offset for place, has in bounds.items() if place[1] > highest.get(place[0], unnamed)}
+    if added:
+        log.warning("%s were added since the starting offsets were written: they are read from earliest", listed(added))
+    return added
 
 
 def _every(
@@ -149,6 +179,6 @@ def _within_log(
 def _report(options: ReadOptions, name: str, topic: str, offset: int, has: LogBounds) -> None:
     report_data_loss(
         f"{name}: offset {offset} of topic-partition {topic}-{has.partition} is out of range; it has offsets "
-        f"{has.log_start_offset} to {has.end_offset}",
+        f"{has.text}",
         fail=options.fail_on_data_loss,
     )

@@ -2,12 +2,12 @@
 
 Invariant: records of ``[start, end)`` come each once, by rising offset, whatever is committed to the table meanwhile. A
 file that is gone (a merge or a compaction replaced it, and vacuum deleted it) is no loss: the rest of the slice comes
-from the leader, or without a store from the table as it is now. Records that retention removed are a loss: it is an
-error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes of a row group, or an answer of the
-leader, and a few MiB.
+from the leader, or without a store from the table as it is now. Records that retention removed, or that another writer
+took out, are a loss: it is an error, or with ``failOnDataLoss`` false a warning. Memory: the compressed bytes of a row
+group, or an answer of the leader, and a few MiB.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,13 +15,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from logstore.records.schema import LOG_SCHEMA
 from logstore.spark.source.columns import arrow_schema
-from logstore.spark.source.data_loss import DataLossError, report_data_loss
+from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.options import ReadOptions
 from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
+    from logstore.spark.source.planning import TopicRange
 
 
 @dataclass(frozen=True)
@@ -43,11 +45,11 @@ class Slice(InputPartition):
 
 
 def read_slice(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """The records of a slice, by rising offset, as ``columns.arrow_schema``.
+    """The records of a slice, by rising offset, as ``columns.arrow_schema`` of the options.
 
     Raises DataLossError, TailReadError, CorruptionError, OSError.
     """
-    rows = _Rows(part, include_headers=options.include_headers)
+    rows = _Rows(part, options.columns)
     with one_line_errors():
         for batch in _history(part, options) if part.files else _tail(part, part.start, options):
             if batch.num_rows:
@@ -66,9 +68,12 @@ def _history(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
             if part.urls:
                 yield from _tail(part, offset, options)
                 return
-            snapshot = _snapshot(part)
+            snapshot = _snapshot(part, options)
+            if snapshot is None:
+                return
             log_start = snapshot.partitions[part.partition].log_start
             offset = _after_loss(part, offset, log_start, options) if log_start > offset else offset
+            _report_missing(part, snapshot, offset, options)
             missing = names[0]
             names = [
                 file.path
@@ -85,7 +90,7 @@ def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator
     from logstore.segments.reader import row_group_batches, row_groups
     from logstore.table_files import open_table
 
-    columns = ["offset", "timestamp", "key", "value", *(["headers"] if options.include_headers else [])]
+    columns = [name for name in LOG_SCHEMA.names if name == "offset" or name in options.columns]
     files = open_table(part.table)
     for group in row_groups(files, name):
         if group.last_offset >= offset and group.first_offset < part.end:
@@ -97,7 +102,7 @@ def _file(part: Slice, name: str, offset: int, options: ReadOptions) -> Iterator
 
 
 def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    from logstore.spark.tail_reader import Leader, OvertakenError
+    from logstore.spark.tail_reader import Leader, OvertakenError, TopicGoneError
 
     leader = Leader(part.urls, part.topic, part.topic_id, options.client_id, options.poll_timeout_ms / 1000)
     try:
@@ -109,6 +114,9 @@ def _tail(part: Slice, offset: int, options: ReadOptions) -> Iterator[pa.RecordB
                 return
             except OvertakenError as error:
                 offset = _after_loss(part, offset, error.log_start_offset, options)
+            except TopicGoneError as error:
+                _report_gone(part, str(error), options)
+                return
     finally:
         leader.close()
 
@@ -123,22 +131,54 @@ def _after_loss(part: Slice, offset: int, log_start: int, options: ReadOptions) 
     return log_start
 
 
-def _snapshot(part: Slice) -> "TopicSnapshot":
-    from logstore.delta.topic_table import TopicTable
+def _report_missing(part: Slice, snapshot: "TopicSnapshot", offset: int, options: ReadOptions) -> None:
+    from logstore.log.history import missing_records
     from logstore.table_files import open_table
 
-    snapshot = TopicTable(open_table(part.table)).snapshot()
-    if str(snapshot.topic_id) != part.topic_id:
-        raise DataLossError(f"topic {part.topic} was deleted and made again since this read was planned")
+    for missing in missing_records(open_table(part.table), snapshot, {part.partition: (offset, part.end)}).values():
+        for gap in missing:
+            report_data_loss(gap.told(part.topic, part.partition), fail=options.fail_on_data_loss)
+    sealed = snapshot.partitions[part.partition].sealed
+    if sealed < part.end:
+        report_data_loss(beyond_history(part, offset, sealed), fail=options.fail_on_data_loss)
+
+
+def beyond_history(wanted: "Slice | TopicRange", start: int, sealed: int) -> str:
+    """The loss of offsets from ``start`` that were in the table, which ends at ``sealed`` now."""
+    return (
+        f"topic {wanted.topic}, partition {wanted.partition}: offsets {max(start, sealed)} to {wanted.end - 1} are no "
+        f"longer in the table, which ends at {sealed}: another writer overwrote a commit; a store commits it again"
+    )
+
+
+def _report_gone(part: Slice, why: str, options: ReadOptions) -> None:
+    lost = (
+        f"topic {part.topic}, partition {part.partition}: a read up to offset {part.end} is gone with its topic ({why})"
+    )
+    report_data_loss(lost, fail=options.fail_on_data_loss)
+
+
+def _snapshot(part: Slice, options: ReadOptions) -> "TopicSnapshot | None":
+    """The table as it is now, without a store; None if the topic is gone. DataLossError, DataDirectoryError."""
+    from logstore.delta.topic_table import TopicTable
+    from logstore.spark.topic_view import storage_root
+    from logstore.table_files import open_table
+
+    storage_root(options.storage)
+    files = open_table(part.table)
+    snapshot = TopicTable(files).snapshot() if files.exists() else None
+    if snapshot is None or str(snapshot.topic_id) != part.topic_id:
+        _report_gone(part, "it was deleted and made again" if snapshot else "it was deleted", options)
+        return None
     return snapshot
 
 
 class _Rows:
     """Makes rows of the source out of records. Columns with one value are made once, and cut to length."""
 
-    def __init__(self, part: Slice, *, include_headers: bool) -> None:
+    def __init__(self, part: Slice, columns: Sequence[str]) -> None:
         self._part = part
-        self._schema = arrow_schema(include_headers=include_headers)
+        self._schema = arrow_schema(columns)
         self._constants: dict[str, pa.Array] = {}
         self._length = 0
 
@@ -153,7 +193,9 @@ class _Rows:
                 "timestampType": self._part.timestamp_type,
             }
             self._constants = {
-                name: pa.repeat(pa.scalar(value, self._schema.field(name).type), rows) for name, value in values.items()
+                field.name: pa.repeat(pa.scalar(values[field.name], field.type), rows)
+                for field in self._schema
+                if field.name in values
             }
         columns = [
             self._constants[field.name].slice(0, rows)

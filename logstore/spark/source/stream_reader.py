@@ -22,6 +22,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from logstore.clock import Clock, SystemClock
+from logstore.errors import LogStoreError
 from logstore.spark.source.admission import TriggerDelay, admitted
 from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.group_committer import GroupCommitter
@@ -30,9 +31,8 @@ from logstore.spark.source.planning import Planner
 from logstore.spark.source.positions import starting_offsets
 from logstore.spark.source.slice_reader import Slice, read_slice
 from logstore.spark.source.stream_offset import StreamOffset
-from logstore.spark.source.topics import SourceTopic, SourceTopics
+from logstore.spark.source.topics import SourceTopic, SourceTopics, connect_store
 from logstore.spark.source.unread import capped, latest, look, planned
-from logstore.spark.topic_view import connect
 from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
@@ -52,14 +52,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._topics = SourceTopics(options)
         self._planner = Planner(options)
         self._delay = TriggerDelay(options.min_offsets_per_trigger, options.max_trigger_delay_ms, clock)
-        self._committer = (
-            GroupCommitter(options.group, lambda: connect(options.bootstrap, options.client_id))
-            if options.group
-            else None
-        )
+        self._committer = GroupCommitter(options.group, lambda: connect_store(options)) if options.group else None
         self._initial: StreamOffset | None = None
+        self._no_initial: LogStoreError | None = None
         self._target: list[SourceTopic] | None = None
         self._seen: list[SourceTopic] = []
+        # Losses of the last batch.
+        self._told: set[str] = set()
         # The batch that was made of what was seen last.
         self._made: dict[str, Any] | None = None
 
@@ -71,12 +70,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @one_line_errors()
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Asked for twice before the first batch, and again when that batch is repeated."""
-        if self._initial is None:
-            topics = self._topics.look()
-            offsets = starting_offsets(self._options, topics, self._topics.offsets_of_times, streaming=True)
-            self._initial = StreamOffset(offsets, {topic.topic: topic.topic_id for topic in topics})
-        return self._initial.json()
+        """Asked for twice before the first batch, and again when that batch is repeated.
+
+        That batch has its start with it. So an error waits, behind an empty offset, for the first who needs the answer.
+        """
+        if self._initial is None and self._no_initial is None:
+            try:
+                topics = self._topics.look()
+                offsets = starting_offsets(self._options, topics, self._topics.offsets_of_times, streaming=True)
+            except LogStoreError as error:
+                self._no_initial = error
+            else:
+                self._initial = StreamOffset(offsets, {topic.topic: topic.topic_id for topic in topics})
+        return {} if self._initial is None else self._initial.json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Only one can be given; ``latestOffset`` knows the other."""
@@ -96,7 +102,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Raises DataLossError with failOnDataLoss. Without it, ``partitions`` warns: each batch passes there once.
         """
-        position = StreamOffset.of(start)
+        position = self._position(start)
         if self._committer:
             self._committer.offer(position)
         self._seen = self._topics.look(missing_ok=True)
@@ -112,7 +118,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What is there now is all that a run with Trigger.AvailableNow will read.
         if is_limited and self._target is None and self._delay.holds(found.unread):
             return start
-        ends = admitted(found.unread, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+        ends = admitted(found.unread, limit.max_rows if isinstance(limit, ReadMaxRows) else None) | found.absent
         is_same = all(position.is_of(topic, topic_id) for topic, topic_id in found.topic_ids.items())
         if ends == position.offsets and is_same and not is_first:
             if self._target is not None and self._committer:
@@ -127,6 +133,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return None
         return StreamOffset(latest(self._seen), {topic.topic: topic.topic_id for topic in self._seen}).json()
 
+    def _position(self, start: dict[str, Any]) -> StreamOffset:
+        if not start and self._no_initial is not None:
+            raise self._no_initial
+        return StreamOffset.of(start)
+
     # ---- a batch ----------------------------------------------------------------------------------------------------
 
     @one_line_errors()
@@ -136,9 +147,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end != self._made:
             # A batch that was made before a restart.
             self._seen = self._topics.look(missing_ok=True)
-        ranges, losses = planned(until.initial or StreamOffset.of(start), until, self._seen)
+        ranges, losses = planned(until.initial or self._position(start), until, self._seen)
         for loss in losses:
-            report_data_loss(loss, fail=self._options.fail_on_data_loss)
+            # What is gone is gone in each batch.
+            if loss not in self._told:
+                report_data_loss(loss, fail=self._options.fail_on_data_loss)
+        self._told = set(losses)
         return self._planner.slices(ranges)
 
     def read(self, partition: Slice) -> Iterator["pa.RecordBatch"]:  # type: ignore[override]

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from logstore.errors import InvalidRequestError, InvalidTopicError
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
+from logstore.spark.option_values import OptionValues
 from logstore.spark.source.offset_json import read_partitions
-from logstore.spark.source.option_values import OptionValues
 
 SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from logstore.client.admin import Admin
 from logstore.client.metadata import PartitionDescription
 from logstore.errors import (
-    DataDirectoryError,
     LogStoreError,
     NetworkError,
     RequestTimedOutError,
@@ -20,16 +19,12 @@ from logstore.errors import (
 )
 from logstore.records.offset_record import OFFSETS_TOPIC
 from logstore.spark.offset_ranges import LogBounds
+from logstore.spark.option_checks import HTTP_PORT
 from logstore.spark.source.options import ReadOptions, TopicPartition
-from logstore.spark.topic_view import view_of_storage
-from logstore.table_root import open_root
+from logstore.spark.topic_view import storage_root, view_of_storage
 
 #: A store that works answers in less, however impatient the options are.
 _REQUEST_MS_MIN = 1_000
-_PORT = (
-    "The option bootstrap.servers names the HTTP port of a store (8082 unless it is configured otherwise), not a "
-    "listener of Kafka"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +47,9 @@ class SourceTopics:
         """The topics that there are now, by name; with ``missing_ok`` those that are missing are left out.
 
         Raises UnknownTopicError for a topic that is named and missing, UnknownPartitionError for a partition that is
-        assigned and missing; none needs to match a pattern. A store that gives no answer is asked again for
-        ``retry_seconds``, then StoreUnreachableError, NetworkError or RequestTimedOutError.
+        assigned and missing, DataDirectoryError for a data root that is; none needs to match a pattern. A store that
+        gives no answer is asked again for ``retry_seconds``, then StoreUnreachableError, NetworkError or
+        RequestTimedOutError.
         """
         wanted = self._options.subscription
         found = []
@@ -71,10 +67,8 @@ class SourceTopics:
         if self._options.storage:
             return self._offsets_in_storage(times_ms)
         with _told_of_the_port():
-            return {
-                (topic, partition): self._store().offsets(topic, partition, timestamp_ms=time_ms).offset
-                for (topic, partition), time_ms in times_ms.items()
-            }
+            found = self._store().offsets_for_times(times_ms)
+        return {place: None if at is None else at.offset for place, at in found.items()}
 
     def close(self) -> None:
         if self._admin is not None:
@@ -93,10 +87,8 @@ class SourceTopics:
     def _all_names(self) -> list[str]:
         """Without the store's own topics, as Kafka's ``exclude.internal.topics`` has it."""
         if self._options.storage:
-            root = open_root(self._options.storage)
-            if not root.exists():
-                raise DataDirectoryError(f"option storage: there is no data root of a store at {self._options.storage}")
-            return [name for name in root.tables() if name != OFFSETS_TOPIC]
+            tables = storage_root(self._options.storage).tables()
+            return [name for name in tables if name != OFFSETS_TOPIC]
         with _told_of_the_port():
             return [topic.topic_name for topic in self._store().topics()]
 
@@ -139,14 +131,19 @@ class SourceTopics:
 
     def _store(self) -> Admin:
         if self._admin is None:
-            wait_ms = round(1000 * self._options.retry_seconds)
-            self._admin = Admin(
-                self._options.bootstrap,
-                client_id=self._options.client_id,
-                request_timeout_ms=max(wait_ms, _REQUEST_MS_MIN),
-                default_api_timeout_ms=wait_ms,
-            )
+            self._admin = connect_store(self._options)
         return self._admin
+
+
+def connect_store(options: ReadOptions) -> Admin:
+    """The store of ``options.bootstrap``; one that gives no answer is asked again for ``options.retry_seconds``."""
+    wait_ms = round(1000 * options.retry_seconds)
+    return Admin(
+        options.bootstrap,
+        client_id=options.client_id,
+        request_timeout_ms=max(wait_ms, _REQUEST_MS_MIN),
+        default_api_timeout_ms=wait_ms,
+    )
 
 
 @contextlib.contextmanager
@@ -157,5 +154,5 @@ def _told_of_the_port() -> Iterator[None]:
     except LogStoreError as error:
         # What is no answer of a store is a LogStoreError, and none of the kinds.
         if isinstance(error, (NetworkError, RequestTimedOutError)) or type(error) is LogStoreError:
-            raise type(error)(f"{error.message}. {_PORT}") from None
+            raise type(error)(f"{error.message}. {HTTP_PORT}") from None
         raise

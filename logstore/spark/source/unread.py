@@ -2,7 +2,8 @@
 
 As in Spark's Kafka source: a partition that is new to the query is read from its log start, which is 0 unless records
 were lost. A topic that was deleted and made again is another topic: it is new, and its records before are lost. Gaps
-above the log start are no loss: compaction and aborted transactions make them.
+above the log start are no loss: compaction and aborted transactions make them. A topic or partition that is not there
+keeps its position: it may only be out of sight, and goes on there if it comes back with the same id.
 
 Invariant: a position never goes back. A store that shows less than before (it was restarted, or another broker leads)
 will have these offsets again, as they were acknowledged.
@@ -36,6 +37,8 @@ class Look:
 
     unread: dict[TopicPartition, Unread] = field(default_factory=dict)
     topic_ids: dict[str, str] = field(default_factory=dict)
+    #: Positions of what is not there.
+    absent: dict[TopicPartition, int] = field(default_factory=dict)
     losses: list[str] = field(default_factory=list)
 
 
@@ -60,6 +63,11 @@ def look(position: StreamOffset, topics: Sequence[SourceTopic]) -> Look:
                     )
                 start = log_start
             found.unread[place] = Unread(start, max(start, bounds.end_offset))
+    for place, start in position.offsets.items():
+        topic_id = found.topic_ids.get(place[0])
+        if place not in found.unread and (topic_id is None or position.is_of(place[0], topic_id)):
+            found.absent[place] = start
+    found.topic_ids = dict(position.topic_ids) | found.topic_ids
     return found
 
 
@@ -99,6 +107,8 @@ def planned(
     ranges, losses = [], found.losses
     for (topic, partition), until in sorted(end.offsets.items()):
         unread = found.unread.get((topic, partition))
+        if unread is None and found.absent.get((topic, partition)) == until:
+            continue
         if unread is None or not end.is_of(topic, found.topic_ids[topic]):
             losses.append(f"topic {topic}, partition {partition}: a batch up to offset {until} is gone with its topic")
         elif unread.start < until:

@@ -20,9 +20,20 @@ import httpx
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
-from tests.faults.bench.history import AnyEvent, Commit, Committed, Delta, Fetch, Job, Produce, Recorder, read_history
+from tests.faults.bench.history import (
+    AnyEvent,
+    Commit,
+    Committed,
+    Delta,
+    Fetch,
+    Job,
+    Produce,
+    Recorder,
+    Stream,
+    read_history,
+)
 from tests.faults.bench.meddling import Meddler
-from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour
+from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour, StreamingReader
 from tests.faults.bench.nemesis import READY_S, StoreBrokenError
 from tests.faults.bench.schedule import HOUR_MS, Fault
 from tests.faults.bench.workload import Client, TopicSpec, Workload
@@ -64,6 +75,8 @@ class Load:
     #: Job and topic: the load goes on until each has committed.
     commits: Sequence[tuple[str, str]] = ()
     observed: bool = True
+    #: Topics on which streaming queries of Spark run; these start a JVM.
+    streamed: Sequence[str] = ()
     #: Whether most producers send a request again while its outcome is open.
     sent_again: bool = True
     #: How long a healed store may take until every log takes and gives records.
@@ -79,6 +92,8 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
     injected: Counter[str] = field(default_factory=Counter)
     job_commits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Records that each kind of streaming query was given, by topic.
+    streamed: Counter[tuple[str, str]] = field(default_factory=Counter)
     anomalies: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -91,6 +106,7 @@ class Report:
             f"records acknowledged: {self.acknowledged:,}",
             f"calls: {counts(self.calls)}",
             f"commits of jobs: {counts(self.job_commits)}",
+            f"records streamed: {counts(self.streamed)}",
             f"faults: {counts(self.faults)}",
             f"of the disk, as they struck: {counts(self.injected)}",
             f"anomalies: {len(self.anomalies)}",
@@ -141,8 +157,9 @@ class Bench:
             create_topic(server.url, topic, recorder)
         jobs = JobLoop(self._data, self.history, load.jobs, pause_s=load.job_pause_s) if load.jobs else None
         observer = DeltaObserver(self._data, self.history) if load.observed else None
-        neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer) if neighbour]
-        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs, patience_s=load.patience_s)
+        streams = StreamingReader(self._data, self.history, server.url, load.streamed) if load.streamed else None
+        neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer, streams) if neighbour]
+        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs, streams=streams, patience_s=load.patience_s)
         workload = Workload(
             server.url,
             recorder,
@@ -177,6 +194,8 @@ class Bench:
                 self._roll_all(server)
             if observer:
                 observer.end()
+            if streams:
+                streams.end()
             self._read_over_http(server, recorder, workload.groups)
             if code := server.stop():
                 self.report.anomalies.append(f"SIGTERM ended the healed server with {code}")
@@ -231,12 +250,17 @@ class Bench:
         for event in events:
             if event.phase != "invoke" and isinstance(event, _CALLS):
                 self.report.calls[f"{type(event).__struct_config__.tag} {event.phase}"] += 1
+            if isinstance(event, Stream):
+                self.report.streamed[event.query, event.topic] += len(event.rows)
             if isinstance(event, Delta) and event.phase != "ok":
                 self.report.anomalies.append(
                     f"no Delta reader can read version {event.version} of {event.topic}: {event.error}"
                 )
             if isinstance(event, Job) and event.phase == "info" and event.process == "final-jobs":
                 self.report.anomalies.append(f"a job fails though nothing is wrong any more: {event}")
+        for streamed in itertools.product(("logstore", "delta"), self._load.streamed):
+            if not self.report.streamed[streamed]:
+                self.report.anomalies.append(f"no record came to the stream {' '.join(streamed)}")
 
 
 #: A clock that is set forward by hours does not end the time in which a request may be sent again.

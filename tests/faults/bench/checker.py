@@ -15,6 +15,7 @@ from tests.faults.bench.history import AnyEvent, Fetch, typed
 from tests.faults.bench.order_checks import check_order
 from tests.faults.bench.read_checks import check_reads
 from tests.faults.bench.record_checks import check_records
+from tests.faults.bench.stream_checks import check_streams
 from tests.faults.bench.table_checks import check_tables
 
 
@@ -28,6 +29,7 @@ def check(events: Iterable[AnyEvent | Mapping[str, Any]]) -> list[Anomaly]:
         check_order,
         check_reads,
         check_tables,
+        check_streams,
         check_commits,
         check_answers,
     ):

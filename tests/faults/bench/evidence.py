@@ -32,6 +32,7 @@ from tests.faults.bench.history import (
     Produce,
     Row,
     Start,
+    Stream,
     Topic,
 )
 
@@ -191,7 +192,7 @@ class Batch:
 class Differing:
     """``event`` told ``row`` where ``Log.seen`` has another."""
 
-    event: Fetch | Look
+    event: Fetch | Look | Stream
     row: Row
 
 
@@ -204,7 +205,7 @@ class Log:
         self.final: Final | None = None
         self.rows: dict[int, Row] = {}
         self.seen: dict[int, Row] = {}
-        self.seen_in: dict[int, Fetch | Look] = {}
+        self.seen_in: dict[int, Fetch | Look | Stream] = {}
         self.differing: list[Differing] = []
         self.acknowledged: dict[int, Sent] = {}
         self.inferred: dict[int, Sent] = {}
@@ -222,7 +223,7 @@ class Log:
     def loses_prefix(self) -> bool:
         return not self.topic.retained or self.deleted_to is not None
 
-    def take(self, row: Row, event: Fetch | Look) -> None:
+    def take(self, row: Row, event: Fetch | Look | Stream) -> None:
         known = self.seen.get(row[0])
         if known is None:
             self.seen[row[0]] = row
@@ -330,7 +331,7 @@ class Evidence:
     # ---- putting together -------------------------------------------------------------------------------------------
 
     def _pair(self, events: list[AnyEvent]) -> None:
-        single = (Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job)
+        single = (Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job, Stream)
         asked: dict[str, AnyEvent] = {}
         for event in events:
             if event.phase == "invoke":
@@ -447,6 +448,9 @@ class Evidence:
                 log = self.log(call.asked.topic, call.asked.partition)
                 for row in call.told.records:
                     log.take(row, call.told)
+        for stream in self.singles(Stream):
+            for table_row in stream.rows:
+                self.log(stream.topic, table_row[0]).take(table_row[1:], stream)
         for look in reversed(self.looks):
             for table_row in look.rows:
                 self.log(look.topic, table_row[0]).take(table_row[1:], look)

@@ -116,6 +116,16 @@ class FinalDelta(Look, tag="final_delta", frozen=True, kw_only=True):
     pass
 
 
+class Stream(Event, tag="stream", frozen=True, kw_only=True):
+    """The rows of one topic in a batch of a streaming query; ``info`` is an error that ended the query."""
+
+    query: str
+    topic: str
+    batch: int = -1
+    rows: list[TableRow] = []
+    error: str = ""
+
+
 class Entry(Event, tag="entry", frozen=True, kw_only=True):
     topic: str
     version: int
@@ -179,6 +189,7 @@ AnyEvent = (
     | Committed
     | Delta
     | FinalDelta
+    | Stream
     | Entry
     | Job
     | Fault

@@ -23,7 +23,7 @@ from tests.faults.bench import foreign_commits
 from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.made_again import MadeAgain
-from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError
+from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError, Streams
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess, NotStartedError
@@ -44,9 +44,10 @@ class Meddler(Nemesis):
         neighbours: list[Neighbour],
         jobs: Neighbour | None,
         *,
+        streams: Streams | None = None,
         patience_s: float = READY_S,
     ) -> None:
-        super().__init__(server, recorder, topics, neighbours, jobs, patience_s=patience_s)
+        super().__init__(server, recorder, topics, neighbours, jobs, streams=streams, patience_s=patience_s)
         self._logs: list[Log] = [(topic, p) for topic in self._loaded for p in range(topic.partitions)]
         self._client = Client(server.url, "meddler", recorder)
         #: By topic, the version up to which the table was not the store's alone.

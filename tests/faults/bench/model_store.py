@@ -52,11 +52,21 @@ class ModelTopic:
         return "compact" in self.configs.get("cleanup.policy", "")
 
 
+@dataclass(slots=True)
+class ModelStream:
+    """The offsets that the last batch of a query began and ended with, by partition."""
+
+    batch: int = -1
+    begins: list[int] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
+
+
 class ModelStore:
     def __init__(self) -> None:
         self.events: list[Told] = []
         self.topics: dict[str, ModelTopic] = {}
         self.groups: dict[tuple[str, str], dict[str, int]] = {}
+        self.streams: dict[tuple[str, str], ModelStream] = {}
         self.pending: list[Pending] = []
         self._numbers = itertools.count()
         self._records = itertools.count()
@@ -264,6 +274,22 @@ class ModelStore:
             told["from"] = {str(p): offset for p, offset in since.items()}
         self.tell("observer", op, topic=topic, **told)
 
+    def stream(self, topic: str, query: str = "delta", *, again: bool = False) -> None:
+        """A batch of a streaming query with all that there is for it, or its last batch again."""
+        logs = self.topics[topic].logs
+        stream = self.streams.setdefault((topic, query), ModelStream())
+        if not again or stream.batch < 0:
+            stream.batch += 1
+            stream.begins = stream.ends or [0] * len(logs)
+            stream.ends = [log.sealed if query == "delta" else log.end for log in logs]
+        rows = [
+            [p, *row]
+            for p, log in enumerate(logs)
+            for row in log.rows.values()
+            if stream.begins[p] <= row[0] < stream.ends[p]
+        ]
+        self.tell(f"stream-{query}", "stream", query=query, topic=topic, batch=stream.batch, rows=rows)
+
     def _job(self, job: str, topic: str, work: Callable[[ModelLog], None], partition: int) -> None:
         number = self.tell("jobs", "job", "invoke", job=job, topics=[topic])
         found = self.topics[topic]
@@ -299,6 +325,8 @@ class ModelStore:
                 self.tell("final", "final", topic=name, partition=partition, rows=rows, **ends)
             self.roll(name)
             self.look(name, op="final_delta")
+        for topic_name, query in self.streams:
+            self.stream(topic_name, query)
         for group, topic_name in self.groups:
             self.do(self.committed(group, topic_name, process="final", op="final_commits"))
         return self.events

@@ -9,7 +9,7 @@ import contextlib
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
@@ -51,6 +51,8 @@ TWO_STORES: Final = Fault(
 )
 RESTORE: Final = Fault("restore", 0.3, 0, {**_AT, "how": "restore", "back": 1, "restart": None})
 STRANGE_PROPERTY: Final = Fault("strange", 0.2, 0, {**_AT, "what": "abc", "restart": "kill", **_UNDER_LOAD})
+#: Time for a stream to begin, and for more small files than the store leaves alone.
+STREAM_KILL: Final = Fault("stream_kill", 0, 25, {"and_then": 0})
 FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": None})
 
 
@@ -59,7 +61,8 @@ class Exposure:
     """The faults that expose a mutant, a pattern for the beginning of an anomaly, and further conditions.
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
-    whether a Delta reader has to look at every version; ``stuck``: a log may give nothing any more, which exposes
+    whether a Delta reader has to look at every version; ``streamed``: whether streaming queries of Spark are needed;
+    ``stuck``: a log may give nothing any more, which exposes
     it; ``sent_again``: whether producers may bring back what was lost.
     """
 
@@ -68,6 +71,7 @@ class Exposure:
     readers: int = 1
     rolled: bool = True
     observed: bool = False
+    streamed: bool = False
     stuck: bool = False
     sent_again: bool = True
 
@@ -233,12 +237,12 @@ def append_time_goes_back() -> None:
 
 def forget_commits_at_start() -> None:
     """Committed offsets are in memory alone."""
-    from consumer_offsets.offset_log import OffsetLog
+    from consumer_offsets.groups_machine import GroupsMachine
 
-    async def nothing(self: OffsetLog) -> None:
+    def nothing(self: GroupsMachine, *_: Any) -> None:
         pass
 
-    OffsetLog.load = nothing  # type: ignore[method-assign]
+    GroupsMachine.replay = nothing  # type: ignore[method-assign]
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -258,6 +262,23 @@ def skip_seal_check() -> None:
             return False
 
     topic_table.is_rolled = unchecked
+
+
+def merge_changes_data() -> None:
+    """The commit of a merge says of its files that their records are new."""
+    from logstore.delta.committer import Committer
+    from logstore.log.merging import MERGE
+
+    commit = Committer.commit
+
+    def changing(self: Committer, plan: Callable[[Any], Any]) -> Any:
+        def changed(snapshot: Any) -> Any:
+            made = plan(snapshot)
+            return replace(made, data_change=True) if made is not None and made.operation == MERGE else made
+
+        return commit(self, changed)
+
+    Committer.commit = changing  # type: ignore[method-assign]
 
 
 # ---- others ---------------------------------------------------------------------------------------------------------
@@ -362,6 +383,7 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
     # Now and then the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),
+    merge_changes_data: Exposure((STREAM_KILL,), "D4 table cannot be streamed", streamed=True),
     take_a_copy_for_the_topic: Exposure((COPY,), f"{_LOST}|the run broke off: .*takes or gives nothing", stuck=True),
     take_one_topic_for_another: Exposure((RECREATE,), "made.again.*(where a new topic has|OutOfOrder)", rolled=False),
     ignore_lost_locks: Exposure(

@@ -1,4 +1,6 @@
-"""The processes beside the server in a run: jobs, which die with the machine, and a reader of tables, which waits."""
+"""The processes beside the server in a run: jobs and streaming queries, which die with the machine, and a reader of
+tables, which waits.
+"""
 
 import json
 import os
@@ -11,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
-_END_S = 120
+#: A reader of tables has every version still to read, a streaming reader its JVM to start, both beside all else.
+_END_S = 400
 
 
 class Neighbour:
@@ -126,3 +129,21 @@ class JobLoop(Neighbour):
         self._now = Counter(
             {(job, topic): commits for job, topics in told.items() for topic, commits in topics.items()}
         )
+
+
+class StreamingReader(Neighbour):
+    """``batches`` since it was started last."""
+
+    def __init__(self, data: Path, history: Path, url: str, topics: Sequence[str]) -> None:
+        arguments = ["--url", url]
+        for topic in topics:
+            arguments += ["--topic", topic]
+        super().__init__("tests.faults.bench.streaming_reader", data, history, arguments)
+        self.batches: Counter[str] = Counter()
+
+    def start(self) -> None:
+        self.batches.clear()
+        super().start()
+
+    def said(self, line: str) -> None:
+        self.batches[line.strip()] += 1

@@ -12,7 +12,7 @@ import resource
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -29,6 +29,8 @@ from tests.support.server_process import FaultyServerProcess
 READY_S = 90.0
 #: A store has noticed an error of its disk within this time.
 _NOTICED_S = 20.0
+#: A JVM has started beside all else, and each kind of query has made its first batch.
+_STREAMS_S = 600.0
 _POLL_S = 0.02
 
 
@@ -37,6 +39,13 @@ class Neighbour(Protocol):
 
     def kill(self) -> None: ...
     def start(self) -> None: ...
+
+
+class Streams(Neighbour, Protocol):
+    """Streaming queries; ``batches`` of each since they were started last."""
+
+    @property
+    def batches(self) -> Mapping[str, int]: ...
 
 
 class StoreBrokenError(Exception):
@@ -52,6 +61,7 @@ class Nemesis:
         neighbours: list[Neighbour],
         jobs: Neighbour | None,
         *,
+        streams: Streams | None = None,
         patience_s: float = READY_S,
     ) -> None:
         self.faults: Counter[str] = Counter()
@@ -63,6 +73,7 @@ class Nemesis:
         self._by_hand = [topic for topic in topics if topic.by_hand]
         self._neighbours = neighbours
         self._jobs = jobs
+        self._streams = streams
         self._patience_s = patience_s
         self._log_read = 0
         self._numbers = itertools.count()
@@ -113,6 +124,21 @@ class Nemesis:
             self._told(fault)
             self._jobs.kill()
             self._jobs.start()
+
+    def _stream_kill(self, fault: Fault) -> None:
+        """A driver and its JVM die, in the middle of a batch or between two; the checkpoints stay."""
+        if self._streams:
+            self._require_streaming()
+            time.sleep(fault.settings["and_then"])
+            self._told(fault)
+            self._streams.kill()
+            self._streams.start()
+
+    def _require_streaming(self) -> None:
+        assert self._streams
+        streams = self._streams
+        if not self._wait_until(lambda: {"logstore", "delta"} <= streams.batches.keys(), _STREAMS_S):
+            raise StoreBrokenError(f"streaming queries make no batches: {dict(streams.batches)}")
 
     def _block(self, fault: Fault) -> None:
         self._told(fault)

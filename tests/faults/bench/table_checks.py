@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, ranges
+from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, ranges
 from tests.faults.bench.history import Delta, Entry, FinalDelta, Job, Look, TableRow
 from tests.faults.bench.record_checks import why_not_compacted
 
@@ -14,6 +14,7 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
     yield from _check_entries(evidence)
     yield from _check_facts(evidence)
     batches = {name: _bounds(log) for name, log in evidence.logs.items()}
+    kept: dict[LogName, tuple[int, int]] = {}
     for look in evidence.looks:
         rows: dict[int, list[TableRow]] = defaultdict(list)
         for row in look.rows:
@@ -22,6 +23,7 @@ def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
             log = evidence.log(look.topic, partition)
             yield from _check_rows(evidence, look, log, rows[partition])
             yield from _check_batches(look, log, *batches.get((look.topic, partition), ([], [])))
+            yield from _check_kept(look, log, kept)
     looks: list[Call[Any]] = [*evidence.calls(Delta), *evidence.calls(FinalDelta)]
     for call in looks:
         if call.told and call.told.phase == "fail":
@@ -125,13 +127,26 @@ def _check_rows(evidence: Evidence, look: Look, log: Log, rows: Sequence[TableRo
         yield Anomaly("D2", "not all sealed after a clean stop", message, (look,))
     if not final and log.topic.holed(look):
         return
-    least = log.topic.retention_bytes
-    if start and look.bytes and least is not None and log.deleted_to is None:
-        left = look.bytes.get(log.partition, 0)
-        if left < least:
-            message = f"{where}: {left} bytes are left from {start} on, retention.bytes is {least}"
-            yield Anomaly("I3", "retention took too much", message, (look,))
     yield from _check_missing(evidence, look, log, given, max(since, start), sealed)
+
+
+def _check_kept(look: Look, log: Log, before: dict[LogName, tuple[int, int]]) -> Iterator[Anomaly]:
+    """Retention by size leaves that size. Only its own version shows it: merges make the files smaller afterwards.
+
+    ``before`` has version and log start of each log's last look.
+    """
+    name = (look.topic, log.partition)
+    start, least = look.log_start.get(log.partition, 0), log.topic.retention_bytes
+    version, start_before = before.get(name, (-1, 0))
+    before[name] = (look.version, start)
+    if least is None or not look.bytes or log.deleted_to is not None or log.topic.holed(look):
+        return
+    left = look.bytes.get(log.partition, 0)
+    if start > start_before and look.version == version + 1 and left < least:
+        message = (
+            f"{log.name} version {look.version}: {left} bytes are left from {start} on, retention.bytes is {least}"
+        )
+        yield Anomaly("I3", "retention took too much", message, (look,))
 
 
 def _check_missing(

@@ -17,13 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load, Report
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
-from tests.faults.bench.schedule import KINDS, faults
+from tests.faults.bench.schedule import KINDS, STREAMED, faults
 from tests.faults.bench.workload import TopicSpec
 
 ROOT = Path(__file__).parents[3]
@@ -47,6 +48,11 @@ _LONG_FORMS = (
 #: Less leaves no time for a round with a few faults, its end, and a fail point of some kinds.
 _LEAST_S = 120
 _LOAD = Load(topics=(*TOPICS, BOTH), jobs=("retention", "compact", "merge"), deletes=("plain",))
+#: Nobody deletes from ``plain``: every record of it comes to every stream. A second JVM leaves less for the load.
+_STREAMED_LOAD = replace(_LOAD, deletes=(), producers=2, pause_s=0.1, streamed=("plain", "bounded", "compacted"))
+#: A round with streams begins and ends a minute later than others.
+_STREAMED_FROM_S = 600
+_STREAMED_EVERY = 4
 
 
 def main() -> int:
@@ -54,7 +60,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--duration", type=float, default=600, help=f"seconds, about; {_LEAST_S} at least")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of the bench, and nothing else")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS, help="of faults, in rounds of the bench")
+    parser.add_argument(
+        "--kinds", nargs="+", choices={*KINDS, *STREAMED}, default=KINDS, help="of faults, in rounds of the bench"
+    )
+    parser.add_argument("--streamed", action="store_true", help="rounds with streaming queries of Spark")
     parser.add_argument("--faults", type=int, default=None, help="at most so many in a round")
     parser.add_argument("--mutant", choices=[mutant.__name__ for mutant in EXPOSED_BY], help="one run of it instead")
     given = parser.parse_args()
@@ -74,7 +83,8 @@ def main() -> int:
         if done == given.rounds if given.rounds else left < _ROUND_LEAST_S:
             break
         seconds = _ROUND_S if given.rounds else min(_ROUND_S, left)
-        report = run_round(seed, seconds, given.kinds, most=given.faults)
+        in_turn = not given.rounds and given.duration >= _STREAMED_FROM_S and done % _STREAMED_EVERY == 1
+        report = run_round(seed, seconds, given.kinds, most=given.faults, streamed=given.streamed or in_turn)
         failed += not is_passed(report)
         struck += report.faults.total()
         done += 1
@@ -110,23 +120,34 @@ def load_of(exposure: Exposure) -> Load:
         large=0.5,
         jobs=(),
         observed=exposure.observed,
+        streamed=("plain",) if exposure.streamed else (),
         sent_again=exposure.sent_again,
         patience_s=10 if exposure.stuck else READY_S,
     )
 
 
-def run_round(seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None) -> Report:
-    """One store from its beginning to its end; the report of its faults and anomalies."""
+def run_round(
+    seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None, streamed: bool = False
+) -> Report:
+    """One store from its beginning to its end; the report of its faults and anomalies.
+
+    Beside streaming queries, only the faults that these can bear.
+    """
     again = f"--rounds 1 --seed {seed}"
-    if len(kinds) < len(KINDS):
+    if streamed:
+        again += " --streamed"
+    if kinds is not KINDS:
         again += f" --kinds {' '.join(kinds)}"
+        kinds = [kind for kind in kinds if not streamed or kind in STREAMED]
+    elif streamed:
+        kinds = STREAMED
     elif seed % 2 == 0:
         # Overwritten commits excuse many anomalies: every other seed has none.
         kinds = [kind for kind in KINDS if kind != "overwrite"]
     if most is not None:
         again += f" --faults {most}"
     schedule = islice(faults(seed, kinds), most)
-    return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), _LOAD)
+    return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), _STREAMED_LOAD if streamed else _LOAD)
 
 
 def is_passed(report: Report) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.problems import ProblemState
-from logstore.errors import StorageFullError, ThrottledError
+from logstore.errors import StorageError, StorageFullError, ThrottledError
 from logstore.log.topic import Topic
 from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
@@ -63,6 +63,25 @@ def test_a_topic_whose_rolls_fail_is_a_problem_until_one_succeeds(tmp_path: Path
             (problem,) = broker.problems(INTERNAL)
             assert (problem.topic, problem.state) == ("stuck", ProblemState.ROLLS_FAIL)
             assert "Input/output error" in problem.reason
+            disk.heal()
+            await broker.roll(INTERNAL, topic)
+            assert broker.problems(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_a_roll_by_request_that_fails_is_a_problem_at_once(tmp_path: Path) -> None:
+    disk = FaultyFileSystem()
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path, filesystem=disk) as broker:
+            topic = await new_topic(broker, "stuck")
+            await produce(broker, topic, [b"a"])
+            disk.fail("create", path="topics/stuck", times=10**6)
+            with pytest.raises(StorageError):
+                await broker.roll(INTERNAL, topic)
+            (problem,) = broker.problems(INTERNAL)
+            assert (problem.topic, problem.state) == ("stuck", ProblemState.ROLLS_FAIL)
             disk.heal()
             await broker.roll(INTERNAL, topic)
             assert broker.problems(INTERNAL) == []

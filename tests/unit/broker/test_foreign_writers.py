@@ -6,6 +6,7 @@ Spark's files are in tests/spark; delta-rs writes the same here, in less time.
 import asyncio
 import itertools
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -376,7 +377,10 @@ def test_an_overwrite_does_not_bring_back_records_that_a_statement_changed_after
         last = 31 if restarted else 29  # the stop rolled two more
         assert f"Offsets 0 to {last} of orders-0 are missing: WRITE in version {before[0] + 1}" in problem.reason
         assert await read_all(broker, topic, 1) == ALL
-        await asyncio.to_thread(others.restore, path_of(topic.table), before[0])
+        # The remedy is a command to paste.
+        program, _, code = shlex.split(problem.remedy.partition(": ")[2].partition("; or give up")[0])
+        assert (program, f".restore({before[0]})" in code) == ("python", True)
+        await asyncio.to_thread(exec, code)
         await broker._roller.refresh(topic)
         expected = changed([3]) if statement == "update" else without([3])
         assert await read_all(broker, topic, 0) == expected
@@ -438,6 +442,25 @@ def test_a_restore_to_after_a_delete_deletes_again(tmp_path: Path) -> None:
             others.restore(table, after)
         async with running_broker(tmp_path) as broker:
             assert await read_all(broker, broker.topic(INTERNAL, "orders")) == without([12, 29])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(("back", "value"), [(2, "as sent"), (4, "new")])
+def test_a_restore_as_the_page_on_tables_has_it(tmp_path: Path, back: int, value: str) -> None:
+    """Rolls in versions 1 to 3, an UPDATE of offset 25 in version 4, a DELETE of offsets 5 and 26 in version 5."""
+
+    async def scenario() -> None:
+        async with running_broker(tmp_path) as broker:
+            topic = await three_segments(broker)
+            table = path_of(topic.table)
+            others.update(table, 'partition = 0 AND "offset" = 25', "new")
+            others.delete(table, 'partition = 0 AND "offset" IN (5, 26)')
+            assert others.version(table) == 5
+            others.restore(table, back)
+            await broker.refresh(INTERNAL, topic)
+            assert await read_all(broker, topic) == (changed([25]) if value == "new" else ALL)
+            assert broker.problems(INTERNAL) == []
 
     run(scenario())
 

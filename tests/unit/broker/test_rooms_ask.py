@@ -62,6 +62,7 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "committed": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
+    "describe": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "delete": (lambda _: ("g",), {(Operation.DELETE, GROUP)}),
 }

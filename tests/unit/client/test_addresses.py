@@ -1,3 +1,5 @@
+import traceback
+
 import pytest
 
 from logstore.client.addresses import DEFAULT_URL, default_url, is_loopback, parse_bootstrap
@@ -38,6 +40,7 @@ def test_reads_what_users_write(text, urls):
         ("ftp://h:1", "unknown scheme"),
         ("http://:80", "has no host"),
         ("http://a b:80", "has no host"),
+        ("http://[::1:80", "has no host"),
         ("http://user@h:80", "more than"),
         ("http://h:80?x=1", "more than"),
     ],
@@ -45,6 +48,29 @@ def test_reads_what_users_write(text, urls):
 def test_says_what_is_wrong_with_an_address(text, says):
     with pytest.raises(InvalidRequestError, match=says):
         parse_bootstrap(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "http://user:hunter2@h:8082",
+        "user:hunter2@h:8082",
+        "ftp://user:hunter2@h:8082",
+        "http://user:hunter2@h:port",
+        "http://user:hunter2@",
+        "http://user:hunter2@[::1:80",
+        "http://user:/hunter2@h:8082",
+        "http://user:hunter2@more@h:8082",
+        "http://user:hunter2,more@h:8082",
+        "http://user:more,hunter2@h:8082",
+        "a:1,http://user:hunter2@h:8082",
+        ["http://user:hunter2@h:8082", 7],
+    ],
+)
+def test_a_message_has_no_password_in_it(text):
+    with pytest.raises(InvalidRequestError, match=r"\*\*\*") as raised:
+        parse_bootstrap(text)
+    assert "hunter2" not in "".join(traceback.format_exception(raised.value))
 
 
 @pytest.mark.parametrize(

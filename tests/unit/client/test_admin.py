@@ -17,6 +17,7 @@ from logstore.errors import (
     UnknownPartitionError,
     UnknownTopicError,
 )
+from logstore.limits import TIMES_PARTITIONS_MAX
 
 pytestmark = pytest.mark.system
 
@@ -88,6 +89,12 @@ def test_roll_offsets_and_delete_records(admin: Admin, store: str, topic: str):
     assert (offsets.beginning_offset, offsets.end_offset, offsets.offset, offsets.timestamp) == (0, 10, 5, 5_000)
     assert admin.offsets(topic, 1, timestamp_ms=99_000).offset is None
 
+    times = {(topic, 1): 4_500, (topic, 0): 0}
+    assert admin.offsets_for_times(times) == {(topic, 1): (5, 5_000), (topic, 0): None}
+    assert admin.offsets_for_times({}) == {}
+    with pytest.raises(UnknownPartitionError):
+        admin.offsets_for_times({(topic, 9): 0})
+
     rolled = admin.roll(topic)
     assert {entry.partition: entry.sealed_offset for entry in rolled.sealed_offsets}[1] == 10
     assert admin.describe_topic(topic).partitions[1].sealed_offset == 10
@@ -95,6 +102,18 @@ def test_roll_offsets_and_delete_records(admin: Admin, store: str, topic: str):
     assert admin.offsets(topic, 1).beginning_offset == 4
     with pytest.raises((OffsetOutOfRangeError, InvalidRequestError)):
         admin.delete_records(topic, 1, 11)
+
+
+def test_times_of_more_partitions_than_a_request_takes(admin: Admin, store: str):
+    name = f"wide-{uuid4().hex[:8]}"
+    admin.create_topic(name, partitions=TIMES_PARTITIONS_MAX + 5)
+    with Producer(store) as producer:
+        for partition in (0, TIMES_PARTITIONS_MAX + 4):
+            producer.send(name, b"v", partition=partition, timestamp_ms=7)
+    found = admin.offsets_for_times({(name, p): 0 for p in range(TIMES_PARTITIONS_MAX + 5)})
+    assert len(found) == TIMES_PARTITIONS_MAX + 5
+    assert {p: at for (_, p), at in found.items() if at} == {0: (0, 7), TIMES_PARTITIONS_MAX + 4: (0, 7)}
+    admin.delete_topic(name)
 
 
 def test_something_else_that_answers_is_named(store: str):

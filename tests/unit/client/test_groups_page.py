@@ -1,5 +1,6 @@
 import contextlib
 import re
+import subprocess
 
 import pytest
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.long
 
 def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
     page = (ROOT / "docs" / "groups.md").read_text()
-    go_on, table = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    share, go_on, table = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     with contextlib.suppress(TopicExistsError):
         admin.create_topic("orders", partitions=2)
     end = admin.offsets("orders", 0).end_offset
@@ -24,7 +25,28 @@ def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
         assert committed[0] == admin.offsets("orders", 0).end_offset
         assert admin.group_lag("billing").total_lag == 0
     assert capsys.readouterr().out.splitlines()[-1] == "2 records done"
+    exec(compile(share.replace("127.0.0.1:8082", store), "docs/groups.md", "exec"), {})
+    assert "packed 0 0\n" in capsys.readouterr().out
+    assert "packing" in admin.groups()
     admin.roll("__consumer_offsets")
     location = admin.describe_topic("__consumer_offsets").location
     exec(compile(table.replace("data/topics/__consumer_offsets", location), "docs/groups.md", "exec"), {})
     assert re.search(rf"billing.*orders.* 0 .* {end + 5} ", capsys.readouterr().out)
+
+
+def test_a_member_with_curl(admin: Admin, store: str):
+    (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "groups.md").read_text(), re.DOTALL)
+    with contextlib.suppress(TopicExistsError):
+        admin.create_topic("orders", partitions=2)
+    ran = subprocess.run(
+        ["bash", "-euc", script.replace("http://127.0.0.1:8082", store)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    joined, _, left = ran.stdout.partition('"member_epoch":-1')
+    assert '"member_epoch":1' in joined
+    assert joined.count('"topic":"orders"') >= 2
+    assert left, ran.stdout

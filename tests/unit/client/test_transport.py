@@ -101,6 +101,29 @@ def test_never_sends_a_post_again_after_a_lost_answer():
         assert asked == ["POST /topics/t"]
 
 
+@pytest.mark.parametrize(
+    ("greeting", "message"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "No store answers at http://.*: the answer to GET /topics is not HTTP"),
+        (b"", "broke during GET /topics .*: no store answers there, or it is being stopped$"),
+    ],
+)
+def test_a_read_from_a_port_of_something_else_says_so(greeting: bytes, message: str):
+    """A read takes no effect, so nothing about it is unknown."""
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(1000)
+            connection.sendall(greeting)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=answer, args=(listener,), daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with Transport(url, retry_timeout_s=0) as transport, pytest.raises(errors.NetworkError, match=message):
+            transport.request("GET", "/topics")
+
+
 @pytest.mark.parametrize("call", [lambda t: t.request("GET", "/"), lambda t: t.request("POST", "/", idempotent=True)])
 def test_sends_an_idempotent_request_again_after_a_lost_answer(call: Callable[[Transport], object]):
     with answering([None, OK]) as (url, asked), Transport(url) as transport:

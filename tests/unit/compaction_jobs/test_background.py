@@ -23,9 +23,14 @@ class Jobs:
     """The jobs of a data directory, with the runs that they report."""
 
     def __init__(
-        self, data: Path, defaults: Mapping[str, str] | None = None, threads: int = 1, io_max: int | None = None
+        self,
+        data: Path,
+        defaults: Mapping[str, str] | None = None,
+        threads: int = 1,
+        io_max: int | None = None,
+        interval_ms: int = 20,
     ) -> None:
-        options = JobsOptions(str(data), "", dict(defaults or {}), 20, True, 20, threads, io_max)
+        options = JobsOptions(str(data), "", dict(defaults or {}), interval_ms, True, 20, threads, io_max)
         self.runs: list[JobRun] = []
         self.stopping = threading.Event()
         self.jobs = BackgroundJobs(options, self.runs.append, self.stopping)
@@ -107,6 +112,20 @@ def test_one_bound_holds_for_what_all_jobs_read_and_write(tmp_path, io_max):
     first, second = throttles
     assert first is second
     assert (first and first.bytes_per_second) == io_max
+
+
+def test_the_first_look_is_a_while_after_the_start_and_not_an_interval_later(tmp_path, monkeypatch):
+    """What a store rolls after its start waits for seconds, not for minutes."""
+    monkeypatch.setattr(background, "INITIAL_DELAY_S", 0.5)
+    found = Jobs(tmp_path, {"retention.ms": "1000"}, interval_ms=3_600_000)
+    (tmp_path / "topics").mkdir()
+    thread = threading.Thread(target=found.jobs.keep_up, daemon=True)
+    thread.start()
+    topic = old_topic(tmp_path, "later")
+    eventually(lambda: topic.contents() == {})
+    assert found.runs[0].job == "retention"
+    found.stopping.set()
+    thread.join(30)
 
 
 def test_it_goes_on_until_it_is_stopped(tmp_path):

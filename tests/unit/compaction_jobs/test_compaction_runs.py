@@ -6,12 +6,13 @@ from deltalake import DeltaTable
 from compaction_jobs import key_compaction, latest_rows
 from compaction_jobs.jobs import run_job
 from compaction_jobs.topics import JobTopic
-from logstore.delta.topic_table import TopicTable
+from logstore.delta.clean_files import clean_digest
+from logstore.delta.topic_table import RewritePart, TopicTable
 from logstore.table_files import TableFiles, open_table
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.job_context import job_context
 from tests.support.keyed_topics import KeyedTopic, Record
-from tests.support.local_jobs import compact, merge
+from tests.support.local_jobs import compact, compact_by_tasks, merge
 from tests.support.table_paths import path_of
 from tests.support.topics import HookedFileSystem, rewrite_files
 
@@ -229,6 +230,44 @@ def test_files_of_other_writers_are_compacted_whatever_was_clean_before(tmp_path
     files = topic.table.snapshot().segments(0)
     assert not any(file.foreign for file in files)
     assert (files[0].base_offset, files[-1].end_offset) == (0, 8)
+
+
+@pytest.mark.parametrize("run", [compact, compact_by_tasks])
+def test_older_values_go_again_that_a_restore_brought_back(tmp_path, run):
+    """Below the clean point, where files that compaction left have each key once; in both engines."""
+    topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+    topic.roll({0: put(b"a", b"b")})
+    topic.roll({0: put(b"a", b"c")})
+    version = topic.table.snapshot().version
+    run(topic, NOW_MS)
+    assert list(topic.contents()) == [1, 2, 3]
+    DeltaTable(str(path_of(topic.table))).restore(version)
+    assert list(topic.contents()) == [0, 1, 2, 3]
+    # Nothing was rolled since: the files that came back make the partition dirty.
+    run(topic, NOW_MS)
+    assert list(topic.contents()) == [1, 2, 3]
+    left = paths(topic)
+    merge(topic, NOW_MS)
+    assert paths(topic) != left
+    assert compact(topic, NOW_MS).waiting[0].reason == "clean"
+
+
+def test_files_that_came_while_a_compaction_ran_are_not_clean(tmp_path):
+    """It leaves the clean file as it is. Meanwhile a RESTORE puts older ones in that file's place."""
+    topic = KeyedTopic.create(tmp_path, "users", cleanup_policy="compact", min_cleanable_dirty_ratio=0)
+    topic.roll({0: put(b"a", b"a")})
+    topic.roll({0: put(b"x", b"x")})
+    table = DeltaTable(str(path_of(topic.table)))
+    older = topic.table.snapshot()
+    compact(topic, NOW_MS)
+    plan = topic.table.snapshot()
+    part = RewritePart(0, (), cleaned=4, clean_digest=clean_digest(plan.segments(0), 4))
+    table.update_incremental()
+    table.restore(older.version)
+    assert topic.table.commit_rewrites([part], data_change=False, operation="key-compaction").committed == (0,)
+    assert list(topic.contents()) == [0, 1, 2, 3]
+    compact(topic, NOW_MS)
+    assert list(topic.contents()) == [1, 3]
 
 
 def test_no_deleted_key_comes_back_after_a_restore(tmp_path):

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 
 from compaction_jobs.planning import (
     CompactionPlan,
+    is_changed,
     plan_compaction,
     plan_retention,
     rewrite_groups,
 )
+from logstore.delta.clean_files import clean_digest
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.log.merging import base_offset
 from logstore.topic_config import TopicConfig
@@ -129,16 +131,20 @@ def test_compaction_stops_at_the_clean_point(history, config):
     if plan is None:
         return
     assert plan.partition == 3
-    assert max(state.cleaned, state.log_start) == plan.first_dirty < plan.clean_point <= state.sealed
+    assert plan.changed == is_changed(state, files)
+    assert max(state.cleaned, state.log_start) == plan.first_dirty <= plan.clean_point <= state.sealed
+    assert plan.changed or plan.first_dirty < plan.clean_point
     assert plan.files == tuple(f for f in files if state.log_start < f.end_offset <= plan.clean_point)
     assert not any(f.base_offset < plan.clean_point < f.end_offset for f in files)
-    dirty = [f for f in plan.files if f.num_records and f.end_offset > plan.first_dirty]
+    dirty = [f for f in plan.files if f.num_records and (plan.changed or f.end_offset > plan.first_dirty)]
     assert dirty
     if config.min_compaction_lag_ms:
-        assert all(f.max_timestamp_ms <= NOW - config.min_compaction_lag_ms for f in dirty)
+        new = [f for f in dirty if f.end_offset > plan.first_dirty]
+        assert all(f.max_timestamp_ms <= NOW - config.min_compaction_lag_ms for f in new)
     old = min(f.min_timestamp_ms for f in dirty) < NOW - config.max_compaction_lag_ms
-    share = sum(f.size for f in plan.files if f.end_offset > plan.first_dirty) / sum(f.size for f in plan.files)
-    assert old or share > config.min_cleanable_dirty_ratio
+    clean = 0 if plan.changed else sum(f.size for f in plan.files if f.end_offset <= plan.first_dirty)
+    assert old or 1 - clean / plan.size > config.min_cleanable_dirty_ratio - 1e-9
+    assert not (plan.changed and plan.clean)
 
 
 @given(histories(), configs, st.integers(1, 60))
@@ -164,7 +170,8 @@ def test_a_partition_is_compacted_when_it_is_due(history, config):
     """With the dirty ratio at 0, a partition is left alone only if its first dirty segment is too young."""
     state, files = history
     config = replace(config, min_cleanable_dirty_ratio=0.0)
-    dirty = [f for f in files if f.num_records and f.end_offset > max(state.cleaned, state.log_start)]
+    below = state.log_start if is_changed(state, files) else max(state.cleaned, state.log_start)
+    dirty = [f for f in files if f.num_records and f.end_offset > below]
     lag = config.min_compaction_lag_ms
     if plan_compaction(0, state, files, config, NOW) is None:
         assert not dirty or (lag and dirty[0].max_timestamp_ms > NOW - lag)
@@ -178,7 +185,7 @@ def test_a_compacted_partition_is_clean(history, config):
     plan = plan_compaction(0, state, files, config, NOW)
     if plan is None:
         return
-    done = replace(state, cleaned=plan.clean_point)
+    done = replace(state, cleaned=plan.clean_point, clean_digest=clean_digest(files, plan.clean_point))
     again = plan_compaction(0, done, files, config, NOW)
     assert again is None or again.first_dirty == plan.clean_point
 

@@ -1,7 +1,9 @@
 """Merge on real tables: the same records in fewer files, whoever commits meanwhile."""
 
+import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +13,7 @@ import pytest
 
 from compaction_jobs import segment_merge
 from compaction_jobs.jobs import run_job, topics_of
+from compaction_jobs.report import _why_nothing
 from compaction_jobs.topics import JobTopic
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import CommitRefusedError
@@ -86,6 +89,20 @@ def test_a_dry_run_says_it_and_changes_nothing(tmp_path):
 def test_why_nothing_is_joined(tmp_path, config, rolls, reason):
     report = merged(rolled(tmp_path, rolls, **config))
     assert [(w.partition, w.reason, w.due_ms) for w in report.waiting] == [(0, reason, None)]
+
+
+def test_partitions_that_wait_for_the_same_reason_share_a_line(tmp_path):
+    """However many segments each has; one without any says the least."""
+    topic = KeyedTopic.create(tmp_path, "events", partitions=3)
+    for partition, rolls in ((1, 2), (2, 5)):
+        for _ in range(rolls):
+            topic.roll({partition: [Record(b"k", b"v", NOW_MS)]})
+    report = merged(topic)
+    (line,) = _why_nothing([report])
+    assert line.startswith("events-1: segments of less than ")
+    whole = dataclasses.replace(report, waiting=report.waiting[1:])
+    (line,) = _why_nothing([whole])
+    assert re.match("events: segments of less than .* too few in one partition", line)
 
 
 def test_files_reach_the_target_and_no_more(tmp_path):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from compaction_jobs.planning import plan_compaction, plan_retention
 from compaction_jobs.waiting import compaction_waits, instant, retention_waits, vacuum_waits
+from logstore.delta.clean_files import clean_digest
 from logstore.delta.removed_files import UnnamedFiles
 from logstore.delta.snapshot import PartitionState, SegmentFile
 from logstore.table_files import Entry
@@ -97,7 +98,7 @@ YOUNG = (
 )
 def test_compaction_names_what_it_waits_for(config, cleaned, reason, message, due_ms):
     files = (segment_file(0, 30, 0, 0), segment_file(10, 10, DAY_MS, 2 * DAY_MS))
-    state = PartitionState(20, 0, 0, 0, cleaned)
+    state = PartitionState(20, 0, 0, 0, cleaned, clean_digest(files, cleaned))
     waits = compaction_waits(0, state, files, TopicConfig.parse(config), 3 * DAY_MS)
     assert (waits.reason, waits.due_ms) == (reason, due_ms)
     assert message in waits.message

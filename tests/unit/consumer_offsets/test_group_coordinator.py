@@ -8,16 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 
+from consumer_offsets.coordinator_shard import partition_for
 from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
-from consumer_offsets.offset_log import _partition_of
+from consumer_offsets.groups.events import (
+    ConsumerGroupHeartbeat,
+    Heartbeat,
+    JoinGroup,
+    JoinProtocol,
+    LeaveGroup,
+    LeavingMember,
+    SyncGroup,
+    TopicIdPartition,
+)
+from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
+from logstore.broker.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
+    CoordinatorLoadInProgressError,
+    IllegalGenerationError,
     InvalidGroupError,
+    InvalidRegularExpressionError,
     InvalidRequestError,
     InvalidTopicError,
+    NonEmptyGroupError,
+    NotCoordinatorError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
     QuarantinedError,
@@ -25,11 +43,15 @@ from logstore.errors import (
     StorageError,
     StorageFullError,
     UnknownGroupError,
+    UnknownMemberIdError,
     UnknownPartitionError,
     UnknownTopicError,
     UnknownTopicIdError,
+    UnstableOffsetCommitError,
 )
-from logstore.records.offset_record import OFFSETS_TOPIC
+from logstore.protocol.consumer_protocol import Assignment, Subscription, encode_assignment, encode_subscription
+from logstore.records.offset_record import OFFSETS_TOPIC, OffsetCommit, OffsetKey
+from tests.support.eventually import eventually_async
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
@@ -285,15 +307,18 @@ def test_a_commit_that_a_full_disk_refuses_is_not_seen(tmp_path: Path) -> None:
             outcomes = await asyncio.gather(
                 *(groups.commit(INTERNAL, f"g{n}", large) for n in range(60)), return_exceptions=True
             )
-            assert {type(outcome) for outcome in outcomes} == {StorageFullError}
-            assert groups.groups(INTERNAL) == ["g"]
+            # What fitted is committed, whatever has come after it.
+            assert {type(outcome) for outcome in outcomes} <= {type(None), StorageFullError}
+            assert StorageFullError in {type(outcome) for outcome in outcomes}
+            stored = sorted(["g", *(f"g{n}" for n, outcome in enumerate(outcomes) if outcome is None)])
+            assert groups.groups(INTERNAL) == stored
             disk.heal()
             await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 0)])
             assert committed(groups) == {("t", 0): 0}
             disk.fill()
         # The store stops all the same; the journal keeps records that could not be rolled.
         async with running(tmp_path) as (broker, groups):
-            assert groups.groups(INTERNAL) == ["g"]
+            assert groups.groups(INTERNAL) == stored
             assert committed(groups) == {("t", 0): 0}
 
     run(scenario())
@@ -387,7 +412,7 @@ def test_records_that_no_coordinator_has_written_keep_only_the_groups_of_their_p
             topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
             await broker.produce(INTERNAL, topic, records([b"{}"], keys=[b"k"]), partition=2)
             again = await GroupCoordinator.start(broker)
-            names = {_partition_of(f"g{n}", len(topic.partitions)): f"g{n}" for n in range(100)}
+            names = {partition_for(f"g{n}", len(topic.partitions)): f"g{n}" for n in range(100)}
             with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
                 await again.commit(INTERNAL, names[2], [OffsetToCommit("t", 0, 1)])
             with pytest.raises(QuarantinedError, match=f"{OFFSETS_TOPIC}-2, offset 0"):
@@ -397,3 +422,209 @@ def test_records_that_no_coordinator_has_written_keep_only_the_groups_of_their_p
             await again.close()
 
     run(scenario())
+
+
+def test_offsets_expire_each_after_its_own_commit(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        minute = 60_000
+        async with running(tmp_path, clock=clock, offsets_retention_minutes=10) as (broker, groups):
+            await new_topic(broker)
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 2)])
+            await groups.commit(INTERNAL, "old", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 1)])
+            clock.advance(6 * minute)
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 1, 2)])
+            clock.advance(4 * minute)
+            assert await groups.cleanup.expire_offsets() == 0
+            clock.advance(1)
+            ends = log_ends(broker)
+            # A commit that is on its way when the offset expires is the newer record.
+            committing = asyncio.create_task(groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 3)]))
+            await asyncio.sleep(0)
+            assert await groups.cleanup.expire_offsets() == 2
+            await committing
+            assert groups.groups(INTERNAL) == ["g"]
+            assert committed(groups) == {("t", 0): 3, ("t", 1): 2}
+            assert sum(log_ends(broker)) == sum(ends) + 3
+            assert await groups.cleanup.expire_offsets() == 0
+            clock.advance(7 * minute)
+            assert await groups.cleanup.expire_offsets() == 1
+        async with running(tmp_path, clock=clock) as (_, groups):
+            assert committed(groups) == {("t", 0): 3}
+            clock.advance(20 * 24 * 60 * minute)
+            assert await groups.cleanup.expire_offsets() == 1
+            assert groups.groups(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_expired_offsets_are_looked_for_by_themselves(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        clock = ManualClock()
+        settings = {"offsets_retention_minutes": 1, "offsets_retention_check_interval_ms": 10}
+        async with running(tmp_path, clock=clock, **settings) as (broker, groups):
+            await new_topic(broker)
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
+            clock.advance(60_001)
+            await eventually_async(lambda: groups.groups(INTERNAL) == [])
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("given", "error"),
+    [
+        ({"member_id": "m", "generation": 1}, IllegalGenerationError),
+        ({"generation": 0}, IllegalGenerationError),
+        ({"producer_id": 5, "producer_epoch": 0}, InvalidRequestError),
+        ({"transactional_id": "x"}, InvalidRequestError),
+    ],
+)
+def test_a_commit_of_a_member_or_a_transaction_is_refused(
+    tmp_path: Path, given: dict[str, Any], error: type[Exception]
+) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, groups):
+            await new_topic(broker)
+            with pytest.raises(error):
+                await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)], **given)
+            assert groups.groups(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_a_reader_that_requires_stable_offsets_waits_for_the_end_of_a_transaction(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, groups):
+            await new_topic(broker)
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1), OffsetToCommit("t", 1, 1)])
+            shard = groups._shards._of("g")
+            assert shard is not None
+            topic_id = str(broker.topic(INTERNAL, "t").topic_id)
+            pending = OffsetCommit(4, 1, "", -1, topic_id, 5)
+            shard.machine.offsets.replay(100, OffsetKey("g", "t", 0), pending, producer_id=7)
+            assert committed(groups) == {("t", 0): 1, ("t", 1): 1}
+            with pytest.raises(UnstableOffsetCommitError, match="t-0"):
+                groups.committed(INTERNAL, "g", "t", require_stable=True)
+            shard.replay_marker(7, 0, committed=True)
+            stable = groups.committed(INTERNAL, "g", require_stable=True)
+            assert [found.offset for found in stable] == [4, 1]
+
+    run(scenario())
+
+
+def test_groups_move_with_the_leader_of_their_partition(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, offsets_topic_num_partitions=2) as (broker, groups):
+            await new_topic(broker)
+            names = {partition_for(f"g{n}", 2): f"g{n}" for n in range(20)}
+            for name in names.values():
+                await groups.commit(INTERNAL, name, [OffsetToCommit("t", 0, 1)])
+            topic = broker.topic(INTERNAL, OFFSETS_TOPIC)
+
+            def lead(leader: int) -> None:
+                state = PartitionState(leader, topic.partitions[0].leader_epoch + 1, (leader,), (leader,))
+                broker._topics._partition_changed(topic.topic_id, 0, state)
+
+            lead(broker.broker_id + 1)
+            with pytest.raises(NotCoordinatorError):
+                groups.committed(INTERNAL, names[0])
+            with pytest.raises(NotCoordinatorError):
+                await groups.commit(INTERNAL, names[0], [OffsetToCommit("t", 0, 2)])
+            assert groups.groups(INTERNAL) == [names[1]]
+            await groups.commit(INTERNAL, names[1], [OffsetToCommit("t", 0, 2)])
+            lead(broker.broker_id)
+            with pytest.raises(CoordinatorLoadInProgressError):
+                groups.committed(INTERNAL, names[0])
+            await groups.commit(INTERNAL, names[0], [OffsetToCommit("t", 1, 3)])
+            assert committed(groups, names[0]) == {("t", 0): 1, ("t", 1): 3}
+
+    run(scenario())
+
+
+def test_groups_stand_beside_their_offsets_and_live_on(tmp_path: Path) -> None:
+    """A restart continues the group: the member goes on with its heartbeats, in the same generation."""
+
+    async def scenario() -> None:
+        settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+        async with running(tmp_path, **settings) as (broker, groups):
+            await new_topic(broker)
+            joined = await groups.members.join(INTERNAL, "g", joining("m"))
+            assert (joined.member_id, joined.leader, joined.generation) == ("m", "m", 1)
+            sync = SyncGroup(0, "m", 1, (("m", encode_assignment(Assignment((("t", 0),)))),))
+            assert (await groups.members.sync(INTERNAL, "g", sync)).assignment == sync.assignments[0][1]
+            await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)], member_id="m", generation=1)
+            with pytest.raises(UnknownMemberIdError):
+                await groups.commit(INTERNAL, "g", [OffsetToCommit("t", 0, 1)])
+        async with running(tmp_path, **settings) as (_, groups):
+            described = groups.describe(INTERNAL, "g")
+            assert (described.state, described.generation) == ("Stable", 1)
+            assert [(member.member_id, member.partitions) for member in described.members] == [("m", [("t", 0)])]
+            await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "m", 1))
+            assert committed(groups) == {("t", 0): 1}
+            with pytest.raises(NonEmptyGroupError):
+                await groups.delete(INTERNAL, "g")
+            await groups.members.leave(INTERNAL, "g", LeaveGroup(0, (LeavingMember("m"),)))
+            assert groups.describe(INTERNAL, "g").state == "Empty"
+            await groups.delete(INTERNAL, "g")
+            assert groups.groups(INTERNAL) == []
+        rows = DeltaTable(tmp_path / "topics" / OFFSETS_TOPIC).to_pyarrow_dataset().to_table().to_pylist()
+        kinds = {(row["group"], row["topic"], row["value"] is None) for row in rows}
+        assert kinds == {("g", "t", False), ("g", None, False), ("g", "t", True), ("g", None, True)}
+
+    run(scenario())
+
+
+def test_a_join_that_is_sent_again_is_of_the_same_member(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path, group_initial_rebalance_delay_ms=50) as (broker, groups):
+            await new_topic(broker)
+            lost = asyncio.create_task(groups.members.join(INTERNAL, "g", joining("m")))
+            await asyncio.sleep(0.01)
+            lost.cancel()
+            again = await groups.members.join(INTERNAL, "g", joining("m"))
+            assert [member.member_id for member in again.members] == ["m"]
+
+    run(scenario())
+
+
+def test_the_store_assigns_the_partitions_of_a_consumer_group_as_topics_come_and_grow(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, groups):
+            await new_topic(broker)
+
+            async def beat(epoch: int, **given: Any) -> ConsumerGroupHeartbeatResponse:
+                event = ConsumerGroupHeartbeat(0, "m", epoch, **given)
+                return await groups.members.consumer_heartbeat(INTERNAL, "g", event)
+
+            joined = await beat(0, rebalance_timeout_ms=1_000, subscribed_regex="t|u.*", owned=frozenset())
+            assert partitions_of(joined) == {("t", 0), ("t", 1)}
+            owned = owned_of(joined)
+            await new_topic(broker, "users")
+
+            async def reassigned() -> ConsumerGroupHeartbeatResponse:
+                while True:
+                    if (found := await beat(joined.member_epoch, owned=owned)).assignment is not None:
+                        return found
+                    await asyncio.sleep(0.02)
+
+            changed = await asyncio.wait_for(reassigned(), 10)
+            assert partitions_of(changed) == {(topic, n) for topic in ("t", "users") for n in range(2)}
+            with pytest.raises(InvalidRegularExpressionError):
+                await beat(changed.member_epoch, subscribed_regex="(")
+
+    run(scenario())
+
+
+def joining(member_id: str) -> JoinGroup:
+    metadata = encode_subscription(Subscription(("t",)))
+    return JoinGroup(0, member_id, member_id, "consumer", (JoinProtocol("range", metadata),), 10_000, 10_000)
+
+
+def partitions_of(response: ConsumerGroupHeartbeatResponse) -> set[tuple[str, int]]:
+    return {(entry.topic, partition) for entry in response.assignment or () for partition in entry.partitions}
+
+
+def owned_of(response: ConsumerGroupHeartbeatResponse) -> frozenset[TopicIdPartition]:
+    entries = response.assignment or ()
+    return frozenset(TopicIdPartition(entry.topic_id, partition) for entry in entries for partition in entry.partitions)

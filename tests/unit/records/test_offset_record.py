@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from logstore.errors import CorruptionError
 from logstore.records.offset_record import (
     OFFSET_COLUMNS,
+    GroupKey,
     OffsetCommit,
     OffsetKey,
+    decode_key,
     decode_offset_record,
     encode_offset_records,
     offset_columns,
@@ -26,7 +28,7 @@ commits = st.builds(
     leader_epoch=st.integers(-1, 2**31 - 1),
     metadata=texts,
     generation=st.integers(-1, 2**31 - 1),
-    topic_id=st.uuids(),
+    topic_id=st.uuids().map(str),
     commit_timestamp=st.integers(0, 2**53),
 )
 some_records = st.lists(st.tuples(keys, st.none() | commits), max_size=8)
@@ -61,7 +63,7 @@ def test_records_read_back_and_their_columns_say_the_same(records):
 
 
 def test_the_spelling_is_part_of_the_format():
-    commit = OffsetCommit(7, 2, 'a "b"', -1, UUID(int=1), 1_700_000_000_000)
+    commit = OffsetCommit(7, 2, 'a "b"', -1, str(UUID(int=1)), 1_700_000_000_000)
     encoded = encode_offset_records([(OffsetKey("g", "t", 3), commit)])
     assert encoded["key"][0].as_py() == b'{"group":"g","topic":"t","partition":3}'
     assert json.loads(encoded["value"][0].as_py()) == {
@@ -74,8 +76,18 @@ def test_the_spelling_is_part_of_the_format():
     }
 
 
+def test_of_the_metadata_of_a_group_the_name_alone_is_a_column():
+    assert decode_key(b'{"group":"g"}') == GroupKey("g")
+    assert [column[0].as_py() for column in offset_columns(batch([b'{"group":"g"}'], [b'{"state":1}']))] == [
+        "g",
+        *[None] * 6,
+    ]
+    with pytest.raises(CorruptionError, match="about no offset"):
+        decode_offset_record(b'{"group":"g"}', None)
+
+
 def test_fields_of_a_later_release_are_passed_over():
-    commit = OffsetCommit(7, 2, "", -1, uuid4(), 5)
+    commit = OffsetCommit(7, 2, "", -1, str(uuid4()), 5)
     encoded = encode_offset_records([(OffsetKey("g", "t", 3), commit)])
     key, value = (
         json.dumps({"new": [1], **json.loads(encoded[name][0].as_py()), "more": {"x": 1}}).encode()
@@ -85,7 +97,9 @@ def test_fields_of_a_later_release_are_passed_over():
     assert [column[0].as_py() for column in offset_columns(batch([key], [value]))] == ["g", "t", 3, 7, 2, "", -1]
 
 
-@pytest.mark.parametrize("text", [b"", b"{", b"null", b"1", b"[]", b"\xff", b'{"group":"g"}', b'{"offset":"7"}'])
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"null", b"1", b"[]", b"\xff", b'{"group":"g","topic":"t"}', b'{"offset":"7"}']
+)
 def test_a_record_that_no_coordinator_wrote_is_corruption(text):
     with pytest.raises(CorruptionError):
         decode_offset_record(text, None)

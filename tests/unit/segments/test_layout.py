@@ -15,7 +15,7 @@ from tests.support.table_paths import read_row_group
 
 def offsets_batch(count: int, base_offset: int) -> pa.RecordBatch:
     records = [
-        (OffsetKey(f"g{n}", "t", n), OffsetCommit(10 * n, 1, "é", -1, UUID(int=n), 5) if n % 3 else None)
+        (OffsetKey(f"g{n}", "t", n), OffsetCommit(10 * n, 1, "é", -1, str(UUID(int=n)), 5) if n % 3 else None)
         for n in range(base_offset, base_offset + count)
     ]
     return to_log_batch([WireBatch(encode_offset_records(records), base_offset, 1_700_000_000_000, False)])

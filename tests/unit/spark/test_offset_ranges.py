@@ -50,7 +50,9 @@ def test_both_ends_of_the_log_are_in_range(offset):
 @pytest.mark.parametrize("argument", ["starting_offsets", "ending_offsets"])
 def test_outside_the_log_the_error_names_what_is_valid(offset, argument):
     arguments = {"starting_offsets": "earliest", "ending_offsets": "latest"} | {argument: {0: offset}}
-    with pytest.raises(OffsetOutOfRangeError, match=rf"{argument}: offset {offset}.*valid are 5 to 20") as caught:
+    with pytest.raises(
+        OffsetOutOfRangeError, match=rf"{argument}: offset {offset}.*valid are 5 to 19, and 20 is the end"
+    ) as caught:
         resolve("t", *arguments.values(), BOUNDS[:1])
     assert (caught.value.log_start_offset, caught.value.high_watermark) == (5, 20)
 

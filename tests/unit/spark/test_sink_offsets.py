@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 
 from logstore.errors import InvalidRequestError
 from logstore.spark.offset_ranges import GroupRange
+from logstore.spark.sink_commits import SinkOffsetsUnknownError, parse_user_metadata, user_metadata
 from logstore.spark.sink_offsets import (
     GroupCommit,
     MirroredOffset,
-    SinkOffsetsUnknownError,
     TopicRanges,
     commit_of_mirror,
     mirror_metadata,
     next_commit,
-    parse_user_metadata,
     remaining,
+    with_empty_batch,
 )
 from tests.support.examples import examples
 
@@ -33,12 +33,12 @@ def ranges(*spans: tuple[str, int, int, int]) -> list[GroupRange]:
 def test_user_metadata_is_json_that_others_can_read():
     commit = next_commit(NOTHING, ranges(("a", 0, 5, 9)), IDS, "w")
     topics = [{"topic": "a", "topicId": "id-a", "ranges": {"0": [5, 9]}}]
-    assert json.loads(commit.user_metadata()) == {
+    assert json.loads(user_metadata(commit)) == {
         "logstore": {"group": "g", "txnVersion": 1, "writer": "w", "topics": topics}
     }
-    assert parse_user_metadata(commit.user_metadata()) == commit
+    assert parse_user_metadata(user_metadata(commit), GroupCommit) == commit
     with pytest.raises(SinkOffsetsUnknownError, match="cannot be read"):
-        parse_user_metadata('{"logstore": {"group": 7}}')
+        parse_user_metadata('{"logstore": {"group": 7}}', GroupCommit)
 
 
 def test_a_commit_carries_what_its_batch_does_not_have():
@@ -50,6 +50,13 @@ def test_a_commit_carries_what_its_batch_does_not_have():
         TopicRanges("a", "id-a", {0: (9, 9), 1: (3, 7)}),
         TopicRanges("b", "id-b", {0: (4, 4)}),
     )
+
+
+def test_an_empty_batch_adds_positions_and_is_the_same_commit():
+    last = next_commit(NOTHING, ranges(("a", 0, 0, 9)), IDS, "w")
+    told = with_empty_batch(last, ranges(("a", 0, 9, 9), ("b", 0, 4, 4)), IDS)
+    assert (told.txn_version, told.writer) == (1, "w")
+    assert told.positions == {("id-a", 0): 9, ("id-b", 0): 4}
 
 
 def test_a_topic_that_is_made_again_has_positions_of_its_own():

@@ -14,7 +14,7 @@ from logstore.errors import LogStoreError
 from logstore.protocol.fetch_response import PartitionData, encode_fetch_response, read_fetch_response
 from logstore.protocol.record_batch import RecordBatch, encode_batches
 from logstore.records.schema import WIRE_SCHEMA
-from logstore.spark import tail_reader
+from logstore.spark import tail_reader, worker
 from logstore.spark.tail_reader import TailReadError
 
 URL = "http://127.0.0.1:9"
@@ -71,6 +71,14 @@ def test_a_range_comes_whole_and_no_further(asked):
     assert offsets == [6, 8, 8, 8]
 
 
+def test_offsets_without_a_record_are_passed_over(asked):
+    """Of aborted transactions: between records, in an answer of their own, and at the end of the range."""
+    nothing = [PartitionData(0, 0, 0, 1_000, 1_000, end, [pa.py_buffer(b"")]) for end in (12, 30)]
+    offsets = asked(records(5, 3), nothing[0], records(14, 3), nothing[1])
+    assert [offset for _, offset, _ in read(6, 25)] == [6, 7, 14, 15, 16]
+    assert offsets == [6, 8, 12, 17]
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -96,12 +104,14 @@ def test_a_task_fails_with_the_reason(asked, answer: Answer, says: str):
 
 
 def test_the_modules_sent_to_the_executors_are_small():
-    cloudpickle.register_pickle_by_value(tail_reader)
+    for module in (tail_reader, worker):
+        cloudpickle.register_pickle_by_value(module)
     try:
         task = tail_reader.tail_reader([URL], "t", "the-id", [(p, 0, 10**9) for p in range(100)], "spark")
         assert len(cloudpickle.dumps(task)) < 20_000
     finally:
-        cloudpickle.unregister_pickle_by_value(tail_reader)
+        for module in (tail_reader, worker):
+            cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_an_executor_without_the_client_says_what_it_needs(monkeypatch: pytest.MonkeyPatch):

@@ -24,6 +24,11 @@ def test_words_times_and_json_by_partition(value, spec):
     assert offset_spec("starting", value) == spec
 
 
+def test_a_time_without_a_zone_is_refused():
+    with pytest.raises(InvalidRequestError, match=r"^starting => TIMESTAMP_NTZ .* has no time zone: give TIMESTAMP"):
+        offset_spec("starting", dt.datetime.fromisoformat("2026-11-21T08:30"))
+
+
 @pytest.mark.parametrize("value", [None, 7, 1.5, [1], "{0: 1}", '{"0": 1', '{"zero": 1}'])
 def test_what_is_none_of_these(value):
     with pytest.raises(InvalidRequestError, match=r'^ending => .*: give "earliest", "latest", a time, or JSON that'):

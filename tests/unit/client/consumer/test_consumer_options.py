@@ -6,6 +6,8 @@ import pytest
 from logstore.client.consumer import Consumer
 from logstore.errors import InvalidConfigError, InvalidGroupError
 
+CONSUMER = {"group_protocol": "consumer"}
+
 
 @pytest.mark.parametrize(
     ("options", "says"),
@@ -30,6 +32,25 @@ from logstore.errors import InvalidConfigError, InvalidGroupError
         ({"request_timeout_ms": 0}, "request_timeout_ms = 0"),
         ({"default_api_timeout_ms": "1"}, "default_api_timeout_ms = '1'"),
         ({"metadata_max_age_ms": -1}, "metadata_max_age_ms = -1"),
+        ({"max_poll_interval_ms": 0}, "max_poll_interval_ms = 0"),
+        ({"session_timeout_ms": 0}, "session_timeout_ms = 0"),
+        ({"heartbeat_interval_ms": 0.5}, "heartbeat_interval_ms = 0.5"),
+        ({"heartbeat_interval_ms": 45_000}, "heartbeat_interval_ms = 45000: give less than session_timeout_ms = 45000"),
+        ({"group_instance_id": "a b", "group_id": "g"}, "group_instance_id = 'a b': give 1 to 249 of"),
+        ({"group_instance_id": 1, "group_id": "g"}, "group_instance_id = 1"),
+        ({"group_instance_id": "a"}, "group_instance_id needs a group: give group_id"),
+        ({"partition_assignment_strategy": []}, "partition_assignment_strategy = []: give one or several of 'range', "),
+        ({"partition_assignment_strategy": 5}, "partition_assignment_strategy = 5"),
+        (
+            {"partition_assignment_strategy": ["range", "even"]},
+            "partition_assignment_strategy = 'even': give 'range', ",
+        ),
+        ({"group_protocol": "new"}, "group_protocol = 'new': give 'classic', 'consumer'"),
+        ({"group_remote_assignor": "uniform"}, "group_remote_assignor does not go with group_protocol = 'classic'"),
+        (CONSUMER | {"group_remote_assignor": "sticky"}, "group_remote_assignor = 'sticky': give 'uniform', 'range'"),
+        (CONSUMER | {"session_timeout_ms": 9_000}, "session_timeout_ms does not go with group_protocol = 'consumer'"),
+        (CONSUMER | {"heartbeat_interval_ms": 9}, "the store's group_consumer_heartbeat_interval_ms counts"),
+        (CONSUMER | {"partition_assignment_strategy": "range"}, "the store assigns, give group_remote_assignor"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_it_takes(options, says):

@@ -41,17 +41,28 @@ def test_options_are_taken_by_kafkas_names_in_any_spelling():
 
 
 def test_kafkas_own_configurations_are_ignored_by_name(caplog):
-    parse_sink_options({**WHERE, "kafka.linger.ms": "5", "kafka.batch.size": "1", "path": "x", "queryName": "q"})
+    parse_sink_options({**WHERE, "kafka.linger.ms": "5", "kafka.batch.size": "1", "queryName": "q"})
+    parse_sink_options({**WHERE, "topic": "t", "path": "x"})
     assert caplog.messages == [
         "options of Kafka's producer that have no effect here: kafka.batch.size, kafka.linger.ms"
     ]
 
 
+def test_a_misspelt_configuration_is_told_with_the_one_that_was_meant(caplog):
+    given = {"kafka.enable.idempotance": "false", "kafka.securty.protocol": "SSL", "kafka.session.timeout.ms": "9"}
+    parse_sink_options(WHERE | given)
+    assert caplog.messages[0].endswith(
+        ": kafka.enable.idempotance (did you mean kafka.enable.idempotence?), kafka.securty.protocol (did you mean "
+        "kafka.security.protocol?), kafka.session.timeout.ms"
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "line"),
     [
+        ({**WHERE, "path": "out"}, "The sink writes to a topic, not to the path 'out': name the topic with the option"),
         ({}, "Option 'bootstrap.servers' (or 'kafka.bootstrap.servers') must be specified"),
-        ({"bootstrap.servers": "store"}, "Address 'store' has no port"),
+        ({"bootstrap.servers": "store"}, "option bootstrap.servers: Address 'store' has no port"),
         ({**WHERE, "kafka.bootstrap.servers": "other:1"}, "options bootstrap.servers and kafka.bootstrap.servers"),
         ({**WHERE, "topic": " "}, "topic is empty: give a topic's name"),
         ({**WHERE, "includeHeaders": "yes"}, "includeHeaders is true or false, got 'yes'"),
@@ -63,7 +74,7 @@ def test_kafkas_own_configurations_are_ignored_by_name(caplog):
         ({**WHERE, "kafka.value.serializer": "x"}, "Kafka option 'value.serializer' is not supported"),
         ({**WHERE, "kafka.partitioner.class": "x"}, "Kafka option 'partitioner.class' is not supported: keys are hash"),
         ({**WHERE, "kafka.transactional.id": "x"}, "Kafka option 'transactional.id' is not supported"),
-        ({**WHERE, "kafka.sasl.mechanism": "x"}, "Kafka option 'sasl.mechanism' is not supported: the store has no"),
+        ({**WHERE, "kafka.sasl.mechanism": "x"}, "Kafka option 'sasl.mechanism' is not supported: the store is"),
         ({**WHERE, "kafka.security.protocol": "SSL"}, "Kafka option 'security.protocol' is not supported"),
         ({**WHERE, "includeHeader": "true"}, "The sink has no option 'includeheader': did you mean includeHeaders?"),
         ({**WHERE, "subscribe": "t"}, "The sink has no option 'subscribe': the sink has bootstrap.servers, kafka.boo"),

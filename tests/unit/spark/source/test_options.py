@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.errors import LogStoreError
+from logstore.spark.source.columns import ALL_COLUMNS
 from logstore.spark.source.options import (
     EARLIEST,
     LATEST,
@@ -72,7 +73,7 @@ def test_every_option_is_taken_whatever_the_case_of_its_name():
         fail_on_data_loss=False,
         min_partitions=7,
         max_records_per_partition=2**63 - 1,
-        include_headers=True,
+        columns=ALL_COLUMNS,
         isolation="read_uncommitted",
         group="report",
         client_id="nightly",
@@ -92,6 +93,21 @@ def test_every_option_is_taken_whatever_the_case_of_its_name():
 )
 def test_a_delay_is_written_as_spark_writes_durations(text, ms):
     assert parsed(maxTriggerDelay=text).max_trigger_delay_ms == ms
+
+
+def test_columns_are_those_that_are_named_in_their_order():
+    assert parsed(columns="Offset, timestamptype,KEY").columns == ("offset", "timestampType", "key")
+    assert parsed(columns="headers", includeHeaders="true").columns == ("headers",)
+    for text, message in {
+        "offset,value,Offset": "columns: 'offset' is there twice; give some of key, value, topic, partition, offset, ",
+        "offset,val": "columns: 'val' is no column of the source; give some of key, .*, headers, each once, separated",
+        "": "columns: '' is no column of the source",
+    }.items():
+        assert re.match(message, refused(NEEDED | {"columns": text}))
+    for text, flag in (("key", "true"), ("headers", "false")):
+        assert "columns and includeHeaders say different things" in refused(
+            NEEDED | {"columns": text, "includeHeaders": flag}
+        )
 
 
 def test_topics_are_named_matched_or_assigned():
@@ -164,7 +180,7 @@ def test_a_time_for_all_counts_before_times_by_partition_and_these_before_offset
         ({"bootstrap.servers": " "}, "Option 'bootstrap.servers'.* or the option 'storage', the store's data root"),
         (
             {"bootstrap.servers": "broker"},
-            "bootstrap.servers: Address 'broker' has no port.*It names the HTTP port of the store, not a listener",
+            "bootstrap.servers: Address 'broker' has no port.*names the HTTP port of a store .*not a listener",
         ),
         (
             {"bootstrap.servers": None, "kafka.bootstrap.servers": "PLAINTEXT://a:9092"},
@@ -263,6 +279,7 @@ def test_a_time_for_all_counts_before_times_by_partition_and_these_before_offset
         ),
         ({"kafka.ssl.truststore.location": "x"}, "Kafka option 'ssl.truststore.location' is not supported"),
         ({"startingOffset": "earliest"}, "The source has no option 'startingoffset': did you mean startingOffsets?"),
+        ({"path": "flights"}, "The source has no option 'path': name the topic with the option subscribe"),
         (
             {"checkpointLocation": "x"},
             "The source has no option 'checkpointlocation': the source has subscribe, subscribePattern, assign",
@@ -307,6 +324,19 @@ def test_a_stream_has_no_end(option, value, kind):
     check_batch(options)
     with pytest.raises(LogStoreError, match=f"ending {kind} not valid in streaming queries"):
         check_stream(options)
+
+
+def test_a_misspelt_option_of_kafkas_consumer_is_told_with_the_one_that_was_meant():
+    given = {
+        "kafka.isolation.levle": "read_committed",
+        "kafka.auto.offset.rest": "earliest",
+        "kafka.fetch.max.bytes": "1",
+    }
+    (remark,) = parse_read_options(NEEDED | given).remarks
+    assert remark.endswith(
+        ": kafka.auto.offset.rest (did you mean kafka.auto.offset.reset?), kafka.fetch.max.bytes, "
+        "kafka.isolation.levle (did you mean kafka.isolation.level?)"
+    )
 
 
 def test_options_of_kafkas_consumer_are_ignored_by_name(caplog):

@@ -1,12 +1,18 @@
 """Slices cover every offset once, history to the sealed offset and the tail from it."""
 
+import time
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from logstore.delta.snapshot import SegmentFile
+from logstore.errors import StoreUnreachableError
 from logstore.limits import MIB
-from logstore.spark.source.planning import SLICE_BYTES, Part, TimeRange, divide
+from logstore.spark.source.options import ReadOptions, Subscription
+from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, TimeRange, TopicRange, divide
 from logstore.spark.source.slice_reader import Slice
+from tests.support.server_process import free_port
 
 
 def file(first: int, end: int, size: int = 1000, times: tuple[int, int] = (0, 0)) -> SegmentFile:
@@ -56,6 +62,16 @@ def test_a_large_segment_is_read_by_several_tasks():
     assert [(s.start, s.end) for s in slices] == [(0, 250), (250, 500), (500, 750), (750, 1000)]
 
 
+def test_files_of_few_and_large_records_are_read_by_as_many_tasks_as_their_bytes_need():
+    files = (file(0, 1000, 4 * SLICE_BYTES), file(1000, 101_000, SLICE_BYTES // 4))
+    slices = divide([Part(Slice("t", "id", 0, 0, 101_000, "table", ("f-0", "f-1000")), files)], None, None)
+    assert [s.start for s in slices] == [0, 212, 425, 637, 850]
+    assert slices[-1].files == ("f-0", "f-1000")
+    # Few records in a task, whatever they weigh.
+    slices = divide([Part(Slice("t", "id", 0, 0, 101_000, "table", ("f-0", "f-1000")), files)], None, 40_000)
+    assert [s.start for s in slices] == [0, 212, 425, 637, 850, 34_233, 67_616]
+
+
 def test_min_partitions_divides_in_proportion_and_never_joins():
     tails = [Part(Slice("t", "id", 0, 0, 900)), Part(Slice("t", "id", 1, 0, 100)), Part(Slice("t", "id", 2, 0, 1))]
     assert [s.partition for s in divide(tails, 10, None)] == [0] * 9 + [1, 2]
@@ -67,3 +83,11 @@ def test_a_file_of_other_times_is_not_touched():
     assert TimeRange(None, 20).touches(file(0, 1, times=(0, 5)))
     assert not TimeRange(10, None).touches(file(0, 1, times=(0, 9)))
     assert not TimeRange(10, 20).touches(file(0, 1, times=(21, 30)))
+
+
+def test_a_store_that_is_gone_is_asked_for_as_long_as_the_options_say():
+    options = ReadOptions(Subscription(topics=("t",)), bootstrap=f"127.0.0.1:{free_port()}", retry_seconds=0.2)
+    begun = time.monotonic()
+    with pytest.raises(StoreUnreachableError):
+        Planner(options).slices([TopicRange("t", "id", 0, 0, 1)])
+    assert time.monotonic() - begun < 5

@@ -84,6 +84,30 @@ def test_offsets_and_times_by_partition_name_every_partition_and_no_other(by_par
         assert caught.value.message.endswith("-1 for latest, -2 for earliest") == ("Timestamp" not in name)
 
 
+def test_a_stream_takes_partitions_that_were_added_since_it_was_written_from_earliest(caplog):
+    named = {("a", 0): 9}
+    topics, pattern = Subscription(topics=("a",)), Subscription(pattern=".*")
+    with caplog.at_level(logging.WARNING):
+        for by_partition, subscription, seen, expected in [
+            (named, topics, TOPICS[:1], {("a", 0): 9, ("a", 1): 0}),
+            (named, pattern, TOPICS, {("a", 0): 9, ("a", 1): 0, ("b", 0): 3}),
+        ]:
+            for given in (Offsets(by_partition=by_partition), Timestamps(by_partition=by_partition)):
+                asked = ReadOptions(subscription, "store:1", starting=given)
+                assert starting_offsets(asked, seen, times(LATESTS), streaming=True) == expected
+    assert [record.args for record in caplog.records] == [("a-1",)] * 2 + [("a-1, b-0",)] * 2
+    # One below a named one was left out, and a topic or partition that is named by itself is not new.
+    for by_partition, subscription, seen in [
+        ({("a", 1): 1}, topics, TOPICS[:1]),
+        (named, Subscription(topics=("a", "b")), TOPICS),
+        (named, Subscription(assigned={"a": (0, 1)}), TOPICS[:1]),
+    ]:
+        for given in (Offsets(by_partition=by_partition), Timestamps(by_partition=by_partition)):
+            asked = ReadOptions(subscription, "store:1", starting=given)
+            with pytest.raises(InvalidRequestError, match=r"left out: [ab]-"):
+                starting_offsets(asked, seen, times(LATESTS), streaming=True)
+
+
 def test_a_time_without_a_record_is_an_error_or_the_latest_at_the_start_and_the_latest_at_the_end():
     found = times({("a", 0): 20, ("a", 1): 5, ("b", 0): 100})
     every = Timestamps(every=6)
@@ -103,7 +127,8 @@ def test_a_time_without_a_record_is_an_error_or_the_latest_at_the_start_and_the_
 )
 def test_a_start_outside_the_log_is_data_loss(offset, kept, streaming, caplog):
     starting = Offsets(by_partition=EARLIESTS | {("a", 0): offset})
-    lost = f"startingOffsets: offset {offset} of topic-partition a-0 is out of range; it has offsets 5 to 20"
+    outside = f"offset {offset} of topic-partition a-0 is out of range"
+    lost = f"startingOffsets: {outside}; it has offsets 5 to 19, and 20 is the end"
     with pytest.raises(DataLossError, match=f"{lost}.* set the source option failOnDataLoss to false$"):
         start(options(starting), streaming=streaming)
     with caplog.at_level(logging.WARNING):

@@ -52,6 +52,28 @@ def test_topics_and_partitions_that_are_gone_are_losses():
     assert [loss.split(" is gone")[0] for loss in found.losses] == ["topic a, partition 1", "topic b"]
 
 
+def test_what_is_out_of_sight_keeps_its_position_and_goes_on_there():
+    start = at({("a", 0): 3, ("a", 1): 4, ("b", 0): 7, ("c", 0): 1, ("c", 1): 1}, a="id-a", b="id-b", c="old")
+    there = [topic("a", (0, 5)), topic("c", (0, 2), id="new")]
+    found = look(start, there)
+    assert found.absent == {("a", 1): 4, ("b", 0): 7}
+    assert found.topic_ids == {"a": "id-a", "b": "id-b", "c": "new"}
+    end = at({("a", 0): 5, ("a", 1): 4, ("b", 0): 7, ("c", 0): 2}, **found.topic_ids)
+    ranges, losses = planned(start, end, there)
+    assert ranges == [TopicRange("a", "id-a", 0, 3, 5), TopicRange("c", "new", 0, 0, 2)]
+    assert len(losses) == 3
+    back = look(end, [topic("a", (0, 5), (0, 6)), topic("b", (0, 9)), topic("c", (0, 2), id="new")])
+    assert back.unread == {
+        ("a", 0): Unread(5, 5),
+        ("a", 1): Unread(4, 6),
+        ("b", 0): Unread(7, 9),
+        ("c", 0): Unread(2, 2),
+    }
+    assert not back.losses
+    # A batch that was made while the topic was there has lost its records.
+    assert len(planned(start, at({("b", 0): 9}, b="id-b"), there)[1]) == 4
+
+
 def test_a_topic_that_was_made_again_is_another_one():
     position = at({("a", 0): 3, ("a", 1): 4}, a="old")
     found = look(position, [topic("a", (1, 9), id="new")])

@@ -13,6 +13,8 @@ Parsed = TypeVar("Parsed")
 
 _DIGITS = re.compile(r"[0-9]{1,19}")
 _LONG_MAX = 2**63 - 1
+#: The likeness of a misspelt name. Kafka's other names, such as session.timeout.ms, are less like the known ones.
+_MISSPELT = 0.85
 
 
 class OptionValues:
@@ -33,6 +35,14 @@ class OptionValues:
         """The known name that an unknown one was meant to be, perhaps."""
         near = get_close_matches(name.lower(), self._names, n=1)
         return self._names[near[0]] if near else None
+
+    def told(self, name: str, others: Iterable[str] = ()) -> str:
+        """An option that has no effect, for the log: with the known one, or one of ``others``, that it misspells."""
+        # Without the prefix that all have in common, which would make every name a near one.
+        known = [each.removeprefix("kafka.") for each in (*self._names, *others) if each.startswith("kafka.")]
+        near = get_close_matches(name.removeprefix("kafka."), known, n=1, cutoff=_MISSPELT)
+        meant = f"kafka.{near[0]}" if near else name
+        return name if meant == name else f"{name} (did you mean {meant}?)"
 
     def given(self, names: Sequence[str]) -> str:
         """The name by which an option of several ``names`` is given; the first without any. InvalidRequestError for

@@ -1,0 +1,291 @@
+"""The committed offsets of one partition of ``__consumer_offsets``: some 150 bytes a key instead of a few objects.
+
+A row of one table of numbers is a key (group, topic, partition) with its latest commit. Names and topic ids are
+interned; the rows of a group are linked, so that a group is read without a look at others. Invariants (``validate``):
+of two records of a key the one with the higher offset in the log counts; a name is held as long as a row names it; rows
+of deleted keys are used again.
+
+Offsets that a transaction has committed are *pending*, by producer: they count once its marker says so, and then at the
+place of their own record.
+"""
+
+import struct
+from array import array
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from logstore.records.offset_record import OffsetCommit, OffsetKey
+
+T = TypeVar("T", bound=Hashable)
+
+#: The producer of records that belong to no transaction.
+NO_PRODUCER_ID: Final = -1
+
+_NONE: Final = -1
+# A key is one whole number: the index of the group, and below it that of the place.
+_BITS: Final = 31
+# One call packs or unpacks a row; numpy looks at a column of all of them. A free row has no group.
+_ROW: Final = struct.Struct("<3q5i")
+_COLUMNS: Final = np.dtype(
+    [
+        ("log_offset", "<i8"),
+        ("offset", "<i8"),
+        ("commit_timestamp", "<i8"),
+        ("leader_epoch", "<i4"),
+        ("generation", "<i4"),
+        ("group", "<i4"),
+        ("place", "<i4"),
+        ("topic_id", "<i4"),
+    ]
+)
+_FREE: Final = _ROW.pack(0, 0, 0, 0, 0, _NONE, _NONE, _NONE)
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class _Interned(Generic[T]):
+    """Values by a small index, as long as somebody holds them."""
+
+    __slots__ = ("_free", "_holders", "_values", "indexes")
+
+    def __init__(self) -> None:
+        #: By value; only of those that are held.
+        self.indexes: dict[T, int] = {}
+        self._values: list[T | None] = []
+        self._holders = array("i")
+        self._free = array("i")
+
+    def __getitem__(self, index: int) -> T:
+        value = self._values[index]
+        assert value is not None, index
+        return value
+
+    def hold(self, value: T) -> int:
+        index = self.indexes.get(value, _NONE)
+        if index == _NONE:
+            if self._free:
+                index = self._free.pop()
+                self._values[index] = value
+            else:
+                index = len(self._values)
+                self._values.append(value)
+                self._holders.append(0)
+            self.indexes[value] = index
+        self._holders[index] += 1
+        return index
+
+    def release(self, index: int) -> None:
+        self._holders[index] -= 1
+        if not self._holders[index]:
+            del self.indexes[self[index]]
+            self._values[index] = None
+            self._free.append(index)
+
+
+class CommittedOffsets:
+    def __init__(self) -> None:
+        self._groups: _Interned[str] = _Interned()
+        self._places: _Interned[TopicPartition] = _Interned()
+        self._topic_ids: _Interned[str] = _Interned()
+        self._rows: dict[int, int] = {}
+        self._table = bytearray()
+        self._free = array("i")
+        #: By row: few commits have any.
+        self._metadata: dict[int, str] = {}
+        # The rows of a group: the first one by the group's index, the others by links to both sides.
+        self._first, self._next, self._previous = array("i"), array("i"), array("i")
+        self._pending: dict[int, dict[OffsetKey, tuple[int, OffsetCommit | None]]] = {}
+
+    def __len__(self) -> int:
+        """The number of committed offsets."""
+        return len(self._rows)
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Groups with a committed offset."""
+        return list(self._groups.indexes)
+
+    def commits(self, group: str) -> dict[TopicPartition, OffsetCommit]:
+        """The commits of the group; none of those that are pending."""
+        found: dict[TopicPartition, OffsetCommit] = {}
+        for row in self._rows_of(group):
+            _, offset, timestamp, epoch, generation, _, place, topic_id = self._row(row)
+            found[self._places[place]] = OffsetCommit(
+                offset, epoch, self._metadata.get(row, ""), generation, self._topic_ids[topic_id], timestamp
+            )
+        return found
+
+    def keys(self, group: str) -> list[TopicPartition]:
+        """The keys of ``commits``."""
+        return [self._places[self._row(row)[6]] for row in self._rows_of(group)]
+
+    def pending(self, group: str) -> set[TopicPartition]:
+        """Places for which a transaction that is still open has committed an offset."""
+        return {
+            TopicPartition(key.topic, key.partition)
+            for keys in self._pending.values()
+            for key in keys
+            if key.group == group
+        }
+
+    def expired(self, before_ms: int) -> list[str]:
+        """Groups with a commit that is older than ``before_ms``."""
+        columns = self._columns()
+        return self._groups_of(columns, columns["commit_timestamp"] < before_ms)
+
+    def of_topic(self, topic: str) -> list[str]:
+        """Groups with a commit to the topic, whatever its id was."""
+        columns = self._columns()
+        places = [index for place, index in self._places.indexes.items() if place.topic == topic]
+        return self._groups_of(columns, np.isin(columns["place"], places))
+
+    def current(self, topic_ids: Mapping[str, str]) -> list[str]:
+        """Groups with a commit to one of the topics, by name, while it had that id."""
+        columns = self._columns()
+        return self._groups_of(columns, self._are_current(columns, topic_ids))
+
+    def stale(self, topic_ids: Mapping[str, str]) -> list[str]:
+        """Groups with a commit to any other topic, or to one of the topics while it had another id."""
+        columns = self._columns()
+        return self._groups_of(columns, ~self._are_current(columns, topic_ids))
+
+    def _columns(self) -> Any:
+        return np.frombuffer(self._table, _COLUMNS)
+
+    def _are_current(self, columns: Any, topic_ids: Mapping[str, str]) -> Any:
+        wanted = np.full(max(self._places.indexes.values(), default=_NONE) + 1, _NONE, np.int32)
+        for place, index in self._places.indexes.items():
+            topic_id = topic_ids.get(place.topic)
+            if topic_id is not None:
+                wanted[index] = self._topic_ids.indexes.get(topic_id, _NONE)
+        used = columns["group"] != _NONE
+        # Index -1 of a free row is that of the last place; it has no group.
+        return used & (wanted[columns["place"]] == columns["topic_id"]) if len(wanted) else used
+
+    def _groups_of(self, columns: Any, rows: Any) -> list[str]:
+        groups = columns["group"][rows & (columns["group"] != _NONE)]
+        return [self._groups[index] for index in np.unique(groups).tolist()]
+
+    def _row(self, row: int) -> tuple[int, ...]:
+        """By _COLUMNS."""
+        return _ROW.unpack_from(self._table, row * _ROW.size)
+
+    def _rows_of(self, group: str) -> Iterator[int]:
+        index = self._groups.indexes.get(group, _NONE)
+        row = _NONE if index == _NONE else self._first[index]
+        while row != _NONE:
+            yield row
+            row = self._next[row]
+
+    # ---- following the log, in its order ----------------------------------------------------------------------------
+
+    def replay(
+        self, log_offset: int, key: OffsetKey, commit: OffsetCommit | None, producer_id: int = NO_PRODUCER_ID
+    ) -> None:
+        """A record of the log at ``log_offset``: a commit, or a deletion (None). With a producer it is pending."""
+        if producer_id != NO_PRODUCER_ID:
+            self._pending.setdefault(producer_id, {})[key] = log_offset, commit
+            return
+        self._store(log_offset, key, commit)
+
+    def replay_marker(self, producer_id: int, *, committed: bool) -> None:
+        """The end of the producer's transaction: its offsets count from now on, or are forgotten."""
+        ended = self._pending.pop(producer_id, {})
+        if committed:
+            for key, (log_offset, commit) in ended.items():
+                self._store(log_offset, key, commit)
+
+    def _store(self, log_offset: int, key: OffsetKey, commit: OffsetCommit | None) -> None:
+        named = TopicPartition(key.topic, key.partition)
+        group, place = self._groups.indexes.get(key.group, _NONE), self._places.indexes.get(named, _NONE)
+        row = _NONE if _NONE in (group, place) else self._rows.get(group << _BITS | place, _NONE)
+        before = None if row == _NONE else self._row(row)
+        if before is not None and before[0] > log_offset:
+            return
+        if commit is None:
+            # What open transactions have committed before it is deleted, too: no row is left to say so later.
+            for keys in self._pending.values():
+                if key in keys and keys[key][0] < log_offset:
+                    del keys[key]
+            if before is not None:
+                self._remove(row, before)
+            return
+        topic_id = self._topic_ids.hold(commit.topic_id)
+        if before is None:
+            group, place = self._groups.hold(key.group), self._places.hold(named)
+            row = self._add(group, place)
+        else:
+            # After the hold: mostly it is the same topic.
+            self._topic_ids.release(before[7])
+        _ROW.pack_into(
+            self._table,
+            row * _ROW.size,
+            log_offset,
+            commit.offset,
+            commit.commit_timestamp,
+            commit.leader_epoch,
+            commit.generation,
+            group,
+            place,
+            topic_id,
+        )
+        if commit.metadata:
+            self._metadata[row] = commit.metadata
+        elif before is not None:
+            self._metadata.pop(row, None)
+
+    def _add(self, group: int, place: int) -> int:
+        """A row for the key, the first one of its group."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row = len(self._next)
+            self._table += _FREE
+            self._next.append(_NONE)
+            self._previous.append(_NONE)
+        if group == len(self._first):
+            self._first.append(_NONE)
+        following = self._first[group]
+        self._previous[row], self._next[row] = _NONE, following
+        if following != _NONE:
+            self._previous[following] = row
+        self._first[group] = row
+        self._rows[group << _BITS | place] = row
+        return row
+
+    def _remove(self, row: int, values: tuple[int, ...]) -> None:
+        *_, group, place, topic_id = values
+        previous, following = self._previous[row], self._next[row]
+        if previous == _NONE:
+            self._first[group] = following
+        else:
+            self._next[previous] = following
+        if following != _NONE:
+            self._previous[following] = previous
+        self._groups.release(group)
+        self._places.release(place)
+        self._topic_ids.release(topic_id)
+        self._table[row * _ROW.size : (row + 1) * _ROW.size] = _FREE
+        self._metadata.pop(row, None)
+        del self._rows[group << _BITS | place]
+        self._free.append(row)
+
+    def validate(self) -> None:
+        """Assert the invariants. For tests: it looks at every row."""
+        assert len(self._table) == _ROW.size * len(self._next)
+        assert len(self._next) == len(self._previous) == len(self._rows) + len(self._free)
+        assert set(self._rows.values()).isdisjoint(self._free)
+        assert set(self._metadata) <= set(self._rows.values())
+        linked = [(group, row, self._row(row)) for group in self.groups() for row in self._rows_of(group)]
+        assert sorted(row for _, row, _ in linked) == sorted(self._rows.values())
+        for group, row, (*_, index, place, _) in linked:
+            assert self._groups[index] == group
+            assert self._rows[index << _BITS | place] == row
+        assert len(self._places.indexes) == len({values[6] for *_, values in linked})
+        assert len(self._topic_ids.indexes) == len({values[7] for *_, values in linked})

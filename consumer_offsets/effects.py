@@ -1,0 +1,53 @@
+"""What a state machine asks of its shard. The effects of one event are atomic."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+
+class Record(Protocol):
+    """What a machine appends."""
+
+    def encoded(self) -> tuple[bytes, bytes | None]:
+        """Key and value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``response`` to the request with that token; a LogStoreError is raised to who asked. It goes out once the records
+    beside it, and all earlier ones of the machine, are durable.
+    """
+
+    request: int
+    response: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AppendRecord:
+    """If it cannot be appended, the shard drops the machine, and replays the log into a new one."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class ArmTimer:
+    """Send ``TimerFired(key)`` at ``at_ms``; a timer of the same key is replaced."""
+
+    key: Hashable
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelTimer:
+    key: Hashable
+
+
+Effect = Answer | AppendRecord | ArmTimer | CancelTimer
+
+
+@dataclass(frozen=True, slots=True)
+class TimerFired:
+    """A timer of ArmTimer is due. A machine ignores one that it has cancelled, or armed anew for later."""
+
+    key: Any

@@ -1,0 +1,101 @@
+"""The requests of members of groups, for whatever protocol they come by.
+
+Invariant: a response that tells of a new epoch or generation is given once the record of it is durable.
+"""
+
+import dataclasses
+from typing import TypeVar
+
+from consumer_offsets.followed_topics import FollowedTopics
+from consumer_offsets.group_shards import GroupShard, GroupShards, answered
+from consumer_offsets.groups import events
+from consumer_offsets.groups.responses import (
+    ConsumerGroupHeartbeatResponse,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    Response,
+    SyncGroupResponse,
+)
+from consumer_offsets.groups_machine import MemberRequest
+from logstore.broker.authorizer import Authorizer, Operation, ResourceType
+from logstore.broker.context import RequestContext
+from logstore.errors import InvalidRequestError
+
+E = TypeVar("E", events.JoinGroup, events.SyncGroup, events.Heartbeat, events.LeaveGroup, events.ConsumerGroupHeartbeat)
+
+_TIMEOUT_MS = 30_000
+#: A rebalance is over by then: the longest time-out of a member, and some time to make it durable.
+_REBALANCE_TIMEOUT_MAX_MS = 2**31 - 1
+
+
+class GroupMembers:
+    """Events come with any ``request``: the shard gives them their tokens.
+
+    All raise GroupAuthorizationError, InvalidGroupError, the error in the response (``groups.responses``),
+    NotCoordinatorError, CoordinatorLoadInProgressError, BrokerNotReadyError, QuarantinedError; RequestTimedOutError,
+    and as ``Broker.produce``.
+    """
+
+    def __init__(self, authorizer: Authorizer, shards: GroupShards, topics: FollowedTopics) -> None:
+        self._authorizer = authorizer
+        self._shards = shards
+        self._topics = topics
+
+    async def join(self, context: RequestContext, group: str, event: events.JoinGroup) -> JoinGroupResponse:
+        """Join a classic group with ``event.member_id``, which the client has made (KIP-1082): a request sent again
+        is of the same member. Answered when the rebalance is complete.
+        """
+        if not event.member_id:
+            raise InvalidRequestError("member_id is empty: send an id of the client's own, a UUID for example.")
+        shard = await self._shard(context, group)
+        if not shard.machine.knows(group, event.member_id):
+            event = dataclasses.replace(
+                event, member_id="", new_member_id=event.member_id, requires_known_member_id=False
+            )
+        response = await self._asked(shard, group, event, _REBALANCE_TIMEOUT_MAX_MS)
+        assert isinstance(response, JoinGroupResponse)
+        return response
+
+    async def sync(self, context: RequestContext, group: str, event: events.SyncGroup) -> SyncGroupResponse:
+        """The member's assignment, once the leader has sent it."""
+        response = await self._asked(await self._shard(context, group), group, event, _REBALANCE_TIMEOUT_MAX_MS)
+        assert isinstance(response, SyncGroupResponse)
+        return response
+
+    async def heartbeat(self, context: RequestContext, group: str, event: events.Heartbeat) -> None:
+        """RebalanceInProgressError: join again."""
+        response = await self._asked(await self._shard(context, group), group, event, _TIMEOUT_MS)
+        assert isinstance(response, HeartbeatResponse)
+
+    async def leave(self, context: RequestContext, group: str, event: events.LeaveGroup) -> LeaveGroupResponse:
+        """Members that could not leave have their errors in the response."""
+        response = await self._asked(await self._shard(context, group), group, event, _TIMEOUT_MS)
+        assert isinstance(response, LeaveGroupResponse)
+        return response
+
+    async def consumer_heartbeat(
+        self, context: RequestContext, group: str, event: events.ConsumerGroupHeartbeat
+    ) -> ConsumerGroupHeartbeatResponse:
+        """The heartbeat of KIP-848. Raises TopicAuthorizationError, too."""
+        for topic in sorted(event.subscribed_topics or ()):
+            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, topic)
+        shard = await self._shard(context, group)
+        if event.subscribed_regex:
+            names = sorted(self._topics.matching(event.subscribed_regex))
+            permitted = self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.TOPIC, names)
+            event = dataclasses.replace(event, regex_topics=frozenset(permitted))
+        response = await self._asked(shard, group, event, _TIMEOUT_MS)
+        assert isinstance(response, ConsumerGroupHeartbeatResponse)
+        return response
+
+    async def _shard(self, context: RequestContext, group: str) -> GroupShard:
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        return await self._shards.of(group, _TIMEOUT_MS)
+
+    async def _asked(self, shard: GroupShard, group: str, event: E, timeout_ms: int) -> Response:
+        answer = shard.request(lambda token: MemberRequest(group, dataclasses.replace(event, request=token)))
+        response: Response = await answered(group, answer, timeout_ms)
+        if response.error is not None:
+            raise response.error
+        return response

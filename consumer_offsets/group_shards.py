@@ -1,0 +1,160 @@
+"""The shards of the group coordinator: one for each partition of ``__consumer_offsets`` that this broker leads."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from consumer_offsets.coordinator_shard import CoordinatorShard, partition_for
+from consumer_offsets.groups_machine import GroupsMachine
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.clock import Clock
+from logstore.errors import (
+    BrokerNotReadyError,
+    InvalidGroupError,
+    LogStoreError,
+    NotCoordinatorError,
+    QuarantinedError,
+    RequestTimedOutError,
+    UnknownTopicError,
+)
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
+from logstore.records.offset_record import OFFSETS_TOPIC
+
+T = TypeVar("T")
+
+GroupShard = CoordinatorShard[GroupsMachine]
+
+#: Readers of the table see commits that are this old; compaction leaves the latest of each key.
+OFFSETS_TOPIC_CONFIGS = {"cleanup.policy": "compact", "segment.ms": "5000"}
+# A start waits for its offsets however many there are.
+_LOAD_TIMEOUT_MS = 3_600_000
+
+
+class GroupShards:
+    """They follow the leadership of the topic's partitions. ``new_machine`` makes an empty machine."""
+
+    def __init__(self, broker: Broker, clock: Clock, new_machine: Callable[[], GroupsMachine]) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._new_machine = new_machine
+        self._topic: Topic | None = None
+        self._shards: dict[int, GroupShard] = {}
+        #: Why the topic cannot be read at all.
+        self._quarantined: QuarantinedError | None = None
+        #: What is read as long as the topic is not there.
+        self._nothing = new_machine()
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Load the groups, and follow leaders.
+
+        Groups that cannot be read are refused until a restart finds the topic mended; others are served.
+        """
+        self._broker.leadership_listeners.append(self._on_leadership)
+        try:
+            topic = self._broker.topic(INTERNAL, OFFSETS_TOPIC)
+        except UnknownTopicError:
+            return
+        except QuarantinedError as error:
+            self._quarantined = error
+            return
+        # One after another: the memory of a load is that of one partition.
+        for partition_log in topic.partitions:
+            self._on_leadership(topic, partition_log.partition)
+            if (shard := self._shards.get(partition_log.partition)) is not None:
+                await shard.until_settled(_LOAD_TIMEOUT_MS)
+
+    async def close(self) -> None:
+        """Take no more requests. Appends under way still finish; requests that wait for members are refused."""
+        self._is_closed = True
+        self._broker.leadership_listeners.remove(self._on_leadership)
+        await asyncio.gather(*(shard.close() for shard in self._shards.values()), return_exceptions=True)
+
+    def _on_leadership(self, topic: Topic, partition: int) -> None:
+        if topic.name != OFFSETS_TOPIC:
+            return
+        self._topic = topic
+        if topic.partition(partition).is_leader:
+            if partition not in self._shards:
+                self._shards[partition] = CoordinatorShard(
+                    self._broker, topic, partition, self._new_machine, self._clock
+                )
+            self._shards[partition].load()
+        elif partition in self._shards:
+            self._shards[partition].unload()
+
+    # ---- lookups ----------------------------------------------------------------------------------------------------
+
+    def active(self) -> list[GroupShard]:
+        """Those that take requests."""
+        return [shard for shard in self._shards.values() if shard.is_active]
+
+    def machines(self) -> list[GroupsMachine]:
+        """Those of the shards that are loaded."""
+        return [shard.machine for shard in self._shards.values() if shard.is_readable]
+
+    def machine(self, group: str) -> GroupsMachine:
+        """The machine of the group, to read. QuarantinedError, NotCoordinatorError, CoordinatorLoadInProgressError."""
+        shard = self._of(group)
+        return self._nothing if shard is None else shard.machine
+
+    async def of(self, group: str, timeout_ms: int) -> GroupShard:
+        """The shard of the group, once it is loaded. Its topic is made when it is first needed.
+
+        Raises InvalidGroupError, and as ``machine``; BrokerNotReadyError.
+        """
+        _check_group_name(group)
+        if self._is_closed:
+            raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
+        self._of(group)
+        await self._broker.internal_topic(
+            INTERNAL,
+            OFFSETS_TOPIC,
+            partitions=self._broker.settings.offsets_topic_num_partitions,
+            configs=OFFSETS_TOPIC_CONFIGS,
+        )
+        shard = self._of(group)
+        assert shard is not None
+        await shard.until_settled(timeout_ms)
+        self._of(group)  # which tells if its log could not be read
+        shard.require_active()
+        return shard
+
+    def _of(self, group: str) -> GroupShard | None:
+        """The shard of the group; None as long as nothing was committed. QuarantinedError, NotCoordinatorError."""
+        if self._topic is None:
+            if self._quarantined is not None:
+                raise _unreadable(group, self._quarantined)
+            return None
+        partition = partition_for(group, len(self._topic.partitions))
+        shard = self._shards.get(partition)
+        if shard is None:
+            raise NotCoordinatorError(f"This broker does not coordinate group {group!r}: ask for its coordinator.")
+        if shard.failure is not None:
+            raise _unreadable(group, shard.failure)
+        return shard
+
+
+async def answered(group: str, answer: "asyncio.Future[T]", timeout_ms: int) -> T:
+    """The answer of a shard; RequestTimedOutError without one. The event goes on if the caller is cancelled."""
+    await asyncio.wait([answer], timeout=timeout_ms / 1000)
+    if not answer.done():
+        raise RequestTimedOutError(
+            f"The request of group {group!r} was not acknowledged within {timeout_ms} ms; it may or may not be done."
+        )
+    return answer.result()
+
+
+def _unreadable(group: str, error: LogStoreError) -> QuarantinedError:
+    return QuarantinedError(f"The offsets of group {group!r} cannot be read: {error}", "Then restart the store")
+
+
+def _check_group_name(group: str) -> None:
+    if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
+        shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
+        raise InvalidGroupError(
+            f"Group name {shown!r} is not allowed: use 1 to {GROUP_NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ - "
+            "(but not '.' or '..')."
+        )

@@ -1,0 +1,160 @@
+"""The members of a classic group: who is in it, who leads it, which protocol all of them support.
+
+Kafka's ``ClassicGroup``. Invariants: a ``group.instance.id`` names one member; the leader is a member; a member id is
+a member's or pending, never both.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+from consumer_offsets.groups.events import JoinProtocol
+from consumer_offsets.groups.responses import JoinGroupMember
+from logstore.errors import FencedInstanceIdError, UnknownMemberIdError
+
+
+@dataclass(slots=True)
+class ClassicMember:
+    """``parked_join`` and ``parked_sync`` are requests that wait for their answers. A member ``is_new`` until its
+    first JoinGroup is answered.
+    """
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[JoinProtocol, ...]
+    assignment: bytes = b""
+    parked_join: int | None = None
+    parked_sync: int | None = None
+    is_new: bool = False
+
+    def metadata(self, protocol: str | None) -> bytes:
+        return next((metadata for name, metadata in self.protocols if name == protocol), b"")
+
+    def vote(self, candidates: set[str]) -> str:
+        """The member's first protocol that all support."""
+        return next(name for name, _ in self.protocols if name in candidates)
+
+    def has_satisfied_heartbeat(self) -> bool:
+        """A member that waits for an answer sends no heartbeat. A new one may have gone away meanwhile."""
+        return not self.is_new and (self.parked_join is not None or self.parked_sync is not None)
+
+
+class ClassicMembers:
+    def __init__(self) -> None:
+        #: In the order in which they joined.
+        self.by_id: dict[str, ClassicMember] = {}
+        self.static: dict[str, str] = {}
+        self.leader: str | None = None
+        #: Ids that were given out with MEMBER_ID_REQUIRED and have not joined yet (KIP-394), in order.
+        self.pending_join: dict[str, None] = {}
+        #: Members of this generation that have not sent SyncGroup, in order.
+        self.pending_sync: dict[str, None] = {}
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, member: ClassicMember) -> None:
+        assert member.member_id not in self.by_id
+        self.by_id[member.member_id] = member
+        if member.instance_id is not None:
+            assert member.instance_id not in self.static
+            self.static[member.instance_id] = member.member_id
+        self.leader = self.leader or member.member_id
+        self.pending_join.pop(member.member_id, None)
+
+    def remove(self, member_id: str) -> None:
+        """Also of a pending member. The member that joined first leads next."""
+        member = self.by_id.pop(member_id, None)
+        if member is not None and member.instance_id is not None:
+            del self.static[member.instance_id]
+        if self.leader == member_id:
+            self.leader = next(iter(self.by_id), None)
+        self.pending_join.pop(member_id, None)
+        self.pending_sync.pop(member_id, None)
+
+    def rename(self, member: ClassicMember, new_member_id: str) -> None:
+        """Give a static member another id. It keeps its place, the lead and its assignment (KIP-345)."""
+        assert member.instance_id is not None
+        old = member.member_id
+        self.by_id = {new_member_id if at == old else at: each for at, each in self.by_id.items()}
+        self.pending_sync = dict.fromkeys(new_member_id if at == old else at for at in self.pending_sync)
+        self.static[member.instance_id] = new_member_id
+        if self.leader == old:
+            self.leader = new_member_id
+        member.member_id = new_member_id
+
+    def require(self, member_id: str, instance_id: str | None) -> ClassicMember:
+        """Raises FencedInstanceIdError (another member has the instance id now), UnknownMemberIdError."""
+        if instance_id is not None:
+            owner = self.static.get(instance_id)
+            if owner is None:
+                raise UnknownMemberIdError(
+                    f"No member has the group.instance.id {instance_id!r}: join the group again."
+                )
+            if owner != member_id:
+                raise FencedInstanceIdError(
+                    f"Another member has the group.instance.id {instance_id!r}: give each consumer its own."
+                )
+        member = self.by_id.get(member_id)
+        if member is None:
+            raise UnknownMemberIdError(f"The group has no member {member_id!r}: join the group again.")
+        return member
+
+    def all_have_joined(self) -> bool:
+        return not self.pending_join and all(member.parked_join is not None for member in self.by_id.values())
+
+    def num_awaiting_join(self) -> int:
+        return sum(member.parked_join is not None for member in self.by_id.values())
+
+    def elect_leader_that_joined(self) -> bool:
+        """Whether the leader has joined this rebalance, or another member that has takes its place."""
+        if self.leader is not None and self.by_id[self.leader].parked_join is None:
+            joined = (member_id for member_id, member in self.by_id.items() if member.parked_join is not None)
+            leader = next(joined, None)
+            if leader is None:
+                return False
+            self.leader = leader
+        return self.leader is not None
+
+    def rebalance_timeout_ms(self) -> int:
+        """The longest of all."""
+        return max((member.rebalance_timeout_ms for member in self.by_id.values()), default=0)
+
+    def common_protocols(self) -> set[str]:
+        """Protocols that every member supports."""
+        votes = Counter(name for member in self.by_id.values() for name in {name for name, _ in member.protocols})
+        return {name for name, count in votes.items() if count == len(self.by_id)}
+
+    def select_protocol(self) -> str:
+        """The common protocol with most votes; each member votes for its first. The earlier member decides a tie."""
+        candidates = self.common_protocols()
+        votes = Counter(member.vote(candidates) for member in self.by_id.values())
+        return max(votes, key=votes.__getitem__)
+
+    def for_leader(self, protocol: str | None) -> tuple[JoinGroupMember, ...]:
+        """The members as the leader's JoinGroup answer lists them."""
+        return tuple(
+            JoinGroupMember(member.member_id, member.instance_id, member.metadata(protocol))
+            for member in self.by_id.values()
+        )
+
+    def validate(self) -> None:
+        """AssertionError if an invariant is broken."""
+        for member_id, member in self.by_id.items():
+            assert member.member_id == member_id, f"{member_id} is kept under another id"
+            if member.instance_id is not None:
+                assert self.static.get(member.instance_id) == member_id, (
+                    f"{member.instance_id} does not name {member_id}"
+                )
+        assert set(self.static.values()) <= self.by_id.keys(), "an instance id names nobody"
+        assert len(set(self.static.values())) == len(self.static), "a member has two instance ids"
+        assert (self.leader is None) == (not self.by_id), "a group with members has one leader"
+        assert self.leader is None or self.leader in self.by_id, "the leader is no member"
+        assert not self.pending_join.keys() & self.by_id.keys(), "a member is pending"
+        assert self.pending_sync.keys() <= self.by_id.keys(), "the sync of somebody who is no member is awaited"
+        parked = [each for member in self.by_id.values() for each in (member.parked_join, member.parked_sync)]
+        requests = [request for request in parked if request is not None]
+        assert len(requests) == len(set(requests)), "a request is parked twice"

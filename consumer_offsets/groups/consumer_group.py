@@ -1,0 +1,543 @@
+"""A consumer group: the coordinator assigns, each member goes step by step to what it is to have (KIP-848).
+
+Kafka's ``ConsumerGroup`` and the rules of its ``GroupMetadataManager``, with these differences: a member that joins
+again under its own id (epoch 0) has given everything up and is taken at once; a lost answer does not fence a member
+that still holds what it is to revoke. Invariant: a partition has one owner, from the answer that assigns it until that
+owner says that it has given it up, leaves, or is fenced.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+from consumer_offsets.groups.description import GroupDescription, MemberDescription
+from consumer_offsets.groups.events import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_MEMBER_EPOCH,
+    LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+    CommitOffsets,
+    ConsumerGroupHeartbeat,
+    TopicDescription,
+    TopicIdPartition,
+    TopicImage,
+    TopicsChanged,
+)
+from consumer_offsets.groups.group_config import GroupConfig
+from consumer_offsets.groups.group_record import ConsumerGroupValue, ConsumerMemberValue, GroupRecord
+from consumer_offsets.groups.outbox import Outbox
+from consumer_offsets.groups.reconciliation import NOTHING, ConsumerMember, MemberState, Partitions, reconcile
+from consumer_offsets.groups.responses import AssignedTopic, ConsumerGroupHeartbeatResponse
+from logstore.errors import (
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupMaxSizeReachedError,
+    InvalidRequestError,
+    LogStoreError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnreleasedInstanceIdError,
+    UnsupportedAssignorError,
+)
+from logstore.protocol.assignors.assignor import MemberSubscription, ServerAssignor
+
+_SESSION = "session/"
+_REBALANCE = "rebalance/"
+
+
+class ConsumerGroup:
+    """The first of ``assignors`` is the default. ``topics`` is read and never changed."""
+
+    def __init__(
+        self,
+        name: str,
+        config: GroupConfig,
+        out: Outbox,
+        epoch: int,
+        assignors: Mapping[str, ServerAssignor],
+        topics: TopicImage,
+    ) -> None:
+        self.name = name
+        #: The epoch of the target assignment is behind the group's between a change and the next heartbeat.
+        self.epoch = self.target_epoch = epoch
+        self._config = config
+        self._out = out
+        self._assignors = assignors
+        self._image = topics
+        self._members: dict[str, ConsumerMember] = {}
+        self._static: dict[str, str] = {}
+        self._targets: dict[str, Partitions] = {}
+        self._owners: dict[TopicIdPartition, str] = {}
+        self._names: dict[UUID, str] = {}
+        #: Kafka's subscription metadata: the subscribed topics that exist.
+        self._topics: dict[str, TopicDescription] = {}
+        self._matches: dict[str, frozenset[str]] = {}
+        self._empty_since_ms: int | None = None
+
+    def knows(self, member_id: str) -> bool:
+        """Whether there is a member of this id."""
+        return member_id in self._members
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._members
+
+    @property
+    def state(self) -> str:
+        """Kafka's ConsumerGroupState; Dead is the Group's own."""
+        if not self._members:
+            return "Empty"
+        if self.epoch > self.target_epoch:
+            return "Assigning"
+        settled = all(member.is_reconciled_to(self.target_epoch) for member in self._members.values())
+        return "Stable" if settled else "Reconciling"
+
+    @property
+    def regexes(self) -> frozenset[str]:
+        """The regexes that members subscribe with."""
+        return frozenset(member.subscribed_regex for member in self._members.values() if member.subscribed_regex)
+
+    # ---- ConsumerGroupHeartbeat -------------------------------------------------------------------------------------
+
+    def heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> None:
+        try:
+            self.check_request(event, self._assignors)
+            if event.member_epoch in (LEAVE_GROUP_MEMBER_EPOCH, LEAVE_GROUP_STATIC_MEMBER_EPOCH):
+                response = self._leave(event, now_ms)
+            else:
+                response = self._heartbeat(event, now_ms)
+        except LogStoreError as error:
+            response = ConsumerGroupHeartbeatResponse(error, event.member_id)
+        self._out.answer(event.request, response)
+
+    @staticmethod
+    def check_request(event: ConsumerGroupHeartbeat, assignors: Mapping[str, ServerAssignor]) -> None:
+        """Raises InvalidRequestError, UnsupportedAssignorError."""
+        if not event.member_id:
+            raise InvalidRequestError("MemberId is empty: send the id that the member has chosen for its life.")
+        for name, value in (("InstanceId", event.instance_id), ("RackId", event.rack_id)):
+            if value == "":
+                raise InvalidRequestError(f"{name} is empty: leave it out.")
+        if event.member_epoch < LEAVE_GROUP_STATIC_MEMBER_EPOCH:
+            raise InvalidRequestError(f"MemberEpoch is {event.member_epoch}: send -2, -1, 0 or the member's epoch.")
+        if event.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH and event.instance_id is None:
+            raise InvalidRequestError("MemberEpoch -2 is for static members: send the InstanceId.")
+        if event.member_epoch == JOIN_GROUP_MEMBER_EPOCH:
+            if event.rebalance_timeout_ms < 0:
+                raise InvalidRequestError("RebalanceTimeoutMs is missing: send it with MemberEpoch 0.")
+            if event.owned != NOTHING:
+                raise InvalidRequestError("TopicPartitions must be empty with MemberEpoch 0: give all partitions up.")
+            if not event.subscribed_topics and not event.subscribed_regex:
+                raise InvalidRequestError("There is no subscription: send topic names or a regex with MemberEpoch 0.")
+        if event.server_assignor is not None and event.server_assignor not in assignors:
+            raise UnsupportedAssignorError(
+                f"There is no assignor {event.server_assignor!r}: choose one of {', '.join(assignors)}."
+            )
+
+    def _heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
+        before = self._member_of(event)
+        replaced = self._static.get(event.instance_id) if event.instance_id is not None else None
+        if replaced is not None and replaced != event.member_id:
+            self._take_over(self._members[replaced], event.member_id)
+        member = replace(
+            before,
+            instance_id=event.instance_id if event.instance_id is not None else before.instance_id,
+            rack_id=event.rack_id if event.rack_id is not None else before.rack_id,
+            client_id=event.client_id,
+            client_host=event.client_host,
+            rebalance_timeout_ms=before.rebalance_timeout_ms
+            if event.rebalance_timeout_ms < 0
+            else event.rebalance_timeout_ms,
+            subscribed_topics=before.subscribed_topics if event.subscribed_topics is None else event.subscribed_topics,
+            subscribed_regex=before.subscribed_regex if event.subscribed_regex is None else event.subscribed_regex,
+            server_assignor=event.server_assignor if event.server_assignor is not None else before.server_assignor,
+        )
+        changed = self._put(member)
+        found = {event.subscribed_regex: event.regex_topics} if event.subscribed_regex else {}
+        if (
+            self._look_at_topics(found)
+            or member.subscribed_topics != before.subscribed_topics
+            or member.subscribed_regex != before.subscribed_regex
+        ):
+            self.epoch += 1
+            changed = True
+        if self.epoch > self.target_epoch:
+            self._assign()
+        after = reconcile(
+            member, self._targets.get(member.member_id, NOTHING), self.target_epoch, self._owners, event.owned
+        )
+        if self._put(after):
+            changed = True
+            self._watch_revocation(after, now_ms)
+        if changed:
+            self._append()
+        self._out.arm(_SESSION + member.member_id, now_ms + self._config.group_consumer_session_timeout_ms)
+        is_full = event.member_epoch == JOIN_GROUP_MEMBER_EPOCH or (
+            event.rebalance_timeout_ms >= 0 and event.subscribed_topics is not None and event.owned is not None
+        )
+        return ConsumerGroupHeartbeatResponse(
+            None,
+            after.member_id,
+            after.member_epoch,
+            self._config.group_consumer_heartbeat_interval_ms,
+            self._by_topic(after.assigned) if is_full or after.assigned != before.assigned else None,
+        )
+
+    def _member_of(self, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+        """The member as it is before the heartbeat; changes nothing.
+
+        Raises GroupMaxSizeReachedError, UnknownMemberIdError, FencedInstanceIdError, UnreleasedInstanceIdError,
+        FencedMemberEpochError.
+        """
+        joins = event.member_epoch == JOIN_GROUP_MEMBER_EPOCH
+        member = self._members.get(event.member_id)
+        existing = self._static.get(event.instance_id) if event.instance_id is not None else None
+        if not joins:
+            member = self._require(event.member_id, event.instance_id)
+            _require_epoch(member, event.member_epoch, event.owned)
+            return member
+        if existing is not None and existing != event.member_id:
+            static = self._members[existing]
+            if static.member_epoch != LEAVE_GROUP_STATIC_MEMBER_EPOCH or member is not None:
+                raise UnreleasedInstanceIdError(
+                    f"Member {existing!r} has the group.instance.id {event.instance_id!r}: stop it, or wait for the "
+                    "end of its session."
+                )
+            # It finds what it left: its partitions waited for it.
+            return replace(static, member_id=event.member_id, member_epoch=0, previous_member_epoch=0)
+        if member is not None:
+            if member.instance_id != event.instance_id:
+                raise InvalidRequestError(
+                    f"Member {event.member_id!r} joined as {member.instance_id!r}: it cannot change its InstanceId."
+                )
+            return replace(
+                member,
+                member_epoch=0,
+                previous_member_epoch=0,
+                state=MemberState.STABLE,
+                assigned=NOTHING,
+                pending_revocation=NOTHING,
+            )
+        if len(self._members) >= self._config.group_max_size:
+            raise GroupMaxSizeReachedError(
+                f"Group {self.name} has {self._config.group_max_size} members, the most of group.max.size."
+            )
+        return ConsumerMember(event.member_id)
+
+    def _require(self, member_id: str, instance_id: str | None) -> ConsumerMember:
+        """Raises UnknownMemberIdError, FencedInstanceIdError."""
+        if instance_id is not None and instance_id in self._static and self._static[instance_id] != member_id:
+            raise FencedInstanceIdError(
+                f"Another member has the group.instance.id {instance_id!r}: give each consumer its own."
+            )
+        member = self._members.get(member_id)
+        if member is None or (instance_id is not None and member.instance_id != instance_id):
+            raise UnknownMemberIdError(f"Group {self.name} has no member {member_id!r}: join it again, with epoch 0.")
+        return member
+
+    def _take_over(self, static: ConsumerMember, member_id: str) -> None:
+        """A static member comes back under another id, with its partitions and its target."""
+        self._targets[member_id] = self._targets.get(static.member_id, NOTHING)
+        self._drop(static)
+
+    # ---- leaving and fencing ----------------------------------------------------------------------------------------
+
+    def _leave(self, event: ConsumerGroupHeartbeat, now_ms: int) -> ConsumerGroupHeartbeatResponse:
+        member = self._require(event.member_id, event.instance_id)
+        if event.member_epoch == LEAVE_GROUP_STATIC_MEMBER_EPOCH:
+            away = replace(
+                member,
+                member_epoch=LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+                previous_member_epoch=LEAVE_GROUP_STATIC_MEMBER_EPOCH,
+                state=MemberState.STABLE,
+                pending_revocation=NOTHING,
+            )
+            self._put(away)
+            self._out.cancel(_REBALANCE + member.member_id)
+            self._append()
+        else:
+            self._fence(member, now_ms)
+        return ConsumerGroupHeartbeatResponse(None, member.member_id, event.member_epoch)
+
+    def _fence(self, member: ConsumerMember, now_ms: int) -> None:
+        """Remove the member. The next heartbeat of another one makes an assignment without it."""
+        self._drop(member)
+        if not self._members:
+            self._empty_since_ms = now_ms
+        self._look_at_topics({})
+        self.epoch += 1
+        if not self._members:
+            self._assign()
+        self._append()
+
+    def check_commit(self, event: CommitOffsets) -> None:
+        """Raises UnknownMemberIdError, StaleMemberEpochError."""
+        if event.generation < 0 and not self._members:
+            return
+        member = self._require(event.member_id, event.instance_id)
+        if event.generation < 0 or event.generation != member.member_epoch:
+            raise StaleMemberEpochError(
+                f"Member {member.member_id!r} is at epoch {member.member_epoch}, the commit is of {event.generation}: "
+                "send a heartbeat, then commit with the epoch of its answer."
+            )
+
+    def on_timer(self, key: str, now_ms: int) -> None:
+        """The session of a member has ended, or it has not revoked within its rebalance timeout."""
+        member_id = key.removeprefix(_SESSION if key.startswith(_SESSION) else _REBALANCE)
+        self._fence(self._members[member_id], now_ms)
+
+    def _watch_revocation(self, member: ConsumerMember, now_ms: int) -> None:
+        if member.state == MemberState.UNREVOKED_PARTITIONS:
+            self._out.arm(_REBALANCE + member.member_id, now_ms + member.rebalance_timeout_ms)
+        else:
+            self._out.cancel(_REBALANCE + member.member_id)
+
+    # ---- topics and the target assignment ---------------------------------------------------------------------------
+
+    def on_topics(self, event: TopicsChanged) -> None:
+        self._image = event.topics
+        self._refresh(event.matches)
+
+    def _refresh(self, matches: Mapping[str, frozenset[str]]) -> None:
+        if self._look_at_topics(matches):
+            self.epoch += 1
+            self._append()
+
+    def _subscribed(self, member: ConsumerMember) -> frozenset[str]:
+        return member.subscribed_topics | self._matches.get(member.subscribed_regex, frozenset())
+
+    def _look_at_topics(self, matches: Mapping[str, frozenset[str]]) -> bool:
+        """Look at the subscribed topics again, and at those that regexes match now: whether others are subscribed to,
+        others exist, or some have grown, since.
+        """
+        matches_before = self._matches
+        self._matches = {
+            regex: matches.get(regex, matches_before.get(regex, frozenset())) for regex in sorted(self.regexes)
+        }
+        subscribed = sorted({name for member in self._members.values() for name in self._subscribed(member)})
+        topics = {name: self._image[name] for name in subscribed if name in self._image}
+        changed = topics != self._topics or self._matches != matches_before
+        self._topics = topics
+        return changed
+
+    def _assign(self) -> None:
+        """The target assignment of the present epoch, by the assignor that most members prefer."""
+        # Of a topic's former id nothing is owned any more in the eyes of an assignor.
+        names = {description.topic_id: name for name, description in self._topics.items()}
+        members = {
+            member_id: MemberSubscription(
+                tuple(sorted(self._subscribed(member) & self._topics.keys())),
+                tuple(sorted((names[each.topic_id], each.partition) for each in target if each.topic_id in names)),
+                member.member_epoch,
+                member.instance_id,
+                member.rack_id,
+            )
+            for member_id, member in self._members.items()
+            for target in [self._targets.get(member_id, NOTHING)]
+        }
+        partitions = {name: description.partitions for name, description in self._topics.items()}
+        assigned = self._assignors[self.assignor].assign(partitions, members) if members else {}
+        self._targets = {
+            member_id: frozenset(
+                TopicIdPartition(self._topics[topic].topic_id, partition)
+                for topic, partition in assigned.get(member_id, ())
+            )
+            for member_id in members
+        }
+        self.target_epoch = self.epoch
+        held = {each.topic_id for each in self._owners}
+        self._names = {topic_id: name for topic_id, name in self._names.items() if topic_id in held} | names
+
+    @property
+    def assignor(self) -> str:
+        """The assignor that most members ask for; the first one asked for decides a tie."""
+        asked = Counter(m.server_assignor for m in self._members.values() if m.server_assignor is not None)
+        return max(asked, key=asked.__getitem__) if asked else next(iter(self._assignors))
+
+    # ---- members ----------------------------------------------------------------------------------------------------
+
+    def _put(self, member: ConsumerMember) -> bool:
+        """Keep the member as it is now; whether that is a change."""
+        before = self._members.get(member.member_id)
+        if before == member:
+            return False
+        if before is not None:
+            self._release(before)
+        self._members[member.member_id] = member
+        if member.instance_id is not None:
+            self._static[member.instance_id] = member.member_id
+        for each in member.assigned | member.pending_revocation:
+            assert self._owners.setdefault(each, member.member_id) == member.member_id, f"{each} has two owners"
+        self._empty_since_ms = None
+        return True
+
+    def _drop(self, member: ConsumerMember) -> None:
+        self._release(member)
+        del self._members[member.member_id]
+        self._targets.pop(member.member_id, None)
+        if member.instance_id is not None:
+            del self._static[member.instance_id]
+        self._out.cancel(_SESSION + member.member_id)
+        self._out.cancel(_REBALANCE + member.member_id)
+
+    def _release(self, member: ConsumerMember) -> None:
+        for each in member.assigned | member.pending_revocation:
+            del self._owners[each]
+
+    def _by_topic(self, partitions: Iterable[TopicIdPartition]) -> tuple[AssignedTopic, ...]:
+        by_topic = _by_topic(partitions)
+        topics = (AssignedTopic(at, self._names.get(at, ""), tuple(numbers)) for at, numbers in by_topic.items())
+        return tuple(sorted(topics, key=lambda topic: (topic.topic, topic.topic_id)))
+
+    # ---- records ----------------------------------------------------------------------------------------------------
+
+    def _append(self) -> None:
+        members = [
+            ConsumerMemberValue(
+                member.member_id,
+                member.instance_id,
+                member.rack_id,
+                member.client_id,
+                member.client_host,
+                member.rebalance_timeout_ms,
+                sorted(member.subscribed_topics),
+                member.subscribed_regex,
+                member.server_assignor,
+                member.member_epoch,
+                member.previous_member_epoch,
+                member.state,
+                _by_topic(member.assigned),
+                _by_topic(member.pending_revocation),
+                _by_topic(self._targets.get(member.member_id, NOTHING)),
+            )
+            for member in self._members.values()
+        ]
+        value = ConsumerGroupValue(
+            self.epoch,
+            self.target_epoch,
+            self._empty_since_ms or 0,
+            {name: (topic_id, partitions) for name, (topic_id, partitions) in self._topics.items()},
+            {regex: sorted(names) for regex, names in self._matches.items()},
+            self._names,
+            members,
+        )
+        self._out.append(GroupRecord(self.name, value))
+
+    def restore(self, value: ConsumerGroupValue) -> None:
+        self.epoch, self.target_epoch = value.epoch, value.target_epoch
+        self._topics = {name: TopicDescription(*description) for name, description in value.topics.items()}
+        self._matches = {regex: frozenset(names) for regex, names in value.regexes.items()}
+        self._names = dict(value.names)
+        self._members, self._static, self._targets, self._owners = {}, {}, {}, {}
+        for each in value.members:
+            self._put(
+                ConsumerMember(
+                    each.member_id,
+                    each.instance_id,
+                    each.rack_id,
+                    each.client_id,
+                    each.client_host,
+                    each.rebalance_timeout_ms,
+                    frozenset(each.subscribed_topics),
+                    each.subscribed_regex,
+                    each.server_assignor,
+                    each.member_epoch,
+                    each.previous_member_epoch,
+                    MemberState(each.state),
+                    _partitions(each.assigned),
+                    _partitions(each.pending_revocation),
+                )
+            )
+            self._targets[each.member_id] = _partitions(each.target)
+        self._empty_since_ms = None if self._members else value.state_timestamp
+
+    def resume(self, now_ms: int) -> None:
+        """After a restart every member has a whole session to be heard of, and topics may have changed."""
+        for member in self._members.values():
+            self._out.arm(_SESSION + member.member_id, now_ms + self._config.group_consumer_session_timeout_ms)
+            self._watch_revocation(member, now_ms)
+        self._refresh({})
+
+    def describe(self) -> GroupDescription:
+        members = tuple(
+            MemberDescription(
+                member.member_id,
+                member.instance_id,
+                member.client_id,
+                member.client_host,
+                member_epoch=member.member_epoch,
+                rack_id=member.rack_id,
+                subscribed_topics=tuple(sorted(member.subscribed_topics)),
+                subscribed_regex=member.subscribed_regex,
+                assigned=self._by_topic(member.assigned),
+                target=self._by_topic(self._targets.get(member.member_id, NOTHING)),
+            )
+            for member in self._members.values()
+        )
+        return GroupDescription(
+            self.name,
+            "consumer",
+            self.state,
+            self.epoch,
+            "consumer",
+            self.assignor,
+            self._empty_since_ms,
+            members,
+        )
+
+    def validate(self) -> None:
+        """AssertionError if an invariant is broken."""
+        members, armed = self._members, self._out.deadlines
+        owners: dict[TopicIdPartition, str] = {}
+        for member_id, member in members.items():
+            assert member.member_id == member_id, f"{member_id} is kept under another id"
+            for each in member.assigned | member.pending_revocation:
+                assert owners.setdefault(each, member_id) == member_id, f"{each} has two owners"
+            self._validate_member(member)
+        assert owners == self._owners, "the owners differ from what the members have"
+        static = {m.instance_id: m.member_id for m in members.values() if m.instance_id is not None}
+        assert static == self._static, "instance ids do not name their members"
+        assert self.target_epoch <= self.epoch, "the target is ahead of the group"
+        assert self._targets.keys() <= members.keys(), "somebody who is no member has a target"
+        if self.epoch == self.target_epoch:
+            assert self._targets.keys() == members.keys(), "a member has no target"
+            targets = [each for target in self._targets.values() for each in target]
+            assert len(targets) == len(set(targets)), "a partition is in two targets"
+        watched = {key.partition("/")[2] for key in armed}
+        assert watched == members.keys(), "the timers are not those of the members"
+
+    def _validate_member(self, member: ConsumerMember) -> None:
+        name, armed = member.member_id, self._out.deadlines
+        unrevoked = member.state == MemberState.UNREVOKED_PARTITIONS
+        assert _SESSION + name in armed, f"nobody watches {name}"
+        assert unrevoked == (_REBALANCE + name in armed), f"{name} is {member.state}, its revocation is watched or not"
+        assert unrevoked == bool(member.pending_revocation), f"{name} is {member.state} with something to revoke or not"
+        assert member.member_epoch <= self.target_epoch, f"{name} is ahead of the target"
+        assert not member.assigned & member.pending_revocation, f"{name} has what it is to revoke"
+        if member.is_reconciled_to(self.target_epoch) and member.member_id in self._targets:
+            assert member.assigned == self._targets[name], f"{name} is reconciled to something else"
+
+
+def _require_epoch(member: ConsumerMember, epoch: int, owned: Partitions | None) -> None:
+    """Raises FencedMemberEpochError. A member whose last answer was lost comes with its previous epoch, and says what
+    it holds.
+    """
+    if epoch == member.member_epoch:
+        return
+    holds_its_own = owned is not None and owned <= member.assigned | member.pending_revocation
+    if epoch != member.previous_member_epoch or not holds_its_own:
+        raise FencedMemberEpochError(
+            f"Member {member.member_id!r} is at epoch {member.member_epoch}, the request is of {epoch}: give up all "
+            "partitions, and join again with epoch 0."
+        )
+
+
+def _by_topic(partitions: Iterable[TopicIdPartition]) -> dict[UUID, list[int]]:
+    by_topic: dict[UUID, list[int]] = defaultdict(list)
+    for topic_id, partition in sorted(partitions):
+        by_topic[topic_id].append(partition)
+    return dict(by_topic)
+
+
+def _partitions(by_topic: Mapping[UUID, list[int]]) -> Partitions:
+    return frozenset(TopicIdPartition(topic_id, number) for topic_id, numbers in by_topic.items() for number in numbers)

@@ -1,0 +1,273 @@
+"""One group: the door to its state machine.
+
+``apply(event, now_ms)`` gives the effects of an event, and is the only thing that changes a group after its ``replay``
+and ``resume``. A group is classic or of the consumer protocol (KIP-848); only an empty one changes its kind. Its
+generation, or epoch, goes on across kinds, so that a commit of an earlier life is always refused.
+"""
+
+from collections.abc import Mapping
+
+from consumer_offsets.effects import AppendRecord, Effect, TimerFired
+from consumer_offsets.groups.classic_group import ClassicGroup
+from consumer_offsets.groups.consumer_group import ConsumerGroup
+from consumer_offsets.groups.description import GroupDescription
+from consumer_offsets.groups.events import (
+    JOIN_GROUP_MEMBER_EPOCH,
+    CommitOffsets,
+    ConsumerGroupHeartbeat,
+    DeleteGroup,
+    Event,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
+    SyncGroup,
+    TopicImage,
+    TopicsChanged,
+    Unload,
+)
+from consumer_offsets.groups.group_config import GroupConfig
+from consumer_offsets.groups.group_record import ClassicGroupValue, GroupRecord, Tombstone
+from consumer_offsets.groups.outbox import Outbox
+from consumer_offsets.groups.responses import (
+    CommitOffsetsResponse,
+    ConsumerGroupHeartbeatResponse,
+    DeleteGroupResponse,
+    HeartbeatResponse,
+    JoinGroupResponse,
+    LeaveGroupResponse,
+    LeftMember,
+    Response,
+    SyncGroupResponse,
+)
+from logstore.errors import (
+    CoordinatorNotAvailableError,
+    IllegalGenerationError,
+    InconsistentGroupProtocolError,
+    LogStoreError,
+    NonEmptyGroupError,
+    NotCoordinatorError,
+    UnknownGroupError,
+    UnknownMemberIdError,
+)
+from logstore.protocol.assignors.assignor import ServerAssignor
+
+_Request = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | CommitOffsets | ConsumerGroupHeartbeat | DeleteGroup
+
+
+class Group:
+    """``assignors`` by name, the first is the default; ``topics`` are those that exist, until TopicsChanged."""
+
+    def __init__(
+        self, name: str, config: GroupConfig, assignors: Mapping[str, ServerAssignor], topics: TopicImage
+    ) -> None:
+        self.name = name
+        self._config = config
+        self._assignors = assignors
+        self._topics = topics
+        self._out = Outbox()
+        self._kind: ClassicGroup | ConsumerGroup | None = None
+        self._is_dead = False
+        #: Whether the log has a record of the group that is no tombstone.
+        self._is_recorded = False
+
+    def apply(self, event: Event, now_ms: int) -> list[Effect]:
+        """What the coordinator is to do. The effects of one call are atomic, see ``effects``."""
+        if isinstance(event, TimerFired):
+            if self._out.is_due(event.key, now_ms):
+                assert self._kind is not None
+                self._kind.on_timer(event.key, now_ms)
+        elif isinstance(event, TopicsChanged):
+            self._topics = event.topics
+            if isinstance(self._kind, ConsumerGroup):
+                self._kind.on_topics(event)
+        elif isinstance(event, Unload):
+            self._die(NotCoordinatorError(f"Group {self.name} has moved to another coordinator: look it up again."))
+        elif self._is_dead:
+            error = CoordinatorNotAvailableError(f"Group {self.name} is not here any more: ask again.")
+            self._out.answer(event.request, _refusal(event, error))
+        else:
+            self._request(event, now_ms)
+        return self._effects()
+
+    def replay(self, record: GroupRecord | Tombstone) -> None:
+        """Take over the state of a record; the last one of the group counts."""
+        if isinstance(record, Tombstone):
+            self._kind, self._is_recorded = None, False
+            return
+        self._is_recorded = True
+        if isinstance(record.value, ClassicGroupValue):
+            self._kind = ClassicGroup(self.name, self._config, self._out, 0)
+            self._kind.restore(record.value)
+        else:
+            self._kind = ConsumerGroup(self.name, self._config, self._out, 0, self._assignors, self._topics)
+            self._kind.restore(record.value)
+
+    def resume(self, now_ms: int) -> list[Effect]:
+        """Once after the last ``replay``: the timers, and what topics that changed meanwhile call for. A TopicsChanged
+        follows if there are ``regexes``.
+        """
+        if self._kind is not None:
+            self._kind.resume(now_ms)
+        return self._effects()
+
+    def describe(self) -> GroupDescription:
+        if self._kind is not None and not self._is_dead:
+            return self._kind.describe()
+        return GroupDescription(self.name, "", "Dead" if self._is_dead else "Empty", -1)
+
+    def knows(self, member_id: str) -> bool:
+        """Whether there is a member of this id, or one that was given it and has not joined yet."""
+        return self._kind is not None and self._kind.knows(member_id)
+
+    @property
+    def generation(self) -> int:
+        """The present generation of a classic group, or epoch of a consumer group; 0 before the first."""
+        match self._kind:
+            case ClassicGroup():
+                return self._kind.generation
+            case ConsumerGroup():
+                return self._kind.epoch
+            case None:
+                return 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the group has no members: ``offsets.retention.minutes`` counts from then on."""
+        return self._kind is None or self._kind.is_empty
+
+    @property
+    def regexes(self) -> frozenset[str]:
+        """The regexes of subscriptions, for ``TopicsChanged.matches``."""
+        return self._kind.regexes if isinstance(self._kind, ConsumerGroup) else frozenset()
+
+    @property
+    def is_vacant(self) -> bool:
+        """Whether nothing is lost when the coordinator forgets the object: no member, none to come, no record."""
+        if isinstance(self._kind, ClassicGroup) and not self._kind.is_vacant:
+            return False
+        return self._is_dead or not (self._is_recorded or self._out.deadlines)
+
+    def validate(self) -> None:
+        """AssertionError if an invariant is broken."""
+        if self._is_dead or self._kind is None:
+            assert not self._out.deadlines, "a group that is not there has timers"
+        else:
+            self._kind.validate()
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _request(self, event: _Request, now_ms: int) -> None:
+        kind = self._kind
+        if isinstance(event, JoinGroup):
+            if isinstance(kind, ConsumerGroup) and not kind.is_empty:
+                mixed = InconsistentGroupProtocolError(
+                    f"The members of group {self.name} use KIP-848's protocol: set group.protocol=consumer."
+                )
+                self._out.answer(event.request, _refusal(event, mixed))
+            else:
+                self._classic().join(event, now_ms)
+        elif isinstance(event, ConsumerGroupHeartbeat):
+            self._consumer_heartbeat(event, now_ms)
+        elif isinstance(event, CommitOffsets):
+            self._commit(event, now_ms)
+        elif isinstance(event, DeleteGroup):
+            self._delete(event)
+        elif not isinstance(kind, ClassicGroup):
+            error = UnknownMemberIdError(f"Group {self.name} has no classic members: join it.")
+            self._out.answer(event.request, _refusal(event, error))
+        elif isinstance(event, SyncGroup):
+            kind.sync(event, now_ms)
+        elif isinstance(event, Heartbeat):
+            kind.heartbeat(event, now_ms)
+        else:
+            kind.leave(event, now_ms)
+
+    def _consumer_heartbeat(self, event: ConsumerGroupHeartbeat, now_ms: int) -> None:
+        kind = self._kind
+        try:
+            ConsumerGroup.check_request(event, self._assignors)
+            if isinstance(kind, ClassicGroup) and not kind.is_empty:
+                raise UnknownGroupError(
+                    f"Group {self.name} is no consumer group: its members use the classic protocol, "
+                    "set group.protocol=classic."
+                )
+            if not isinstance(kind, ConsumerGroup):
+                if event.member_epoch != JOIN_GROUP_MEMBER_EPOCH:
+                    raise UnknownGroupError(f"Group {self.name} not found: join it with epoch 0.")
+                kind = self._consumer()
+        except LogStoreError as error:
+            self._out.answer(event.request, _refusal(event, error))
+            return
+        kind.heartbeat(event, now_ms)
+
+    def _commit(self, event: CommitOffsets, now_ms: int) -> None:
+        error: LogStoreError | None = None
+        try:
+            if isinstance(self._kind, ClassicGroup):
+                self._kind.check_commit(event, now_ms)
+            elif isinstance(self._kind, ConsumerGroup):
+                self._kind.check_commit(event)
+            elif event.generation >= 0:
+                raise IllegalGenerationError(f"Group {self.name} has no generation {event.generation}: join it.")
+        except LogStoreError as refused:
+            error = refused
+        self._out.answer(event.request, CommitOffsetsResponse(error))
+
+    def _delete(self, event: DeleteGroup) -> None:
+        if not self.is_empty:
+            error = NonEmptyGroupError(f"Group {self.name} has members: stop them first.")
+            self._out.answer(event.request, DeleteGroupResponse(error))
+            return
+        if self._is_recorded:
+            self._out.append(Tombstone(self.name))
+        self._die(CoordinatorNotAvailableError(f"Group {self.name} is deleted."))
+        self._out.answer(event.request, DeleteGroupResponse())
+
+    # ---- kinds ------------------------------------------------------------------------------------------------------
+
+    def _classic(self) -> ClassicGroup:
+        """The group as a classic one. The record of another kind stays until the first generation."""
+        if not isinstance(self._kind, ClassicGroup):
+            self._kind = ClassicGroup(self.name, self._config, self._out, self.generation)
+        return self._kind
+
+    def _consumer(self) -> ConsumerGroup:
+        """The group as a consumer group. Ids that were given out to classic members that have not joined are void."""
+        self._out.cancel_all()
+        self._kind = ConsumerGroup(self.name, self._config, self._out, self.generation, self._assignors, self._topics)
+        return self._kind
+
+    def _die(self, error: LogStoreError) -> None:
+        if isinstance(self._kind, ClassicGroup):
+            self._kind.unload(error)
+        self._out.cancel_all()
+        self._is_dead = True
+
+    def _effects(self) -> list[Effect]:
+        effects = self._out.take()
+        for effect in effects:
+            if isinstance(effect, AppendRecord):
+                self._is_recorded = isinstance(effect.record, GroupRecord)
+        return effects
+
+
+def _refusal(event: _Request, error: LogStoreError) -> Response:
+    match event:
+        case JoinGroup():
+            return JoinGroupResponse(error, event.member_id)
+        case SyncGroup():
+            return SyncGroupResponse(error)
+        case Heartbeat():
+            return HeartbeatResponse(error)
+        case LeaveGroup() if isinstance(error, UnknownMemberIdError):
+            # Kafka's answer, one refusal for each member.
+            members = tuple(LeftMember(member.member_id, member.instance_id, error) for member in event.members)
+            return LeaveGroupResponse(None, members)
+        case LeaveGroup():
+            return LeaveGroupResponse(error)
+        case CommitOffsets():
+            return CommitOffsetsResponse(error)
+        case ConsumerGroupHeartbeat():
+            return ConsumerGroupHeartbeatResponse(error, event.member_id)
+        case DeleteGroup():
+            return DeleteGroupResponse(error)

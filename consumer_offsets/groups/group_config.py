@@ -1,0 +1,19 @@
+"""The settings of groups, with Kafka's names and defaults."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GroupConfig:
+    """Times in ms. ``group_max_size`` bounds the members of a group, and again those that have an id and have not
+    joined yet; Kafka's default is no bound.
+    """
+
+    group_min_session_timeout_ms: int = 6_000
+    group_max_session_timeout_ms: int = 1_800_000
+    group_initial_rebalance_delay_ms: int = 3_000
+    group_max_size: int = 1_000
+    #: A new member waits this long in its first JoinGroup; then it is taken for dead.
+    group_new_member_join_timeout_ms: int = 300_000
+    group_consumer_session_timeout_ms: int = 45_000
+    group_consumer_heartbeat_interval_ms: int = 5_000

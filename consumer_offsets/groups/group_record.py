@@ -1,0 +1,118 @@
+"""The records of ``__consumer_offsets`` that hold a group's membership: one per group, the last one counts.
+
+Key: JSON ``{"group"}``, always in this one spelling; a key with ``topic`` is that of an offset
+(``logstore/records/offset_record.py``). Value: JSON whose ``kind`` is "classic" or "consumer"; a null value deletes the
+group. Bytes are base64. Fields may be added, none removed.
+
+Kafka writes up to six records for each member of a consumer group, so that a heartbeat of one member writes that member
+alone. Here the whole group is one record: a replay needs no order among records, compaction and a change of kind leave
+nothing behind, and what is read back is exactly a state that the group was in.
+"""
+
+from typing import NamedTuple
+from uuid import UUID
+
+import msgspec
+
+from logstore.errors import CorruptionError
+from logstore.records.offset_record import OFFSETS_TOPIC
+
+Partitions = dict[UUID, list[int]]
+
+
+class ClassicMemberValue(msgspec.Struct, frozen=True):
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: list[tuple[str, bytes]]
+    assignment: bytes
+
+
+class ClassicGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="classic"):
+    """``state`` is Empty, CompletingRebalance (the leader's assignment is still to come) or Stable.
+    ``state_timestamp`` is that of its begin, in ms.
+    """
+
+    generation: int
+    state: str
+    state_timestamp: int
+    protocol_type: str | None
+    protocol: str | None
+    leader: str | None
+    members: list[ClassicMemberValue]
+
+
+class ConsumerMemberValue(msgspec.Struct, frozen=True):
+    """Partitions by topic id: those that the member may hold, is to revoke, and is to have in the end (KIP-848)."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    subscribed_topics: list[str]
+    subscribed_regex: str
+    server_assignor: str | None
+    member_epoch: int
+    previous_member_epoch: int
+    state: str
+    assigned: Partitions
+    pending_revocation: Partitions
+    target: Partitions
+
+
+class ConsumerGroupValue(msgspec.Struct, frozen=True, tag_field="kind", tag="consumer"):
+    """``epoch`` is the group's, ``target_epoch`` that of the target assignment. ``topics`` are the subscribed ones with
+    id and number of partitions, ``regexes`` the topics that each matched, ``names`` those of assigned topics.
+    """
+
+    epoch: int
+    target_epoch: int
+    state_timestamp: int
+    topics: dict[str, tuple[UUID, int]]
+    regexes: dict[str, list[str]]
+    names: dict[UUID, str]
+    members: list[ConsumerMemberValue]
+
+
+class GroupRecord(NamedTuple):
+    group: str
+    value: ClassicGroupValue | ConsumerGroupValue
+
+    def encoded(self) -> tuple[bytes, bytes | None]:
+        """Key and value."""
+        return _encoder.encode(_Key(self.group)), _encoder.encode(self.value)
+
+
+class Tombstone(NamedTuple):
+    group: str
+
+    def encoded(self) -> tuple[bytes, bytes | None]:
+        """Key and value."""
+        return _encoder.encode(_Key(self.group)), None
+
+
+class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    group: str
+
+
+_encoder = msgspec.json.Encoder()
+_keys = msgspec.json.Decoder(_Key)
+_values: msgspec.json.Decoder[ClassicGroupValue | ConsumerGroupValue] = msgspec.json.Decoder(
+    ClassicGroupValue | ConsumerGroupValue
+)
+
+
+def decode_group_record(key: bytes | None, value: bytes | None) -> GroupRecord | Tombstone:
+    """CorruptionError if no coordinator wrote it."""
+    try:
+        group = _keys.decode(key or b"").group
+        return Tombstone(group) if value is None else GroupRecord(group, _values.decode(value))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise CorruptionError(
+            f"A group's record in {OFFSETS_TOPIC} does not parse: {error}; its key is {(key or b'')[:200]!r}"
+        ) from error

@@ -1,0 +1,253 @@
+"""The state machine of a partition of ``__consumer_offsets``: its groups, with their committed offsets.
+
+Invariants: an offset that is read here is durable, because commits count when their records do, not when they are asked
+for. A group is in memory as long as it has a member, one to come, or a record in the log.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from consumer_offsets.committed_offsets import CommittedOffsets, TopicPartition
+from consumer_offsets.effects import Answer, AppendRecord, ArmTimer, CancelTimer, Effect, TimerFired
+from consumer_offsets.groups import events
+from consumer_offsets.groups.description import GroupDescription
+from consumer_offsets.groups.group import Group
+from consumer_offsets.groups.group_record import decode_group_record
+from logstore.errors import CorruptionError, LogStoreError
+from logstore.records.offset_record import (
+    GroupKey,
+    OffsetCommit,
+    OffsetKey,
+    OffsetRecord,
+    decode_commit,
+    decode_key,
+)
+
+#: The token of the machine's own requests to a group; those of shards count from 1.
+OWN_REQUEST: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOffsets:
+    """All or nothing; answered with None. ``member`` says who commits."""
+
+    request: int
+    group: str
+    commits: Mapping[TopicPartition, OffsetCommit]
+    member: events.CommitOffsets
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOffsets:
+    """Offsets of topics that are gone, whoever is in the group. Answered with None."""
+
+    request: int
+    group: str
+    places: Sequence[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup:
+    """The group, with all its offsets, those too that are on their way. Answered with None, or NonEmptyGroupError."""
+
+    request: int
+    group: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExpireOffsets:
+    """Delete offsets of the group that were committed before ``before_ms``, and are not being committed again, if it
+    has had no member since then. Answered with their number.
+    """
+
+    request: int
+    group: str
+    before_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRequest:
+    """A request of a member, made with the token of its answer; answered with a response of ``groups.responses``."""
+
+    group: str
+    event: events.Event
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsChanged:
+    """``matches`` gives the topics that each of some regexes matches."""
+
+    topics: events.TopicImage
+    matches: Callable[[frozenset[str]], Mapping[str, frozenset[str]]]
+
+
+Event = CommitOffsets | DeleteOffsets | DeleteGroup | ExpireOffsets | MemberRequest | TopicsChanged | TimerFired
+
+
+class GroupsMachine:
+    """``new_group`` makes the machine of one group, of that name; ``topics`` tells which topics there are now."""
+
+    def __init__(self, new_group: Callable[[str], Group], topics: Callable[[], TopicsChanged]) -> None:
+        self.offsets = CommittedOffsets()
+        self._new_group = new_group
+        self._topics = topics
+        self._groups: dict[str, Group] = {}
+        #: By group, how many records of a place are on their way.
+        self._on_their_way: dict[str, Counter[TopicPartition]] = {}
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def groups(self) -> list[str]:
+        """Groups that have had members, and are not deleted."""
+        return list(self._groups)
+
+    def describe(self, group: str) -> GroupDescription | None:
+        """None: it never had a member."""
+        found = self._groups.get(group)
+        return None if found is None else found.describe()
+
+    def knows(self, group: str, member_id: str) -> bool:
+        """Whether the group has a member of this id, or one that was given it and has not joined yet."""
+        found = self._groups.get(group)
+        return found is not None and found.knows(member_id)
+
+    def keys(self, group: str) -> list[TopicPartition]:
+        """Places with a committed offset, or with one that is on its way."""
+        return list(dict.fromkeys([*self.offsets.keys(group), *self._on_their_way.get(group, ())]))
+
+    def groups_of_topic(self, topic: str) -> list[str]:
+        """Groups with such a place in the topic."""
+        on_their_way = (group for group, places in self._on_their_way.items() if any(topic == p.topic for p in places))
+        return list(dict.fromkeys([*self.offsets.of_topic(topic), *on_their_way]))
+
+    # ---- the machine of a shard -------------------------------------------------------------------------------------
+
+    def replay(self, records: pa.Table, producer_id: int, producer_epoch: int) -> None:  # noqa: ARG002 - as the protocol
+        columns = (records.column(name).to_pylist() for name in ("offset", "key", "value"))
+        latest = {key: (offset, value) for offset, key, value in zip(*columns, strict=True)}
+        for text, (offset, value) in latest.items():
+            try:
+                key = decode_key(text)
+                if isinstance(key, GroupKey):
+                    self._replay_group(key.group, text, value)
+                else:
+                    self.offsets.replay(offset, key, decode_commit(text, value), producer_id)
+            except CorruptionError as error:
+                raise CorruptionError(f"offset {offset}: {error}") from error
+
+    def _replay_group(self, group: str, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._groups.pop(group, None)
+        else:
+            self._group(group).replay(decode_group_record(key, value))
+
+    def replay_marker(self, producer_id: int, producer_epoch: int, *, committed: bool) -> None:  # noqa: ARG002
+        self.offsets.replay_marker(producer_id, committed=committed)
+
+    def on_loaded(self, now_ms: int) -> Iterator[Effect]:
+        for name, group in list(self._groups.items()):
+            yield from self._done(name, group.resume(now_ms))
+        yield from self.apply(self._topics(), now_ms)
+
+    def apply(self, event: Event, now_ms: int) -> Iterator[Effect]:
+        match event:
+            case MemberRequest(group, request):
+                yield from self._done(group, self._group(group).apply(request, now_ms))
+            case CommitOffsets():
+                yield from self._commit(event, now_ms)
+            case TimerFired(key=(group, key)):
+                if group in self._groups:
+                    yield from self._done(group, self._groups[group].apply(TimerFired(key), now_ms))
+            case DeleteOffsets(request, group, places):
+                yield from self._append(group, dict.fromkeys(places))
+                yield Answer(request, None)
+            case DeleteGroup():
+                yield from self._delete(event, now_ms)
+            case ExpireOffsets(request, group, before_ms):
+                expired = self._expired(group, before_ms)
+                yield from self._append(group, dict.fromkeys(expired))
+                if group in self._groups and len(expired) == len(self.keys(group)):
+                    yield from self._asked(group, events.DeleteGroup(OWN_REQUEST), now_ms)
+                yield Answer(request, len(expired))
+            case TopicsChanged(topics, matches):
+                for name, group in list(self._groups.items()):
+                    changed = events.TopicsChanged(topics, matches(group.regexes))
+                    yield from self._done(name, group.apply(changed, now_ms))
+
+    def stored(self, base_offset: int, records: Sequence[object]) -> None:
+        for offset, record in enumerate(records, start=base_offset):
+            if not isinstance(record, OffsetRecord):
+                continue
+            key, commit = record
+            self.offsets.replay(offset, key, commit)
+            places, place = self._on_their_way[key.group], TopicPartition(key.topic, key.partition)
+            places[place] -= 1
+            if not places[place]:
+                del places[place]
+                if not places:
+                    del self._on_their_way[key.group]
+
+    # ---- groups -----------------------------------------------------------------------------------------------------
+
+    def _group(self, name: str) -> Group:
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = self._new_group(name)
+        return group
+
+    def _done(self, name: str, effects: Sequence[Effect]) -> Iterator[Effect]:
+        """The effects of a group, as those of the machine; a group of which nothing is left is forgotten."""
+        for effect in effects:
+            match effect:
+                case ArmTimer(key, at_ms):
+                    yield ArmTimer((name, key), at_ms)
+                case CancelTimer(key):
+                    yield CancelTimer((name, key))
+                case _:
+                    yield effect
+        if self._groups[name].is_vacant:
+            del self._groups[name]
+
+    def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
+        error = yield from self._asked(event.group, event.member, now_ms)
+        if error is None:
+            yield from self._append(event.group, event.commits)
+        yield Answer(event.request, error)
+
+    def _delete(self, event: DeleteGroup, now_ms: int) -> Iterator[Effect]:
+        error = yield from self._asked(event.group, events.DeleteGroup(OWN_REQUEST), now_ms)
+        if error is None:
+            yield from self._append(event.group, dict.fromkeys(self.keys(event.group)))
+        yield Answer(event.request, error)
+
+    def _asked(
+        self, group: str, event: events.CommitOffsets | events.DeleteGroup, now_ms: int
+    ) -> Generator[Effect, None, LogStoreError | None]:
+        """The effects of the machine's own request to a group, and its refusal."""
+        effects = self._group(group).apply(event, now_ms)
+        own = [effect for effect in effects if isinstance(effect, Answer) and effect.request == OWN_REQUEST]
+        yield from self._done(group, [effect for effect in effects if effect not in own])
+        (answer,) = own
+        error: LogStoreError | None = answer.response.error
+        return error
+
+    def _expired(self, group: str, before_ms: int) -> list[TopicPartition]:
+        described = self.describe(group)
+        if described is not None and (described.members or (described.state_since_ms or 0) >= before_ms):
+            return []
+        on_their_way = self._on_their_way.get(group, ())
+        return [
+            place
+            for place, commit in self.offsets.commits(group).items()
+            if commit.commit_timestamp < before_ms and place not in on_their_way
+        ]
+
+    def _append(self, group: str, commits: Mapping[TopicPartition, OffsetCommit | None]) -> Iterator[Effect]:
+        if commits:
+            self._on_their_way.setdefault(group, Counter()).update(commits.keys())
+        for place, commit in commits.items():
+            yield AppendRecord(OffsetRecord(OffsetKey(group, *place), commit))

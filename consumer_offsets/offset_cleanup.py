@@ -1,0 +1,125 @@
+"""Deletes committed offsets that nobody wants: of topics that are gone, and those that have expired.
+
+Invariant: an offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also
+if a topic of the same name is made again.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.group_shards import GroupShard, GroupShards
+from consumer_offsets.groups_machine import DeleteOffsets, ExpireOffsets
+from logstore.broker.broker import Broker, Topic
+from logstore.broker.context import INTERNAL
+from logstore.clock import Clock
+from logstore.errors import LogStoreError
+from logstore.records.offset_record import OffsetCommit
+
+log = structlog.stdlib.get_logger(__name__)
+
+# Groups whose offsets expire are dealt with so many at a time.
+_EXPIRED_GROUPS = 100
+
+
+class OffsetCleanup:
+    def __init__(self, broker: Broker, clock: Clock, shards: GroupShards) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._shards = shards
+        self._expiring: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Delete what a crash left behind, and follow deletions of topics and the clock."""
+        await self._delete_orphans()
+        self._broker.topic_deleted_listeners.append(self._on_topic_deleted)
+        self._expiring = asyncio.create_task(self._expire_again_and_again())
+
+    async def close(self) -> None:
+        self._broker.topic_deleted_listeners.remove(self._on_topic_deleted)
+        assert self._expiring is not None
+        self._expiring.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._expiring
+
+    async def expire_offsets(self) -> int:
+        """Delete the offsets that were committed more than ``offsets.retention.minutes`` ago; their number.
+
+        As Kafka does (KIP-211): a group with members keeps its offsets, and in another one an offset lives as long
+        after its own commit, or after the last member has gone. A group is gone with its last offset.
+        """
+        before_ms = self._clock.now_ms() - self._broker.settings.offsets_retention_minutes * 60_000
+        count = 0
+        for shard in self._shards.active():
+            groups = shard.machine.offsets.expired(before_ms)
+            for at in range(0, len(groups), _EXPIRED_GROUPS):
+                some = groups[at : at + _EXPIRED_GROUPS]
+                count += sum(await _asked(shard, [_expire(group, before_ms) for group in some]))
+        if count:
+            log.info("group_offsets.expired", offsets=count)
+        return count
+
+    async def _expire_again_and_again(self) -> None:
+        while True:
+            await asyncio.sleep(self._broker.settings.offsets_retention_check_interval_ms / 1000)
+            await self.expire_offsets()
+
+    async def _on_topic_deleted(self, deleted: Topic) -> None:
+        # Whatever id they were made to: nobody sees them any more.
+        for shard in self._shards.active():
+            machine = shard.machine
+            stale = {
+                group: [place for place in machine.keys(group) if place.topic == deleted.name]
+                for group in machine.groups_of_topic(deleted.name)
+            }
+            await _delete_unseen(shard, stale)
+
+    async def _delete_orphans(self) -> None:
+        """Delete offsets of topics whose deletion a crash cut short. Offsets of a missing topic stay."""
+        existing = {t.name: str(t.topic_id) for t in self._broker.topics(INTERNAL, include_internal=True)}
+
+        def is_orphan(place: TopicPartition, commit: OffsetCommit) -> bool:
+            made_again = existing.get(place.topic, commit.topic_id) != commit.topic_id
+            return made_again or self._broker.was_deleted(INTERNAL, UUID(commit.topic_id))
+
+        for shard in self._shards.active():
+            offsets = shard.machine.offsets
+            stale = {
+                group: [place for place, commit in offsets.commits(group).items() if is_orphan(place, commit)]
+                for group in offsets.stale(existing)
+            }
+            await _delete_unseen(shard, stale)
+
+
+async def _delete_unseen(shard: GroupShard, stale: Mapping[str, Sequence[TopicPartition]]) -> None:
+    """Delete offsets that nobody sees any more. If that fails, the next start deletes them."""
+    await _asked(shard, [_delete(group, places) for group, places in stale.items() if places])
+
+
+async def _asked(shard: GroupShard, events: Sequence[Callable[[int], object]]) -> list[Any]:
+    """The answers to events that nobody waits for; none to those that fail."""
+    answers: list[asyncio.Future[Any]] = []
+    try:
+        answers = [shard.request(event) for event in events]
+    except LogStoreError as error:
+        log.warning("group_offsets.not_deleted", error=str(error))
+    outcomes = await asyncio.gather(*answers, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, LogStoreError):
+            log.warning("group_offsets.not_deleted", error=str(outcome))
+        elif isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
+
+
+def _expire(group: str, before_ms: int) -> Callable[[int], ExpireOffsets]:
+    return lambda request: ExpireOffsets(request, group, before_ms)
+
+
+def _delete(group: str, places: Sequence[TopicPartition]) -> Callable[[int], DeleteOffsets]:
+    return lambda request: DeleteOffsets(request, group, places)

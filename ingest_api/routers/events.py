@@ -1,0 +1,154 @@
+"""Records of a topic as Server-Sent Events, as they become readable."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ingest_api import operations
+from ingest_api.content_types import answer_media_type
+from ingest_api.errors import ParameterError
+from ingest_api.event_chunks import Form, Reading
+from ingest_api.event_position import StreamPartition, parse_position
+from ingest_api.event_stream import EVENT_STREAM, EventStream, EventStreamResponse
+from ingest_api.guard import context_of
+from ingest_api.parameters import (
+    EVENT_FORMAT,
+    FROM,
+    ISOLATION_LEVEL,
+    KEY,
+    KEY_FORMAT,
+    PARTITION,
+    ChoiceParameter,
+    partition_number,
+    query_texts,
+    shown,
+)
+from ingest_api.routes import declared_router, requires
+from ingest_api.state import api_state
+from ingest_api.topic_ids import topic_id_headers, topic_to_read
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import PartitionLog, Topic
+from logstore.broker.topic_ids import topic_id_text
+from logstore.errors import InvalidRequestError
+from logstore.log.isolation import Isolation
+from logstore.log.log_reader import require_in_range
+
+router = declared_router(tags=["records"])
+
+# Every event's id names all partitions, and has to fit into a header.
+_PARTITIONS_MAX: Final = 256
+_QUERY: Final = (FROM, PARTITION, KEY, KEY_FORMAT, EVENT_FORMAT, ISOLATION_LEVEL)
+_LAST_EVENT_ID: Final = "Last-Event-ID"
+
+
+@router.get("/topics/{topic}/events", **operations.EVENTS)
+@requires(Operation.READ, ResourceType.TOPIC)
+async def events(request: Request) -> Response:
+    """Send records as they become readable, until the client closes the connection."""
+    state = api_state(request)
+    query = query_texts(request.scope["query_string"], [parameter.name for parameter in _QUERY])
+    form = (Form.JSON, Form.BINARY)[_chosen(EVENT_FORMAT, query)]
+    isolation = Isolation(_chosen(ISOLATION_LEVEL, query))
+    context = context_of(request)
+    topic = topic_to_read(context, request, state.broker, Operation.READ)
+    answer_media_type(request.headers, (EVENT_STREAM,))
+    key = _key(query, topic, form)
+    selection = TopicSelection(topic, query.get(PARTITION.name))
+    reading = Reading(selection.partitions(), form, isolation)
+    starts = _starts(request, query.get(FROM.name), selection, isolation)
+    offsets = tuple(starts[one] for one in reading.partitions)
+    state.events.open()
+    keepalive_s = state.settings.event_stream_keepalive_ms / 1000
+    stream = EventStream(state.events, context, selection, reading, offsets, key=key, keepalive_s=keepalive_s)
+    return EventStreamResponse(request, state.events, stream, topic_id_headers(request.scope))
+
+
+class TopicSelection:
+    """The partitions of a topic that ``text`` names; without it all, also those that are added later."""
+
+    def __init__(self, topic: Topic, text: str | None) -> None:
+        self._topic = topic
+        self._grows = text is None
+        numbers = range(len(topic.partitions)) if text is None else sorted(set(map(partition_number, text.split(","))))
+        for number in numbers:
+            topic.partition(number)
+        self._selected = self._of(numbers)
+
+    def partitions(self) -> tuple[StreamPartition, ...]:
+        """InvalidRequestError if there are too many by now."""
+        if self._grows and len(self._topic.partitions) > len(self._selected):
+            self._selected = self._of(range(len(self._topic.partitions)))
+        return self._selected
+
+    def start(self, partition: StreamPartition) -> int:
+        return self.log_of(partition).log_start_offset
+
+    def log_of(self, partition: StreamPartition) -> PartitionLog:
+        return self._topic.partition(partition.partition)
+
+    def _of(self, numbers: "range | list[int]") -> tuple[StreamPartition, ...]:
+        if len(numbers) > _PARTITIONS_MAX:
+            raise InvalidRequestError(
+                f"A stream has at most {_PARTITIONS_MAX} partitions, because the id of every event names them all: "
+                f"choose with partition=, topic {self._topic.name!r} has {len(self._topic.partitions)}."
+            )
+        topic_id = topic_id_text(self._topic.topic_id)
+        return tuple(StreamPartition(self._topic.name, number, topic_id) for number in numbers)
+
+
+def _starts(
+    request: Request, begin: str | None, selection: TopicSelection, isolation: Isolation
+) -> Mapping[StreamPartition, int]:
+    """The first offset of each partition. Raises OffsetOutOfRangeError, QuarantinedError."""
+    partitions = selection.partitions()
+    logs = {one: selection.log_of(one) for one in partitions}
+    for log in logs.values():
+        log.require_served()
+    last_id = request.headers.get(_LAST_EVENT_ID)
+    if not last_id and begin in (None, "latest"):
+        return {one: log.readable_end(isolation) for one, log in logs.items()}
+    starts = {one: log.log_start_offset for one, log in logs.items()}
+    text = last_id or begin
+    if text is not None and (last_id or text != "earliest"):
+        named = parse_position(text, partitions, _LAST_EVENT_ID if last_id else "Query parameter from")
+        for one, offset in named.items():
+            require_in_range(logs[one], offset)
+        starts |= named
+    return starts
+
+
+def _chosen(parameter: ChoiceParameter, query: Mapping[str, str]) -> int:
+    text = query.get(parameter.name)
+    value = parameter.default if text is None else parameter.read(text)
+    assert value is not None
+    return value
+
+
+def _key(query: Mapping[str, str], topic: Topic, form: Form) -> bytes | None:
+    """The stored key whose records are wanted; None: those of all keys."""
+    text = query.get(KEY.name)
+    key_format = query.get(KEY_FORMAT.name)
+    is_string = topic.config.string_keys if key_format is None else bool(KEY_FORMAT.read(key_format))
+    if text is None:
+        if key_format is not None:
+            raise ParameterError("Query parameter key_format says how key is stored: send key, too.")
+        return None
+    if form is Form.BINARY:
+        if key_format is not None:
+            raise ParameterError("Query parameter key_format is for JSON: with format=binary, send key as base64.")
+        try:
+            return base64.b64decode(text, validate=True)
+        except binascii.Error:
+            raise ParameterError(f"Query parameter key cannot be {shown(text)}: send base64.") from None
+    if is_string:
+        return text.encode()
+    try:
+        msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return msgspec.json.encode(text)
+    return text.encode()

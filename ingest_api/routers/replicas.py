@@ -1,0 +1,231 @@
+"""Brokers with their settings, and the partitions of topics with their replicas, in REST v3 shapes."""
+
+from starlette.requests import Request
+
+from ingest_api.dependencies import BrokerNumber, ClusterBroker, ConfigName, Context, PartitionInCluster, TopicInCluster
+from ingest_api.errors import NoSuchResourceError
+from ingest_api.model_routes import AdministrationRoute, model_router
+from ingest_api.parameters import shown
+from ingest_api.routers.links import address, link, list_metadata, resource_metadata
+from ingest_api.routes import requires
+from ingest_api.schemas import administration
+from ingest_api.schemas.administration import (
+    BrokerConfigEntry,
+    BrokerConfigList,
+    ClusterBrokerList,
+    ClusterPartition,
+    ClusterPartitionList,
+    ClusterReplica,
+    ClusterReplicaList,
+    ConfigSource,
+    ConfigSynonym,
+    Link,
+)
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.context import RequestContext
+from logstore.settings import plain_settings, secret_settings
+
+_BROKERS = "/v3/clusters/{cluster_id}/brokers"
+_PARTITIONS = "/v3/clusters/{cluster_id}/topics/{topic}/partitions"
+_PORTS = {"http": "80", "https": "443"}
+
+router = model_router(AdministrationRoute, tags=["administration"])
+
+
+@router.get(_BROKERS, operation_id="listClusterBrokers", response_description="All brokers.")
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
+async def list_brokers(request: Request, broker: ClusterBroker) -> ClusterBrokerList:
+    """The brokers of the cluster."""
+    return ClusterBrokerList(
+        metadata=list_metadata(request, broker.cluster_id, "brokers"),
+        data=[_broker(request, broker, number) for number in broker.brokers],
+    )
+
+
+@router.get(f"{_BROKERS}/{{broker_id}}", operation_id="getClusterBroker", response_description="The broker.")
+@requires(Operation.DESCRIBE, ResourceType.CLUSTER)
+async def get_broker(request: Request, broker: ClusterBroker, number: BrokerNumber) -> administration.ClusterBroker:
+    """One broker."""
+    _require_broker(broker, number)
+    return _broker(request, broker, number)
+
+
+@router.get(
+    f"{_BROKERS}/{{broker_id}}/configs", operation_id="listBrokerConfigs", response_description="Every setting."
+)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+async def list_broker_configs(request: Request, broker: ClusterBroker, number: BrokerNumber) -> BrokerConfigList:
+    """The settings of a broker, set or default. A start reads them; they are not changed here."""
+    _require_broker(broker, number)
+    return BrokerConfigList(
+        metadata=list_metadata(request, broker.cluster_id, "brokers", str(number), "configs"),
+        data=[_config(request, broker, number, name, field) for name, field in sorted(plain_settings().items())],
+    )
+
+
+@router.get(
+    f"{_BROKERS}/{{broker_id}}/configs/{{name}}",
+    operation_id="getBrokerConfig",
+    response_description="The setting.",
+)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.CLUSTER)
+async def get_broker_config(
+    request: Request, broker: ClusterBroker, number: BrokerNumber, name: ConfigName
+) -> BrokerConfigEntry:
+    """One setting."""
+    _require_broker(broker, number)
+    field = plain_settings().get(name)
+    if field is None:
+        raise NoSuchResourceError(f"No setting {shown(name)}: the list of all is one level up.")
+    return _config(request, broker, number, name, field)
+
+
+@router.get(_PARTITIONS, operation_id="listClusterPartitions", response_description="All partitions of the topic.")
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def list_partitions(
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster
+) -> ClusterPartitionList:
+    """The partitions of a topic."""
+    return ClusterPartitionList(
+        metadata=list_metadata(request, broker.cluster_id, "topics", topic.name, "partitions"),
+        data=[_partition(request, context, broker, topic, log) for log in topic.partitions],
+    )
+
+
+@router.get(f"{_PARTITIONS}/{{partition}}", operation_id="getClusterPartition", response_description="The partition.")
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def get_partition(
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
+) -> ClusterPartition:
+    """One partition."""
+    return _partition(request, context, broker, topic, log)
+
+
+@router.get(
+    f"{_PARTITIONS}/{{partition}}/replicas",
+    operation_id="listClusterReplicas",
+    response_description="All replicas of the partition.",
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def list_replicas(
+    request: Request, context: Context, broker: ClusterBroker, topic: TopicInCluster, log: PartitionInCluster
+) -> ClusterReplicaList:
+    """The replicas of a partition."""
+    path = ("topics", topic.name, "partitions", str(log.partition), "replicas")
+    return ClusterReplicaList(
+        metadata=list_metadata(request, broker.cluster_id, *path), data=_replicas(request, context, broker, topic, log)
+    )
+
+
+@router.get(
+    f"{_PARTITIONS}/{{partition}}/replicas/{{broker_id}}",
+    operation_id="getClusterReplica",
+    response_description="The replica.",
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def get_replica(
+    request: Request,
+    context: Context,
+    broker: ClusterBroker,
+    topic: TopicInCluster,
+    log: PartitionInCluster,
+    number: BrokerNumber,
+) -> ClusterReplica:
+    """One replica."""
+    for replica in _replicas(request, context, broker, topic, log):
+        if replica.broker_id == number:
+            return replica
+    raise NoSuchResourceError(f"Broker {number} has no replica of {topic.name}-{log.partition}.")
+
+
+def _require_broker(broker: Broker, number: int) -> None:
+    if number not in broker.brokers:
+        raise NoSuchResourceError(f"Broker {number} not found: the cluster has {', '.join(map(str, broker.brokers))}.")
+
+
+def _config(request: Request, broker: Broker, number: int, name: str, field: str) -> BrokerConfigEntry:
+    settings = broker.settings
+    default, value = _text(type(settings).model_fields[field].default), _text(getattr(settings, field))
+    # A setting that was set to its default counts as default: nothing tells the two apart.
+    is_secret, is_set = field in secret_settings(), value != default
+    layers: tuple[tuple[ConfigSource, str | None], ...] = (
+        ("STATIC_BROKER_CONFIG", value if is_set else None),
+        ("DEFAULT_CONFIG", default),
+    )
+    return BrokerConfigEntry(
+        metadata=resource_metadata(request, broker, broker=str(number), config=name),
+        cluster_id=broker.cluster_id,
+        broker_id=number,
+        name=name,
+        value=None if is_secret else value,
+        is_default=not is_set,
+        is_sensitive=is_secret,
+        source="STATIC_BROKER_CONFIG" if is_set else "DEFAULT_CONFIG",
+        synonyms=[
+            ConfigSynonym(name=name, value=text, source=source)
+            for source, text in layers
+            if text is not None and not is_secret
+        ],
+    )
+
+
+def _text(value: object) -> str | None:
+    """A setting as the configuration file has it."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return str(value).lower()
+        case tuple():
+            return ",".join(map(str, value))
+        case _:
+            return str(value)
+
+
+def _broker(request: Request, broker: Broker, number: int) -> administration.ClusterBroker:
+    host, port = address(request)
+    return administration.ClusterBroker(
+        metadata=resource_metadata(request, broker, broker=str(number)),
+        cluster_id=broker.cluster_id,
+        broker_id=number,
+        host=host,
+        port=int(port or _PORTS[request.scope["scheme"]]),
+        configs=Link(related=link(request, broker.cluster_id, "brokers", str(number), "configs")),
+    )
+
+
+def _partition(
+    request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
+) -> ClusterPartition:
+    leader = broker.partition_state(context, topic, log.partition).leader
+    path = (broker.cluster_id, "topics", topic.name, "partitions", str(log.partition), "replicas")
+    return ClusterPartition(
+        metadata=resource_metadata(request, broker, topic=topic.name, partition=str(log.partition)),
+        cluster_id=broker.cluster_id,
+        topic_name=topic.name,
+        partition_id=log.partition,
+        leader=None if leader < 0 else Link(related=link(request, *path, str(leader))),
+        replicas=Link(related=link(request, *path)),
+    )
+
+
+def _replicas(
+    request: Request, context: RequestContext, broker: Broker, topic: Topic, log: PartitionLog
+) -> list[ClusterReplica]:
+    state = broker.partition_state(context, topic, log.partition)
+    return [
+        ClusterReplica(
+            metadata=resource_metadata(
+                request, broker, topic=topic.name, partition=str(log.partition), replica=str(number)
+            ),
+            cluster_id=broker.cluster_id,
+            topic_name=topic.name,
+            partition_id=log.partition,
+            broker_id=number,
+            is_leader=number == state.leader,
+            is_in_sync=number in state.in_sync_replicas,
+            broker=Link(related=link(request, broker.cluster_id, "brokers", str(number))),
+        )
+        for number in state.replicas
+    ]

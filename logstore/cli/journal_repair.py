@@ -1,0 +1,174 @@
+"""``logstore journal repair``: end a damaged journal before the damage, and say what that loses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
+
+import typer
+
+from logstore.cli.command_group import confirm
+from logstore.cli.data_directory import journal_directories, stopped_store
+from logstore.cli.options import JsonOption
+from logstore.cli.output import counted, print_json, print_table
+from logstore.errors import LogStoreError
+
+if TYPE_CHECKING:
+    from logstore.journal.inspect import RepairReport
+    from logstore.journal.scan import RecoveredFrame
+    from logstore.log.journal_loss import Table, TakenOut
+
+REPAIR_EXAMPLES = """\b
+Examples:
+  logstore journal verify data/brokers/0/journal/0
+  logstore journal repair data/brokers/0/journal/0
+"""
+
+
+def repair(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="<data>/brokers/<id>/journal/<n>")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """End a damaged journal before the damage.
+
+    The store, which must be stopped for it, can then start again.
+
+    Says first which records are lost: acknowledged ones behind the damage that are not in a table yet. A copy of every
+    byte that is taken out stays beside the journal as *.corrupt. Restoring the damaged file from a copy is better, if
+    there is one.
+    """
+    from logstore.journal import inspect
+
+    (journal,) = journal_directories(directory, None)[:1]
+    with stopped_store(journal.resolve().parent.parent):
+        damage = inspect.verify(journal).damage
+        if damage is None:
+            _print_json(journal, None, []) if json else print(f"The journal {journal} is good: nothing was changed")
+            return
+        found = _taken_out(journal, damage)
+        if not json:
+            print(f"Damage: {damage.message}")
+            _print_taken_out(found)
+        if not yes:
+            confirm("Take out everything from the damage on?", otherwise="Nothing was changed.")
+        report = inspect.repair(journal)
+    if json:
+        _print_json(journal, report, found)
+    elif report is not None:
+        print(f"The journal {journal} now ends at position {report.position}")
+        print(f"Kept: {', '.join(map(str, report.copies))}")
+
+
+def _taken_out(journal: Path, damage: LogStoreError) -> "list[TakenOut]":
+    from logstore.journal import inspect
+    from logstore.journal.errors import JournalCorruptionError
+    from logstore.log.journal_loss import taken_out
+    from logstore.log.table_check import collect_tails
+    from logstore.table_root import open_root
+
+    if not isinstance(damage, JournalCorruptionError):
+        return []
+    ranges = inspect.lost_ranges(journal, damage.position)
+    kept = collect_tails(_good_frames(journal))
+    data = _data_directory(journal)
+    return taken_out(ranges, kept, {} if data is None else _tables(data), open_root(data).removed() if data else set())
+
+
+def _good_frames(journal: Path) -> "Iterator[RecoveredFrame]":
+    from logstore.journal.errors import JournalCorruptionError
+    from logstore.journal.observed import ObservedJournal
+
+    try:
+        yield from ObservedJournal(journal).frames()
+    except JournalCorruptionError:
+        return
+
+
+def _data_directory(journal: Path) -> Path | None:
+    """The data directory that the journal is one of; None for a journal that lies alone."""
+    parents = journal.resolve().parents
+    return parents[3] if len(parents) > 3 and (parents[3] / "topics").is_dir() else None
+
+
+def _tables(data: Path) -> "dict[UUID, Table]":
+    """The tables that can be read, by topic id."""
+    from logstore.delta.log_check import observed_snapshot
+    from logstore.log.journal_loss import Table
+    from logstore.table_root import open_root
+
+    root = open_root(data)
+    tables = {}
+    for name in root.tables():
+        try:
+            snapshot = observed_snapshot(root.open(name))
+        except LogStoreError:
+            # Its records then show with the topic's id, as lost unless the table is mended.
+            continue
+        sealed = {partition: state.sealed for partition, state in snapshot.partitions.items()}
+        tables[snapshot.topic_id] = Table(name, sealed)
+    return tables
+
+
+def _print_taken_out(found: "list[TakenOut]") -> None:
+    if found:
+        print_table(
+            ["topic", "partition", "taken out", "in the table", "lost"],
+            [
+                (
+                    one.topic or f"id {one.topic_id}",
+                    one.partition,
+                    f"offsets {one.first_offset} to {one.end_offset - 1}",
+                    _in_the_table(one),
+                    "-" if one.lost is None else f"offsets {one.lost[0]} to {one.lost[1] - 1}",
+                )
+                for one in found
+            ],
+        )
+    lost = sum(one.lost[1] - one.lost[0] for one in found if one.lost is not None)
+    if lost:
+        print(f"Lost: {counted(lost, 'offset')}, as listed")
+    else:
+        print("Nothing is lost, as far as the damaged part can be read: its records are in the tables")
+
+
+def _in_the_table(one: "TakenOut") -> str:
+    if one.deleted:
+        return "the topic was deleted"
+    if one.sealed_offset is None:
+        return "no table that can be read has this id"
+    return f"all, sealed at {one.sealed_offset}" if one.lost is None else f"sealed at {one.sealed_offset}"
+
+
+def _print_json(journal: Path, report: "RepairReport | None", found: "list[TakenOut]") -> None:
+    """``taken_out`` is everything from the damage on, ``lost`` the part of it that no table has."""
+    print_json(
+        {
+            "directory": str(journal),
+            "repaired": report is not None,
+            "position": report and report.position,
+            "copies": [str(copy) for copy in report.copies] if report else [],
+            "taken_out": [
+                {
+                    "topic": one.topic,
+                    "topic_id": one.topic_id,
+                    "partition": one.partition,
+                    "first_offset": one.first_offset,
+                    "end_offset": one.end_offset,
+                    "sealed_offset": one.sealed_offset,
+                }
+                for one in found
+            ],
+            "lost": [
+                {
+                    "topic": one.topic,
+                    "topic_id": one.topic_id,
+                    "partition": one.partition,
+                    "first_offset": one.lost[0],
+                    "end_offset": one.lost[1],
+                }
+                for one in found
+                if one.lost is not None
+            ],
+        }
+    )

@@ -1,0 +1,237 @@
+"""A member of a classic group (Kafka's JoinGroup, SyncGroup, Heartbeat; KIP-429 for the cooperative protocol).
+
+A rebalance goes PREPARING → JOINING → (ASSIGNING, the leader) → SYNCING → COMPLETING → STABLE. With an eager assignor
+everything is revoked in PREPARING; with cooperative-sticky alone only what moves is, in COMPLETING, and the member
+joins once more.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from logstore.client.consumer.group_requests import (
+    GroupRequest,
+    Heartbeat,
+    JoinedGroup,
+    JoinGroup,
+    JoinProtocol,
+    LeaveGroup,
+    LeavingMember,
+    MemberAssignment,
+    SyncedGroup,
+    SyncGroup,
+)
+from logstore.client.consumer.membership import (
+    Assigned,
+    MemberOptions,
+    Membership,
+    PartitionCounts,
+    Revoked,
+    State,
+    Step,
+    Todo,
+)
+from logstore.client.metadata import MemberIdentity, TopicPartition
+from logstore.errors import (
+    IllegalGenerationError,
+    LogStoreError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from logstore.protocol.assignors.assignor import MemberSubscription
+from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
+from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
+
+_COOPERATIVE: Final = "cooperative-sticky"
+_NO_GENERATION: Final = -1
+#: In these the member has a generation, and nothing else tells the group that it lives.
+_SENDS_HEARTBEATS: Final = (State.PREPARING, State.COMPLETING, State.STABLE)
+
+
+class ClassicMember(Membership):
+    def __init__(self, options: MemberOptions) -> None:
+        super().__init__(options)
+        # As in Kafka, one assignor that is eager makes the member eager.
+        self._eager = any(name != _COOPERATIVE for name in options.assignors)
+        self._generation = _NO_GENERATION
+        self._joined: JoinedGroup | None = None
+        self._assignments_of_all: tuple[MemberAssignment, ...] = ()
+        # Of the leader: the numbers of partitions by which it has assigned. None: another member leads.
+        self._assigned_by: Mapping[str, int] | None = None
+        self._assigned_for: frozenset[str] = frozenset()
+        # What was assigned last, and in which generation: the sticky assignor is told.
+        self._before: tuple[tuple[TopicPartition, ...], int] = ((), _NO_GENERATION)
+        # Join again when this rebalance is complete.
+        self._again = False
+        self._told = False
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _due(self) -> float:
+        return self._heartbeat_at if self.state in _SENDS_HEARTBEATS else 0.0
+
+    def _request(self) -> Todo:
+        options = self.options
+        if self.state is State.JOINING:
+            self._again = False
+            return JoinGroup(
+                member_id=options.member_id,
+                group_instance_id=options.group_instance_id,
+                session_timeout_ms=round(options.session_timeout_s * 1000),
+                rebalance_timeout_ms=round(options.max_poll_interval_s * 1000),
+                protocols=tuple(JoinProtocol(name, self._metadata(name)) for name in options.assignors),
+            )
+        if self.state is State.ASSIGNING:
+            return PartitionCounts(self._assigned_for)
+        if self.state is State.SYNCING:
+            assert self._joined is not None
+            return SyncGroup(
+                member_id=options.member_id,
+                generation=self._generation,
+                group_instance_id=options.group_instance_id,
+                protocol=self._joined.protocol,
+                assignments=self._assignments_of_all,
+            )
+        return Heartbeat(
+            member_id=options.member_id, generation=self._generation, group_instance_id=options.group_instance_id
+        )
+
+    def _metadata(self, assignor: str) -> bytes:
+        assert self.topics is not None
+        owned, generation = self._before if self._eager else (tuple(self.owned), self._generation)
+        if self._eager and assignor == _COOPERATIVE:
+            owned = ()
+        return encode_metadata(assignor, MemberSubscription(tuple(self.topics), owned, generation))
+
+    def farewell(self, reason: str) -> GroupRequest | None:
+        if self.options.group_instance_id is not None or self.state in (State.UNJOINED, State.FENCED):
+            return None
+        return LeaveGroup(members=(LeavingMember(self.options.member_id, None, reason),))
+
+    # ---- outcomes ---------------------------------------------------------------------------------------------------
+
+    def _take(self, todo: Todo, answer: object, now: float) -> None:
+        self._heartbeat_at = now + self.options.heartbeat_interval_s
+        if isinstance(todo, JoinGroup):
+            assert isinstance(answer, JoinedGroup)
+            self._take_generation(answer)
+        elif isinstance(todo, PartitionCounts):
+            assert isinstance(answer, dict)
+            self._assign(answer)
+        elif isinstance(todo, SyncGroup):
+            assert isinstance(answer, SyncedGroup)
+            assigned = decode_assignment(answer.assignment).partitions if answer.assignment else ()
+            self._target = {TopicPartition(*partition): "" for partition in assigned}
+            self._before = tuple(self._target), self._generation
+            self._told = False
+            self.state = State.COMPLETING
+
+    def _take_generation(self, joined: JoinedGroup) -> None:
+        if self.owned and joined.generation != self._generation + 1:
+            # A generation has passed without this member: what it owned may have been another's in it.
+            self._lost = True
+            self._since.clear()
+        self._joined = joined
+        self._generation = joined.generation
+        self.identity = MemberIdentity(self.options.member_id, joined.generation, self.options.group_instance_id)
+        self._assignments_of_all = ()
+        self._assigned_by = None
+        self._assigned_for = frozenset()
+        if joined.leader == self.options.member_id:
+            self._assigned_for = frozenset(
+                topic for member in self._subscriptions(joined).values() for topic in member.topics
+            )
+            self.state = State.ASSIGNING
+        else:
+            self.state = State.SYNCING
+
+    def _assign(self, partitions: Mapping[str, int]) -> None:
+        assert self._joined is not None
+        self._assigned_by = partitions
+        if not self._joined.skip_assignment:
+            assigned = CLIENT_ASSIGNORS[self._joined.protocol].assign(partitions, self._subscriptions(self._joined))
+            self._assignments_of_all = tuple(
+                MemberAssignment(member_id, encode_assignment(Assignment(tuple(its))))
+                for member_id, its in assigned.items()
+            )
+        self.state = State.SYNCING
+
+    @staticmethod
+    def _subscriptions(joined: JoinedGroup) -> dict[str, MemberSubscription]:
+        return {
+            member.member_id: decode_metadata(joined.protocol, member.metadata, member.group_instance_id)
+            for member in joined.members
+        }
+
+    def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:
+        if isinstance(todo, LeaveGroup):
+            return True  # its session ends by itself
+        if isinstance(error, RebalanceInProgressError):
+            self._heartbeat_at = now + self.options.heartbeat_interval_s
+            if isinstance(todo, Heartbeat):
+                self._join_again()
+            else:
+                self.state = State.JOINING
+                self._retry_at = now + next(self._backoffs)
+            return True
+        if isinstance(error, (UnknownMemberIdError, IllegalGenerationError)):
+            self._lose()
+            return True
+        return False
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _has_step(self) -> bool:
+        return self.state in (State.PREPARING, State.COMPLETING)
+
+    def _step(self) -> Step | None:
+        if self.state is State.UNJOINED and self.topics is not None:
+            self.state = State.JOINING
+        if self.state is State.COMPLETING:
+            if gone := self.owned.keys() - self._target.keys():
+                return Revoked(frozenset(gone))
+            if not self._told:
+                return Assigned(frozenset(self._target.keys() - self.owned.keys()))
+            self.state = State.PREPARING if self._again else State.STABLE
+        if self.state is State.PREPARING:
+            assert self.topics is not None
+            gone = {partition for partition in self.owned if self._eager or partition.topic not in self.topics}
+            if gone:
+                return Revoked(frozenset(gone))
+            self.state = State.JOINING
+        return None
+
+    def _done(self, step: Step) -> None:
+        if self.state is State.COMPLETING:
+            if isinstance(step, Assigned):
+                self._told = True
+            elif isinstance(step, Revoked):
+                # Only now may they be given to others.
+                self._again = True
+
+    # ---- topics -----------------------------------------------------------------------------------------------------
+
+    @property
+    def followed(self) -> frozenset[str]:
+        return self._assigned_for
+
+    def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
+        self.regex = regex
+        if topics is not None and topics != self.topics:
+            self.topics = topics
+            self._join_again()
+
+    def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
+        changed = subscribed != self.topics
+        self.topics = subscribed
+        if self._assigned_by is not None:
+            now = {topic: partitions[topic] for topic in self._assigned_for if topic in partitions}
+            changed |= now != self._assigned_by
+        if changed:
+            self._join_again()
+
+    def _join_again(self) -> None:
+        if self.state is State.STABLE:
+            self.state = State.PREPARING
+        elif self.state not in (State.UNJOINED, State.FENCED, State.PREPARING):
+            self._again = True

@@ -1,0 +1,133 @@
+"""A member of a group of the consumer protocol (KIP-848): the store assigns, the member reconciles.
+
+Every answer may bring what the member may hold. Whatever else it owns it revokes first, and says so in the next
+heartbeat, at once. Then it takes what is new.
+"""
+
+from collections.abc import Mapping
+
+from logstore.client.consumer.group_requests import (
+    ConsumerHeartbeat,
+    ConsumerHeartbeatAnswer,
+    GroupRequest,
+    OwnedPartition,
+)
+from logstore.client.consumer.membership import (
+    Assigned,
+    MemberOptions,
+    Membership,
+    Revoked,
+    State,
+    Step,
+    Todo,
+)
+from logstore.client.metadata import MemberIdentity, TopicPartition
+from logstore.errors import FencedMemberEpochError, LogStoreError, UnknownMemberIdError
+
+_JOIN_EPOCH = 0
+_LEAVE_EPOCH = -1
+_LEAVE_EPOCH_STATIC = -2
+
+
+class ConsumerMember(Membership):
+    def __init__(self, options: MemberOptions) -> None:
+        super().__init__(options)
+        self._epoch = _JOIN_EPOCH
+        self._told_owned: frozenset[tuple[str, int]] | None = None
+        self._told_assigned = True
+        # Send the next heartbeat at once.
+        self._acknowledges = False
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    def _due(self) -> float:
+        return 0.0 if self.state is State.JOINING or self._acknowledges else self._heartbeat_at
+
+    def _request(self) -> Todo:
+        options, joins = self.options, self.state is State.JOINING
+        owned = frozenset((topic_id, number) for (_, number), topic_id in self.owned.items())
+        # After a failure nobody knows what has arrived: everything is told again.
+        in_full = joins or self._told_owned is None
+        tells = in_full or owned != self._told_owned
+        self._told_owned, self._acknowledges = owned, False
+        return ConsumerHeartbeat(
+            member_id=options.member_id,
+            member_epoch=_JOIN_EPOCH if joins else self._epoch,
+            group_instance_id=options.group_instance_id,
+            rebalance_timeout_ms=round(options.max_poll_interval_s * 1000) if in_full else -1,
+            subscribed_topics=tuple(sorted(self.topics or ())) if in_full else None,
+            # An empty one ends the subscription by the one before.
+            subscribed_regex=self.regex or "" if in_full else None,
+            server_assignor=options.assignors[0] if in_full and options.assignors else None,
+            owned=tuple(OwnedPartition(*each) for each in sorted(owned)) if tells else None,
+        )
+
+    def farewell(self, reason: str) -> GroupRequest | None:  # noqa: ARG002
+        if self.state in (State.UNJOINED, State.FENCED):
+            return None
+        instance_id = self.options.group_instance_id
+        return ConsumerHeartbeat(
+            member_id=self.options.member_id,
+            member_epoch=_LEAVE_EPOCH if instance_id is None else _LEAVE_EPOCH_STATIC,
+            group_instance_id=instance_id,
+        )
+
+    # ---- outcomes ---------------------------------------------------------------------------------------------------
+
+    def _take(self, todo: Todo, answer: object, now: float) -> None:
+        assert isinstance(todo, ConsumerHeartbeat)
+        assert isinstance(answer, ConsumerHeartbeatAnswer)
+        if todo.member_epoch < 0:
+            return
+        self._heartbeat_at = now + answer.heartbeat_interval_ms / 1000
+        self._epoch = answer.member_epoch
+        self.identity = MemberIdentity(self.options.member_id, self._epoch, self.options.group_instance_id)
+        self.state = State.STABLE
+        if answer.assignment is not None:
+            self._target = {TopicPartition(each.topic, each.partition): each.topic_id for each in answer.assignment}
+            self._told_assigned = False
+
+    def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:  # noqa: ARG002
+        assert isinstance(todo, ConsumerHeartbeat)
+        if todo.member_epoch < 0:
+            return True  # its session ends by itself
+        if isinstance(error, (UnknownMemberIdError, FencedMemberEpochError)):
+            self._lose()
+            return True
+        self._told_owned = None
+        return False
+
+    # ---- steps ------------------------------------------------------------------------------------------------------
+
+    def _has_step(self) -> bool:
+        return self.state is State.STABLE and not self._told_assigned
+
+    def _step(self) -> Step | None:
+        if self.state is State.UNJOINED:
+            self._told_owned = None
+            self.state = State.JOINING
+        if not self._has_step():
+            return None
+        if gone := {each for each, topic_id in self.owned.items() if self._target.get(each) != topic_id}:
+            return Revoked(frozenset(gone))
+        return Assigned(frozenset(self._target.keys() - self.owned.keys()))
+
+    def _done(self, step: Step) -> None:
+        if isinstance(step, Assigned):
+            # Meanwhile there may be another target.
+            self._told_assigned = self._assigning is self._target
+        elif isinstance(step, Revoked):
+            self._acknowledges = True
+
+    # ---- topics: the store looks after them -------------------------------------------------------------------------
+
+    @property
+    def followed(self) -> frozenset[str]:
+        return frozenset()
+
+    def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
+        self.topics, self.regex = topics, regex
+        self._told_owned, self._acknowledges = None, True
+
+    def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
+        pass

@@ -1,0 +1,356 @@
+"""The consumer as a member of its group: carries out what ``membership`` says, in two threads.
+
+A thread of the member's own sends its requests, one at a time; joining may take as long as a rebalance. The consumer's
+thread, in ``rebalance``, lets partitions come and go, and calls the program's listener. Both go through one lock, which
+is never held during a request or a call of the listener.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from uuid import uuid4
+
+import msgspec
+
+from logstore.client.admin import Admin
+from logstore.client.consumer.classic_member import ClassicMember
+from logstore.client.consumer.consumer_member import ConsumerMember
+from logstore.client.consumer.group_requests import GroupRequest
+from logstore.client.consumer.membership import (
+    Assigned,
+    Hold,
+    Lost,
+    MemberOptions,
+    Membership,
+    PartitionCounts,
+    Revoked,
+    Step,
+    Todo,
+)
+from logstore.client.consumer.options import ConsumerOptions
+from logstore.client.consumer.rebalance_listener import ConsumerRebalanceListener
+from logstore.client.consumer.subscription_state import SubscriptionState
+from logstore.client.metadata import MemberIdentity, TopicPartition, decode
+from logstore.client.transport import Transport, backoffs, group_path
+from logstore.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    IllegalGenerationError,
+    InvalidRequestError,
+    LogStoreError,
+    RebalanceInProgressError,
+    StaleMemberEpochError,
+    UnknownMemberIdError,
+    UnknownTopicError,
+)
+
+_NO_MEMBER = (UnknownMemberIdError, FencedMemberEpochError)
+_OTHER_GENERATION = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgressError)
+_LEAVE_SECONDS_MAX = 5.0
+
+
+class GroupMember:
+    """Methods are for the consumer's thread, unless they say otherwise. ``transport`` is the member's own, and closed
+    at its end. ``wake`` ends a wait of the consumer's thread for records.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        admin: Admin,
+        state: SubscriptionState,
+        options: ConsumerOptions,
+        wake: Callable[[], None],
+    ) -> None:
+        assert options.group_id is not None
+        self._group_id = options.group_id
+        self._transport = transport
+        self._admin = admin
+        self._state = state
+        self._options = options
+        self._wake = wake
+        self._listener = ConsumerRebalanceListener()
+        self._in_listener = False
+        self._thread: threading.Thread | None = None
+        # Guards the membership.
+        self._changed = threading.Condition()
+        self._membership: Membership | None = None
+        self._stopping = False
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the consumer has subscribed: its partitions come from the group."""
+        return self._membership is not None
+
+    def subscribe(
+        self, topics: frozenset[str] | None, regex: str | None, listener: ConsumerRebalanceListener | None
+    ) -> None:
+        """Be a member from the next ``rebalance`` on. ``topics`` None: those that match ``regex``."""
+        self._listener = listener or ConsumerRebalanceListener()
+        if self._membership is None:
+            self._membership = self._new_membership(topics, regex)
+            return
+        with self._changed:
+            self._membership.resubscribe(topics, regex)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """After ``leave``."""
+        self._transport.close()
+
+    @contextmanager
+    def polling(self) -> Iterator[None]:
+        """While this lasts, ``max_poll_interval_ms`` does not pass."""
+        membership = self._membership
+        if membership is None:
+            yield
+            return
+        if self._in_listener:
+            raise InvalidRequestError("poll() is called from a rebalance listener: return from it first.")
+        with self._changed:
+            membership.begin_poll()
+        try:
+            yield
+        finally:
+            with self._changed:
+                membership.end_poll(time.monotonic())
+                self._changed.notify_all()
+
+    # ---- rebalances -------------------------------------------------------------------------------------------------
+
+    def rebalance(self, commit: Callable[[frozenset[TopicPartition]], bool]) -> bool:
+        """Take the steps that are due. ``commit`` commits the positions of partitions about to be revoked; False if
+        that takes longer than the consumer can wait now, and this is to be called again.
+
+        Raises the error that ended the membership, and whatever the listener does.
+        """
+        membership = self._membership
+        if membership is None:
+            return True
+        self._start()
+        while True:
+            with self._changed:
+                step = membership.step()
+                self._changed.notify_all()
+            if step is None:
+                return True
+            if isinstance(step, Revoked) and not commit(step.partitions):
+                return False
+            self._take(membership, step)
+
+    def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
+        """The topics that the subscription means now; their numbers of partitions, and those of ``followed`` ones."""
+        if self._membership is not None:
+            with self._changed:
+                self._membership.found_topics(subscribed, partitions)
+                self._changed.notify_all()
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """Topics of other members of which this one, as the leader, must notice new partitions."""
+        if self._membership is None:
+            return frozenset()
+        with self._changed:
+            return self._membership.followed
+
+    def give_up(self) -> None:
+        """Tell the listener that all partitions go. Raises what it raises."""
+        if self._membership is None:
+            return
+        with self._changed:
+            owned = frozenset(self._membership.owned)
+            step = Lost(owned) if self._membership.is_lost else Revoked(owned)
+        if owned:
+            self._take(self._membership, step)
+
+    def leave(self) -> None:
+        """Be no member any more; returns soon, also while the store is away: then the session ends by itself."""
+        membership = self._membership
+        if membership is None:
+            return
+        self._stop()
+        self._membership = None
+        self._state.give_up(membership.give_up())
+        if (farewell := membership.farewell("The consumer was closed, or has unsubscribed.")) is not None:
+            self._say(farewell)
+
+    def _say(self, farewell: GroupRequest) -> None:
+        # The connection that ``_stop`` interrupts may have had its answer already: it is kept then, and broken. If the
+        # second try fails too, the session ends by itself.
+        for _ in range(2):
+            with suppress(LogStoreError):
+                self._send(farewell, _LEAVE_SECONDS_MAX)
+                return
+
+    def _take(self, membership: Membership, step: Step) -> None:
+        partitions = sorted(step.partitions)
+        if isinstance(step, Assigned):
+            self._state.add(step.partitions)
+            with self._changed:
+                membership.done(step)
+                self._changed.notify_all()
+            self._tell(self._listener.on_partitions_assigned, partitions)
+            return
+        listen = self._listener.on_partitions_revoked
+        try:
+            self._tell(self._listener.on_partitions_lost if isinstance(step, Lost) else listen, partitions)
+        finally:
+            self._state.give_up(step.partitions)
+            with self._changed:
+                membership.done(step)
+                self._changed.notify_all()
+
+    def _tell(self, listen: Callable[[list[TopicPartition]], None], partitions: list[TopicPartition]) -> None:
+        self._in_listener = True
+        try:
+            listen(partitions)
+        finally:
+            self._in_listener = False
+
+    # ---- commits ----------------------------------------------------------------------------------------------------
+
+    def hold(self, partitions: Mapping[TopicPartition, int]) -> Hold | None:
+        """A proof that these are the consumer's now, for ``commit``; None of a consumer that is no member.
+
+        Raises CommitFailedError.
+        """
+        if self._membership is None:
+            return None
+        with self._changed:
+            return self._membership.hold(partitions)
+
+    def commit(self, hold: Hold | None, send: Callable[[MemberIdentity | None], None]) -> None:
+        """``send`` a commit as the member that the consumer is now. For any thread.
+
+        If the group is in another generation meanwhile, it is sent again in that one, as long as the partitions have
+        been the consumer's all the time. CommitFailedError otherwise.
+        """
+        membership = self._membership
+        if hold is None or membership is None:
+            send(None)
+            return
+        give_up = time.monotonic() + self._options.default_api_timeout_ms / 1000
+        for wait_s in backoffs():
+            with self._changed:
+                identity = membership.identity_of(hold)
+            try:
+                send(identity)
+                return
+            except FencedInstanceIdError as error:
+                self._refuse(membership, identity, error)
+                raise
+            except _NO_MEMBER as error:
+                self._refuse(membership, identity, error)
+            except _OTHER_GENERATION as error:
+                if isinstance(error, IllegalGenerationError) and membership.is_settled(identity):
+                    self._refuse(membership, identity, error)
+                elif time.monotonic() + wait_s > give_up:
+                    raise CommitFailedError(f"The group was not ready to take the commit in time: {error}") from None
+                else:
+                    time.sleep(wait_s)
+
+    def _refuse(self, membership: Membership, identity: MemberIdentity, error: LogStoreError) -> None:
+        with self._changed:
+            membership.refused(identity, error)
+            self._changed.notify_all()
+        self._wake()
+
+    # ---- the member's own thread ------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._stopping = False
+            self._thread = threading.Thread(target=self._run, args=(self._membership,), name="logstore-group")
+            self._thread.daemon = True
+            self._thread.start()
+
+    def _stop(self) -> None:
+        if self._thread is None:
+            return
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._transport.interrupt()
+        self._thread.join()
+        self._thread = None
+
+    def _run(self, membership: Membership) -> None:
+        while (todo := self._next(membership)) is not None:
+            answer: object = None
+            failure: LogStoreError | None = None
+            try:
+                answer = self._do(todo)
+            except LogStoreError as error:
+                failure = error
+            except Exception as error:  # noqa: BLE001 (a bug here must be seen where records are waited for)
+                failure = LogStoreError(f"The group cannot be followed: {error!r}")
+            with self._changed:
+                try:
+                    if failure is None:
+                        membership.answered(todo, answer, time.monotonic())
+                    else:
+                        membership.failed(todo, failure, time.monotonic())
+                except LogStoreError as error:
+                    # What other members or the leader have sent cannot be read.
+                    membership.broken(error)
+                wants_poll = membership.wants_poll
+            if wants_poll:
+                self._wake()
+
+    def _next(self, membership: Membership) -> Todo | None:
+        """What to do next; None when the member is to stop."""
+        with self._changed:
+            while not self._stopping:
+                todo = membership.next(time.monotonic())
+                if not isinstance(todo, float):
+                    return todo
+                self._changed.wait(None if todo == math.inf else todo)
+            return None
+
+    def _do(self, todo: Todo) -> object:
+        if isinstance(todo, PartitionCounts):
+            return self._count_partitions(todo.topics)
+        options = self._options
+        waits_s = options.max_poll_interval_ms / 1000 if todo.waits else 0.0
+        return self._send(todo, options.request_timeout_ms / 1000 + waits_s, is_cancelled=lambda: self._stopping)
+
+    def _count_partitions(self, topics: frozenset[str]) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for topic in sorted(topics):
+            try:
+                found[topic] = len(self._admin.describe_topic(topic).partitions)
+            except UnknownTopicError:
+                continue
+        return found
+
+    def _send(
+        self, request: GroupRequest, timeout_s: float, is_cancelled: Callable[[], bool] = lambda: False
+    ) -> object:
+        answer = self._transport.request_once(
+            "POST",
+            group_path(self._group_id, request.path),
+            msgspec.json.encode(request),
+            headers={"Content-Type": "application/json"},
+            timeout_s=timeout_s,
+            is_cancelled=is_cancelled,
+        )
+        return None if request.answer is None else decode(answer.content, request.answer)
+
+    def _new_membership(self, topics: frozenset[str] | None, regex: str | None) -> Membership:
+        options = self._options
+        is_classic = options.group_protocol == "classic"
+        member = MemberOptions(
+            member_id=f"{options.client_id or 'consumer'}-{uuid4()}",
+            group_instance_id=options.group_instance_id,
+            assignors=options.assignors,
+            session_timeout_s=options.session_timeout_s,
+            heartbeat_interval_s=options.heartbeat_interval_s,
+            max_poll_interval_s=options.max_poll_interval_ms / 1000,
+            give_up_s=options.default_api_timeout_ms / 1000,
+            topics=topics,
+            regex=regex,
+        )
+        return ClassicMember(member) if is_classic else ConsumerMember(member)

@@ -1,0 +1,324 @@
+"""The membership of one consumer in its group, without clock, socket or thread: the parts that both protocols share.
+
+Two threads meet here, under one lock that their owner holds (``group_member``). The member's own thread asks for the
+``next`` request and tells its outcome. The consumer's thread, inside ``poll``, asks for the next ``step`` of a
+rebalance and tells when that is ``done``.
+
+Invariants:
+
+- ``owned`` changes only by a step that is done: partitions come and go in the consumer's thread alone.
+- A member that finds itself out of the group is lost: from that moment nothing that it owned can be committed, and it
+  joins again only after the step ``Lost``.
+- One request is awaited at a time. The outcome of a request that is no longer awaited changes nothing.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from logstore.client.consumer.group_requests import GroupRequest
+from logstore.client.metadata import MemberIdentity, TopicPartition
+from logstore.client.transport import backoffs
+from logstore.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    LogStoreError,
+    ThrottledError,
+)
+
+_NAMED_MAX: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """``topics`` None: they are not known yet, because a regular expression says which (classic), or never are, because
+    the store finds them by ``regex`` (consumer protocol). ``assignors`` are the client's, by preference, or the one
+    that the store is asked for. Times are in seconds.
+    """
+
+    member_id: str
+    group_instance_id: str | None
+    assignors: tuple[str, ...]
+    session_timeout_s: float
+    heartbeat_interval_s: float
+    max_poll_interval_s: float
+    give_up_s: float
+    topics: frozenset[str] | None
+    regex: str | None = None
+
+
+class State(StrEnum):
+    """REBALANCING is each of PREPARING (something is to be given up before joining), JOINING, ASSIGNING (the leader
+    needs the numbers of partitions), SYNCING and COMPLETING (the assignment is to be taken over). The consumer protocol
+    has JOINING and STABLE only, and reconciles in STABLE.
+    """
+
+    UNJOINED = "unjoined"
+    PREPARING = "preparing"
+    JOINING = "joining"
+    ASSIGNING = "assigning"
+    SYNCING = "syncing"
+    COMPLETING = "completing"
+    STABLE = "stable"
+    #: Another consumer has this one's ``group_instance_id``.
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class Assigned:
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Revoked:
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    partitions: frozenset[TopicPartition]
+
+
+Step: TypeAlias = Assigned | Revoked | Lost
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCounts:
+    """Not a request to the group: the numbers of partitions of these topics are wanted."""
+
+    topics: frozenset[str]
+
+
+Todo: TypeAlias = GroupRequest | PartitionCounts
+#: Of partitions, since when they are held: it ends when one is given up, even if it comes back.
+Hold: TypeAlias = Mapping[TopicPartition, int]
+
+
+class Membership(ABC):
+    """``now`` is a monotonic time in seconds everywhere."""
+
+    def __init__(self, options: MemberOptions) -> None:
+        self.options = options
+        self.topics = options.topics
+        self.regex = options.regex
+        self.state = State.UNJOINED
+        #: Under which the member commits; None while it is not in the group.
+        self.identity: MemberIdentity | None = None
+        # By partition: the id of its topic, where the protocol tells it.
+        self.owned: dict[TopicPartition, str] = {}
+        self._target: dict[TopicPartition, str] = {}
+        # The target of the step Assigned that is being carried out.
+        self._assigning: dict[TopicPartition, str] = {}
+        self._lost = False
+        self._error: LogStoreError | None = None
+        self._since: dict[TopicPartition, int] = {}
+        self._assignments = 0
+        self._awaited: Todo | None = None
+        self._heartbeat_at = 0.0
+        # Infinite inside ``poll``, and before the first one.
+        self._polled_at = math.inf
+        self._backoffs = backoffs()
+        self._retry_at = 0.0
+        self._failing_since: float | None = None
+
+    # ---- the member's own thread ------------------------------------------------------------------------------------
+
+    def next(self, now: float) -> Todo | float:
+        """What to do now, or how many seconds to wait (infinite: until something changes)."""
+        overdue_at = self._polled_at + self.options.max_poll_interval_s
+        if self.state in (State.UNJOINED, State.FENCED):
+            return math.inf
+        if now >= overdue_at:
+            farewell = self.farewell("max_poll_interval_ms ended without a call of poll.")
+            self._lose()
+            self._awaited = farewell
+            return farewell or math.inf
+        at = max(self._due(), self._retry_at)
+        if now < at:
+            return min(at, overdue_at) - now
+        self._awaited = self._request()
+        return self._awaited
+
+    def answered(self, todo: Todo, answer: object, now: float) -> None:
+        """The answer, of the type that ``todo`` names; for PartitionCounts a dict."""
+        if todo is not self._awaited:
+            return
+        self._awaited, self._failing_since, self._backoffs = None, None, backoffs()
+        self._take(todo, answer, now)
+
+    def failed(self, todo: Todo, error: LogStoreError, now: float) -> None:
+        if todo is not self._awaited:
+            return
+        self._awaited = None
+        if not self._is_refusal(todo, error, now):
+            if error.retriable:
+                self._retry(error, now)
+            else:
+                self._lose(error)
+
+    @property
+    def wants_poll(self) -> bool:
+        """Whether the consumer's thread has something to do."""
+        return self._lost or self._error is not None or self._has_step()
+
+    # ---- the consumer's thread --------------------------------------------------------------------------------------
+
+    def begin_poll(self) -> None:
+        self._polled_at = math.inf
+
+    def end_poll(self, now: float) -> None:
+        self._polled_at = now
+
+    def step(self) -> Step | None:
+        """What the consumer's thread is to do next; None: nothing for now. Raises the error that ended the membership,
+        or because of which it has made no progress for long. The next call tries again, unless the member is fenced.
+        """
+        if self._lost:
+            if self.owned:
+                return Lost(frozenset(self.owned))
+            self._lost = False
+        if self._error is not None:
+            error = self._error
+            if self.state is not State.FENCED:
+                self._error = None
+            raise error
+        step = self._step()
+        if isinstance(step, Assigned):
+            self._assigning = self._target
+        return step
+
+    def done(self, step: Step) -> None:
+        """The step was carried out."""
+        if isinstance(step, Assigned):
+            self._assignments += 1
+            for partition in step.partitions:
+                self.owned[partition] = self._assigning[partition]
+                if not self._lost:
+                    self._since[partition] = self._assignments
+        else:
+            self._forget(step.partitions)
+        self._done(step)
+
+    def give_up(self) -> frozenset[TopicPartition]:
+        """Own nothing from now on: the membership ends. Gives what was owned."""
+        owned = frozenset(self.owned)
+        self._forget(owned)
+        return owned
+
+    def broken(self, error: LogStoreError) -> None:
+        """An answer has a content that cannot be read."""
+        self._lose(error)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether what is owned may be another's."""
+        return self._lost
+
+    @abstractmethod
+    def farewell(self, reason: str) -> GroupRequest | None:
+        """The request by which the member leaves; None: it is not in the group, or stays in it, being static."""
+
+    @abstractmethod
+    def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
+        """Subscribe to others, as of ``MemberOptions``."""
+
+    @abstractmethod
+    def found_topics(self, subscribed: frozenset[str], partitions: Mapping[str, int]) -> None:
+        """``subscribed`` exist and are what the subscription means; of these and ``followed`` ones the numbers of
+        ``partitions``.
+        """
+
+    @property
+    @abstractmethod
+    def followed(self) -> frozenset[str]:
+        """Topics of other members of which this one must notice new partitions."""
+
+    # ---- commits ----------------------------------------------------------------------------------------------------
+
+    def hold(self, partitions: Iterable[TopicPartition]) -> Hold:
+        """A proof of owning these now; CommitFailedError."""
+        asked = set(partitions)
+        self._require(asked - self._since.keys())
+        return {partition: self._since[partition] for partition in asked}
+
+    def identity_of(self, hold: Hold) -> MemberIdentity:
+        """Under which the holder commits now; CommitFailedError if any of it was given up since."""
+        self._require({partition for partition, since in hold.items() if self._since.get(partition) != since})
+        if self.identity is None:
+            raise _commit_failed("The consumer is not in its group now.")
+        return self.identity
+
+    def refused(self, identity: MemberIdentity, error: LogStoreError) -> None:
+        """A commit under ``identity`` was answered that there is no such member."""
+        if identity == self.identity:
+            self._lose(error if isinstance(error, FencedInstanceIdError) else None)
+
+    def is_settled(self, identity: MemberIdentity) -> bool:
+        """Whether no answer is awaited that could bring a newer identity."""
+        return identity == self.identity and self.state in (State.PREPARING, State.STABLE)
+
+    def _require(self, missing: set[TopicPartition]) -> None:
+        if missing:
+            named = ", ".join(f"{topic}-{number}" for topic, number in sorted(missing)[:_NAMED_MAX])
+            more = f" and {len(missing) - _NAMED_MAX} more" if len(missing) > _NAMED_MAX else ""
+            raise _commit_failed(f"{named}{more} are not assigned to this consumer (any more).")
+
+    # ---- inside -----------------------------------------------------------------------------------------------------
+
+    def _lose(self, error: LogStoreError | None = None) -> None:
+        """The member is not in the group any more; ``error`` is for the program."""
+        self.identity = None
+        self.state = State.FENCED if isinstance(error, FencedInstanceIdError) else State.UNJOINED
+        self._error = error
+        self._lost = True
+        self._since.clear()
+        self._target = {}
+        self._awaited = None
+        self._failing_since, self._backoffs = None, backoffs()
+
+    def _retry(self, error: LogStoreError, now: float) -> None:
+        """Send again after a while; an error for the program if nothing has come of it for long."""
+        wait = next(self._backoffs)
+        self._retry_at = now + (max(wait, error.retry_after_s) if isinstance(error, ThrottledError) else wait)
+        if self._failing_since is None:
+            self._failing_since = now
+        elif now - self._failing_since >= self.options.give_up_s:
+            self._error, self._failing_since = error, now
+
+    def _forget(self, partitions: Iterable[TopicPartition]) -> None:
+        for partition in partitions:
+            self.owned.pop(partition, None)
+            self._since.pop(partition, None)
+
+    @abstractmethod
+    def _due(self) -> float:
+        """When the next request is to be sent, in a state other than UNJOINED and FENCED; infinite: not by itself."""
+
+    @abstractmethod
+    def _request(self) -> Todo: ...
+
+    @abstractmethod
+    def _take(self, todo: Todo, answer: object, now: float) -> None: ...
+
+    @abstractmethod
+    def _is_refusal(self, todo: Todo, error: LogStoreError, now: float) -> bool:
+        """Whether ``error`` is part of the protocol; it has been acted on then."""
+
+    @abstractmethod
+    def _has_step(self) -> bool: ...
+
+    @abstractmethod
+    def _step(self) -> Step | None: ...
+
+    @abstractmethod
+    def _done(self, step: Step) -> None: ...
+
+
+def _commit_failed(reason: str) -> CommitFailedError:
+    return CommitFailedError(
+        f"{reason} The group has rebalanced: nothing was committed, and others may read those records again. Call "
+        "poll() more often, lower max_poll_records, or raise max_poll_interval_ms (and session_timeout_ms)."
+    )

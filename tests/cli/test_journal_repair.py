@@ -1,0 +1,90 @@
+"""``journal repair`` on the journals of small data directories: what it says is lost is what a start then lacks."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from logstore.cli.app import app
+from logstore.journal.frame import HEADER_BYTES
+from logstore.journal.inspect import dump
+from tests.support.small_store import TOPIC, Records, small_store, stored
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Records]:
+    """Three rolls of 10 records in each of two partitions, then 10 that the journal alone has."""
+    data = tmp_path_factory.mktemp("whole") / "data"
+    return data, small_store(data)
+
+
+@pytest.fixture
+def data(whole: tuple[Path, Records], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole[0], tmp_path / "data"))
+
+
+def journal_of(data: Path) -> Path:
+    return data / "brokers" / "0" / "journal" / "0"
+
+
+def damage(data: Path, partition: int, offset: int) -> None:
+    """Flip a byte in the payload of the first frame that has the offset."""
+    journal = journal_of(data)
+    row = next(
+        row
+        for row in dump(journal)
+        if row.type == "DATA"
+        and row.partition == partition
+        and row.base_offset <= offset < row.base_offset + row.record_count
+    )
+    path = journal / row.file
+    content = bytearray(path.read_bytes())
+    content[row.position - int(path.stem) + HEADER_BYTES + 5] ^= 1
+    path.write_bytes(content)
+
+
+def repair(data: Path, *arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["journal", "repair", str(journal_of(data)), *arguments], prog_name="logstore")
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_what_is_lost_is_said_by_topic_before_the_question_and_is_what_a_start_lacks(data, whole):
+    damage(data, 0, 32)
+    asked = repair(data, code=2)
+    row = next(line for line in asked.stdout.splitlines() if re.match(rf"{TOPIC} +0 ", line))
+    assert "offsets 30 to 39" in row.split("sealed at 30")[1]
+    answer = json.loads(repair(data, "--yes", "--json").stdout)
+    lost = {one["partition"]: (one["topic"], one["first_offset"], one["end_offset"]) for one in answer["lost"]}
+    assert lost == {0: (TOPIC, 30, 40), 1: (TOPIC, 30, 40)}
+    assert stored(data) == {partition: found[:30] for partition, found in whole[1].items()}
+
+
+def test_records_that_are_rolled_are_no_loss(tmp_path):
+    """Their frames are still in the file."""
+    records = small_store(data := tmp_path / "data", tail=False)
+    damage(data, 0, 12)
+    told = repair(data, "--yes").stdout
+    assert "all, sealed at 30" in told
+    assert "Nothing is lost" in told
+    assert "Lost:" not in told
+    assert stored(data) == records
+
+
+def test_frames_before_the_damage_are_no_loss(data, whole):
+    damage(data, 1, 35)
+    answer = json.loads(repair(data, "--yes", "--json").stdout)
+    lost = [(one["partition"], one["first_offset"], one["end_offset"]) for one in answer["lost"]]
+    assert lost == [(1, 35, 40)]
+    assert stored(data) == {0: whole[1][0], 1: whole[1][1][:35]}
+
+
+def test_a_journal_without_its_tables_tells_ids_and_takes_everything_for_lost(data):
+    damage(data, 0, 32)
+    shutil.rmtree(data / "topics" / TOPIC)
+    told = repair(data, "--yes").stdout
+    assert "no table that can be read has this id" in told
+    assert "Lost:" in told

@@ -1,0 +1,220 @@
+"""Streams of events of a real server: nothing is lost or twice, whatever happens to the server or its clients."""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.event_client import EventClient, streaming
+from tests.support.eventually import eventually_async
+from tests.support.raw_client import RawClient
+from tests.support.server_process import ServerProcess, free_port
+
+pytestmark = pytest.mark.system
+
+LARGE = "x" * 100_000
+
+
+def create_topic(url: str, name: str = "t", partitions: int = 1) -> None:
+    cluster = httpx.get(f"{url}/v3/clusters", timeout=60).json()["data"][0]["cluster_id"]
+    body = {"topic_name": name, "partitions_count": partitions}
+    assert httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).status_code == 201
+
+
+class Producer:
+    """Numbers produced one after the other, over kills of the server, each once."""
+
+    def __init__(self, url: str, padding: str = "") -> None:
+        self._url = url
+        self._padding = padding
+        self.count = 0
+
+    async def run(self, count: int, *, rate: float = 1_000.0) -> None:
+        async with httpx.AsyncClient(base_url=self._url, timeout=30, trust_env=False) as http:
+            for number in range(self.count, self.count + count):
+                body = {"records": [{"value": f"{number} {self._padding}"}]}
+                headers = {"Idempotency-Key": f"record-{number}"}
+                while True:
+                    with contextlib.suppress(httpx.TransportError):
+                        answer = await http.post("/topics/t/partitions/0", json=body, headers=headers)
+                        if answer.status_code == 200:
+                            break
+                    await asyncio.sleep(0.05)
+                self.count += 1
+                await asyncio.sleep(1 / rate)
+
+
+async def read_over_breaks(url: str, count: int) -> tuple[list[int], int]:
+    """The numbers that one client gets that connects again as a browser does, and how often it did."""
+    found: list[int] = []
+    last_id, connections = "", 0
+    while len(found) < count:
+        with contextlib.suppress(httpx.TransportError):
+            async with streaming(url, last_id=last_id, from_="earliest") as client:
+                connections += 1
+                while client.response.status_code == 200 and len(found) < count and (taken := await client.take(1)):
+                    found.append(int(taken[0].json["value"].split()[0]))
+                    last_id = client.last_id
+        await asyncio.sleep(0.05)
+    return found, connections
+
+
+def test_a_client_that_comes_back_has_every_record_once_over_kills_of_the_server(tmp_path: Path) -> None:
+    async def schedule(server: ServerProcess) -> None:
+        producer = Producer(server.url)
+        reading = [asyncio.create_task(read_over_breaks(server.url, 120)) for _ in range(3)]
+        producing = asyncio.create_task(producer.run(120, rate=100))
+        for kill in range(2):
+            await eventually_async(lambda least=40 * (kill + 1): producer.count >= least)
+            await asyncio.to_thread(server.kill)
+            await asyncio.to_thread(server.start)
+        await producing
+        for found, connections in await asyncio.wait_for(asyncio.gather(*reading), 60):
+            assert found == list(range(120))
+            assert connections >= 2, "no stream was broken off"
+
+    with ServerProcess(tmp_path / "data", port=free_port()) as server:
+        create_topic(server.url)
+        asyncio.run(schedule(server))
+
+
+def test_a_slow_reader_is_cut_and_goes_on_where_it_was_while_memory_stays(tmp_path: Path) -> None:
+    async def schedule(server: ServerProcess) -> None:
+        producer = Producer(server.url, LARGE)
+        async with RawClient.connected(int(server.url.rpartition(":")[2]), receive_bytes=4096) as slow:
+            await slow.send(b"GET /topics/t/events?from=earliest HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            # The first events, and then nothing while 20 MB come.
+            head = await slow.take(200)
+            assert b"200 OK" in head
+            before = resident_bytes(server)
+            await producer.run(200)
+            assert resident_bytes(server) - before < 40_000_000
+            # It is cut; what the kernels held of it may still be read.
+            rest = await asyncio.wait_for(slow.rest(), 30)
+        assert rest.count(b"\ndata: ") < 100
+        assert metric(server, "logstore_event_streams_cut_total") == 1
+        assert metric(server, "logstore_event_streams") == 0
+        last_id = (head + rest).rpartition(b"\n\n")[0].rpartition(b"\nid: ")[2].split(b"\n")[0].decode()
+        whole = [line for line in (head + rest).rpartition(b"\n\n")[0].split(b"\n") if line.startswith(b"data: ")]
+        async with streaming(server.url, last_id=last_id) as client:
+            found = await client.take(200 - len(whole))
+        numbers = [int(json.loads(line[6:])["value"].split()[0]) for line in whole]
+        numbers += [int(event.json["value"].split()[0]) for event in found]
+        assert numbers == list(range(200))
+
+    environment = {"LOGSTORE_RESPONSE_TIMEOUT_MS": "500"}
+    with ServerProcess(tmp_path / "data", environment=environment) as server:
+        create_topic(server.url)
+        asyncio.run(schedule(server))
+
+
+def test_a_stop_ends_all_streams_within_seconds_even_of_clients_that_take_nothing(tmp_path: Path) -> None:
+    async def schedule(server: ServerProcess) -> float:
+        await Producer(server.url, LARGE).run(50)
+        port = int(server.url.rpartition(":")[2])
+        async with (
+            RawClient.connected(port, receive_bytes=4096) as stuck,
+            streams(server.url, 5) as clients,
+        ):
+            await stuck.send(b"GET /topics/t/events?from=earliest HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            await stuck.take(100)
+            began = time.monotonic()
+            assert await asyncio.to_thread(server.stop) == 0
+            seconds = time.monotonic() - began
+            for client in clients:
+                assert await client.rest() == []
+                assert client.parser.comments[-1].startswith("the store is stopping")
+        return seconds
+
+    with ServerProcess(tmp_path / "data") as server:
+        create_topic(server.url)
+        # Not the ten seconds after which requests are cut.
+        assert asyncio.run(schedule(server)) < 8
+    assert "Traceback" not in server.log
+
+
+@pytest.mark.parametrize("count", [50, pytest.param(1_000, marks=pytest.mark.long)])
+def test_many_clients_have_every_record_in_one_order(tmp_path: Path, count: int) -> None:
+    async def schedule(server: ServerProcess) -> None:
+        async with streams(server.url, count) as clients:
+            reading = [asyncio.create_task(hash_of(client, 100)) for client in clients]
+            await Producer(server.url).run(100, rate=100)
+            hashes = await asyncio.wait_for(asyncio.gather(*reading), 240)
+        assert len(set(hashes)) == 1
+        assert resident_bytes(server) < 300_000_000
+        await eventually_async(lambda: metric(server, "logstore_event_streams") == 0)
+        assert metric(server, "logstore_events_sent_total") == 100 * count
+
+    with ServerProcess(tmp_path / "data") as server:
+        create_topic(server.url)
+        asyncio.run(schedule(server))
+
+
+async def hash_of(client: EventClient, count: int) -> str:
+    events = await client.take(count)
+    assert [int(event.json["value"].split()[0]) for event in events] == list(range(count))
+    return hashlib.sha256("\n".join(event.data + event.last_id for event in events).encode()).hexdigest()
+
+
+@contextlib.asynccontextmanager
+async def streams(url: str, count: int) -> AsyncIterator[list[EventClient]]:
+    async with contextlib.AsyncExitStack() as stack:
+        clients = []
+        for _ in range(count):
+            clients.append(await stack.enter_async_context(streaming(url)))
+            await clients[-1].began()
+        yield clients
+
+
+def metric(server: ServerProcess, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=60).text.splitlines()
+    return float(next(line for line in lines if line.startswith(f"{name} ")).split()[1])
+
+
+def resident_bytes(server: ServerProcess) -> int:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmRSS:")).split()[1])
+
+
+# ---- a browser ------------------------------------------------------------------------------------------------------
+
+_PAGE = """<!doctype html><pre id="found"></pre><script>
+const source = new EventSource("%s/topics/t/events?from=earliest");
+const found = document.getElementById("found");
+source.onmessage = (event) => { found.textContent += JSON.parse(event.data).value + " " + event.lastEventId + "\\n"; };
+</script>"""
+_CHROMIUM = next(
+    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), ""
+)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not _CHROMIUM, reason="there is no chromium here")
+def test_a_browser_reads_with_event_source(tmp_path: Path) -> None:
+    with ServerProcess(tmp_path / "data") as server:
+        create_topic(server.url)
+        asyncio.run(Producer(server.url).run(3))
+        page = tmp_path / "page.html"
+        page.write_text(_PAGE % server.url)
+        shown = subprocess.run(
+            # The page is not the store's own: without that option the browser keeps what it reads from it.
+            [
+                *(_CHROMIUM, "--headless", "--no-sandbox", "--disable-web-security"),
+                *(f"--user-data-dir={tmp_path / 'user'}", "--timeout=5000", "--dump-dom", page.as_uri()),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=True,
+        ).stdout
+    for number in range(3):
+        assert f"{number} " in shown
+        assert f".0:{number + 1}\n" in shown

@@ -1,0 +1,155 @@
+"""Groups against a reference: clients of both kinds that join, pause, crash, leave and come back, topics that change,
+answers that are lost, and coordinators that start again from the log.
+
+Owners are unique, generations rise, nothing is assigned to the dead, every request is answered in the end, and a group
+that is left in peace settles with every partition in one hand.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from consumer_offsets.groups import classic_group, classic_members, consumer_group, group, outbox, reconciliation
+from logstore import errors
+from tests.support.group_simulation import KINDS, Simulation
+
+SCHEDULES = 300
+SCHEDULES_LONG = 50_000
+
+
+def run(kind: str, seeds: range) -> None:
+    for seed in seeds:
+        try:
+            Simulation(seed, kind).run()
+        except Exception as error:
+            error.add_note(f"Simulation({seed}, {kind!r}).run()")
+            raise
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_keeps_its_promises(kind: str):
+    run(kind, range(SCHEDULES // len(KINDS)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_group_keeps_its_promises_in_many_schedules(kind: str):
+    run(kind, range(1_000_000, 1_000_000 + SCHEDULES_LONG // len(KINDS) + 1))
+
+
+# ---- planted bugs ----------------------------------------------------------------------------------------------------
+
+ClassicGroup, ConsumerGroup = classic_group.ClassicGroup, consumer_group.ConsumerGroup
+ClassicState, MemberState = classic_group.ClassicState, reconciliation.MemberState
+
+
+def assigned_before_it_is_revoked(member: Any, *given: Any) -> Any:
+    after = reconciliation.reconcile(member, *given)
+    return dataclasses.replace(
+        after,
+        pending_revocation=frozenset(),
+        state=MemberState.STABLE if after.state == MemberState.UNREVOKED_PARTITIONS else after.state,
+    )
+
+
+def revoked_when_asked(member: Any, target: Any, target_epoch: int, owners: Any, owned: Any) -> Any:
+    return reconciliation.reconcile(member, target, target_epoch, owners, frozenset())
+
+
+def only_the_first_sync_is_answered(self: Any, error: Any, now_ms: int) -> None:
+    for member in self._members.by_id.values():
+        if member.parked_sync is not None:
+            response = self._synced(member) if error is None else classic_group.SyncGroupResponse(error)
+            if member.member_id == self._members.leader:
+                self._out.answer(member.parked_sync, response)
+            member.parked_sync = None
+            self._arm_session(member, now_ms)
+
+
+def heartbeat_that_does_not_count(self: Any, event: Any, now_ms: int) -> None:
+    known = event.member_id in self._members.by_id
+    error = None if known else errors.UnknownMemberIdError("")
+    self._out.answer(event.request, classic_group.HeartbeatResponse(error))
+
+
+def session_that_never_ends(self: Any, member_id: str, now_ms: int) -> None:
+    self._out.arm("heartbeat/" + member_id, now_ms + 10_000)
+
+
+def consumer_session_that_never_ends(self: Any, key: str, now_ms: int) -> None:
+    self._out.arm(key, now_ms + 10_000)
+
+
+def recorded_only_when_stable(append: Callable[[Any], None]) -> Callable[[Any], None]:
+    def append_unless_completing(self: Any) -> None:
+        if self.state != ClassicState.COMPLETING_REBALANCE:
+            append(self)
+
+    return append_unless_completing
+
+
+def fenced_without_a_record(self: Any, member: Any, now_ms: int) -> None:
+    self._drop(member)
+    self._look_at_topics({})
+    self.epoch += 1
+    if not self._members:
+        self._assign()
+
+
+def timer_that_is_always_due(self: Any, key: str, now_ms: int) -> bool:
+    return self.deadlines.pop(key, None) is not None
+
+
+def assignment_of_the_leader_for_all(self: Any, member: Any) -> Any:
+    leader = self._members.by_id[self._members.leader]
+    return classic_group.SyncGroupResponse(None, self._protocol_type, self._protocol, leader.assignment)
+
+
+def first_protocol_of_the_leader(self: Any) -> str:
+    return self.by_id[self.leader].protocols[0].name
+
+
+def rejoined_with_what_it_had(self: Any, event: Any) -> Any:
+    member = self._members.get(event.member_id)
+    return member or consumer_group.ConsumerMember(event.member_id)
+
+
+#: What is wrong, and where: an owner, the name of its attribute, and what is planted there.
+BUGS: dict[str, tuple[Any, str, Any]] = {
+    "another is assigned before a member has revoked": (consumer_group, "reconcile", assigned_before_it_is_revoked),
+    "a member is believed to have revoked when it is asked to": (consumer_group, "reconcile", revoked_when_asked),
+    "topics that change are not seen": (ConsumerGroup, "_look_at_topics", lambda self, matches: False),
+    "the end of a session does nothing": (ClassicGroup, "_on_session_timer", session_that_never_ends),
+    "the end of a consumer's session does nothing": (ConsumerGroup, "on_timer", consumer_session_that_never_ends),
+    "followers are not told their assignment": (ClassicGroup, "_answer_syncs", only_the_first_sync_is_answered),
+    "followers get the leader's assignment": (ClassicGroup, "_synced", assignment_of_the_leader_for_all),
+    "any generation may commit": (ClassicGroup, "_require_generation", lambda self, generation: None),
+    "heartbeats do not count": (ClassicGroup, "heartbeat", heartbeat_that_does_not_count),
+    "a generation is not recorded when it begins": (
+        ClassicGroup,
+        "_append",
+        recorded_only_when_stable(ClassicGroup._append),
+    ),
+    "a member that is fenced stays in the log": (ConsumerGroup, "_fence", fenced_without_a_record),
+    "a timer that was armed anew still fires": (outbox.Outbox, "is_due", timer_that_is_always_due),
+    "the leader's protocol is taken": (classic_members.ClassicMembers, "select_protocol", first_protocol_of_the_leader),
+    "epochs are not checked": (consumer_group, "_require_epoch", lambda member, epoch, owned: None),
+    "a member that joins again keeps what it had": (ConsumerGroup, "_member_of", rejoined_with_what_it_had),
+    "an early generation is taken up after a change of kind": (group.Group, "generation", 0),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_caught(bug: str, monkeypatch: pytest.MonkeyPatch):
+    """By a promise that is broken, or an invariant; within as many schedules as the quick test runs."""
+    monkeypatch.setattr(*BUGS[bug])
+    with pytest.raises(AssertionError):
+        run_all(range(SCHEDULES // len(KINDS)))
+
+
+def run_all(seeds: range) -> None:
+    for seed in seeds:
+        for kind in KINDS:
+            Simulation(seed, kind).run()

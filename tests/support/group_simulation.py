@@ -1,0 +1,639 @@
+"""Simulated clients of one group, at random, against a small reference of what a group promises.
+
+``Simulation(seed, kind).run()`` is one schedule: steps of chaos, then calm until the group has settled, then quiet.
+The reference knows nothing of the machine's inside: it looks at answers, and at what the clients themselves hold.
+AssertionError if a promise is broken.
+"""
+
+import json
+import random
+import uuid
+from typing import Any
+
+from consumer_offsets.groups.events import (
+    CommitOffsets,
+    ConsumerGroupHeartbeat,
+    Event,
+    Heartbeat,
+    JoinGroup,
+    JoinProtocol,
+    LeaveGroup,
+    LeavingMember,
+    SyncGroup,
+    TimerFired,
+    TopicDescription,
+    TopicIdPartition,
+    TopicsChanged,
+)
+from consumer_offsets.groups.group_config import GroupConfig
+from logstore import errors
+from tests.support.group_driver import GroupDriver, topic_id
+
+SESSION_MS = 10_000
+HEARTBEAT_MS = 3_000
+#: Long enough for whatever a group waits for: sessions, rebalance timeouts, ids that are never used.
+CALM_ROUNDS = 80
+Held = set[tuple[uuid.UUID, int]]
+
+
+class Client:
+    """One process. ``held`` are the partitions that it would read from."""
+
+    def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
+        self.world = world
+        self.name = name
+        self.instance_id = instance_id
+        self.topics = frozenset(world.rng.choice([{"t"}, {"t", "u"}, {"u"}]))
+        self.held: Held = set()
+        self.is_paused = False
+        self.is_gone = False
+        #: When the coordinator last had a word of it that it took.
+        self.contact_ms = world.now_ms
+        self.rebalance_timeout_ms = world.rng.choice([8_000, 20_000])
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def commit(self) -> None:
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        raise NotImplementedError
+
+    def on_restart(self) -> None:
+        """The connection broke, and sessions begin anew."""
+        self.has_whole_session()
+
+    def look(self) -> None:
+        """After every event."""
+
+    def repeat(self) -> None:
+        """An old request comes once more."""
+
+    def crash(self) -> None:
+        self.held = set()
+        self.is_gone = True
+
+    def has_whole_session(self) -> None:
+        """Others than the client have begun its session anew, if it goes on."""
+        if self.world.now_ms < self.contact_ms + SESSION_MS:
+            self.contact_ms = self.world.now_ms
+
+    @property
+    def session_is_over(self) -> bool:
+        return self.world.now_ms >= self.contact_ms + SESSION_MS
+
+
+class ClassicClient(Client):
+    """It gives up all partitions before it joins again (the eager protocol)."""
+
+    def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
+        super().__init__(world, name, instance_id)
+        self.member_id = ""
+        self.generation = -1
+        self.phase = "unjoined"
+        self.waits_for: int | None = None
+        #: Its last request that may be parked: it waits, or has given up and the coordinator does not know.
+        self.parked: int | None = None
+        self.to_assign: tuple[Any, ...] | None = None
+        names = world.rng.choice([("a",), ("a", "b"), ("b", "a")])
+        metadata = json.dumps(sorted(self.topics)).encode()
+        self.protocols = tuple(JoinProtocol(each, metadata) for each in names)
+
+    @property
+    def session_is_over(self) -> bool:
+        return self.parked is None and super().session_is_over
+
+    def look(self) -> None:
+        """Once it is answered a member has a whole session again."""
+        if self.parked is not None and self.parked not in self.world.driver.parked:
+            self.parked = None
+            self.contact_ms = self.world.now_ms
+
+    def on_restart(self) -> None:
+        """The record of a generation has all its members, also those that were removed since."""
+        self.look()
+        self.waits_for = None
+        self.contact_ms = self.world.now_ms
+
+    def step(self) -> None:
+        if self.waits_for is not None:
+            response = self.world.driver.answer(self.waits_for)
+            if response is None:
+                if not self.world.is_calm and self.world.rng.random() < 0.05:
+                    self.waits_for = None  # It gives up, and asks again.
+                return
+            self.waits_for = None
+            self.on_answer(response)
+        elif self.phase == "unjoined":
+            self.join()
+        elif self.phase == "joined":
+            self.sync()
+        elif self.leads_stale_assignment():
+            self.rejoin()
+        else:
+            self.heartbeat()
+
+    def send(self, event: Any) -> None:
+        self.parked = event.request
+        if self.world.send(event):
+            self.waits_for = event.request
+            self.step()
+
+    def join(self) -> None:
+        self.held = set()
+        self.send(
+            JoinGroup(
+                self.world.driver.token(),
+                self.member_id,
+                f"{self.name}-{self.world.driver.token()}",
+                "consumer",
+                self.protocols,
+                SESSION_MS,
+                self.rebalance_timeout_ms,
+                self.instance_id,
+            )
+        )
+
+    def sync(self) -> None:
+        plan = {} if self.to_assign is None else self.world.plan_for(self.to_assign)
+        event = SyncGroup(
+            self.world.driver.token(),
+            self.member_id,
+            self.generation,
+            tuple(plan.items()),
+            self.instance_id,
+        )
+        self.send(event)
+
+    def heartbeat(self) -> None:
+        event = Heartbeat(self.world.driver.token(), self.member_id, self.generation, self.instance_id)
+        response = self.world.ask(event, taken=self.on_taken)
+        if response is not None:
+            self.check(response.error)
+
+    def on_taken(self, response: Any) -> None:
+        if response.error is None or isinstance(response.error, errors.RebalanceInProgressError):
+            self.contact_ms = self.world.now_ms
+
+    def commit(self) -> None:
+        if self.phase != "stable":
+            return
+        is_late = not self.world.is_calm and self.world.rng.random() < 0.3
+        generation = self.generation - is_late
+        event = CommitOffsets(self.world.driver.token(), self.member_id, generation, self.instance_id)
+        was_over = self.session_is_over
+        response = self.world.ask(event, taken=self.on_taken)
+        if response is None:
+            return
+        if response.error is None:
+            assert not was_over, f"{self.name} commits after its session"
+            assert generation == self.world.generation, f"{self.name} commits with an old generation"
+        elif not is_late:
+            self.check(response.error)
+
+    def leave(self) -> None:
+        if self.member_id:
+            self.world.ask(LeaveGroup(self.world.driver.token(), (LeavingMember(self.member_id, self.instance_id),)))
+        self.crash()
+
+    def leads_stale_assignment(self) -> bool:
+        """The leader looks at the topics, as a Kafka consumer does."""
+        leads = self.world.leaders.get(self.generation) == self.identity
+        return leads and self.world.planned_topics.get(self.generation) != self.world.topics
+
+    @property
+    def identity(self) -> str:
+        return self.instance_id or self.member_id
+
+    def rejoin(self) -> None:
+        self.phase, self.held = "unjoined", set()
+
+    def check(self, error: errors.LogStoreError | None) -> None:
+        """Act on an error, as Kafka's consumer does; without one, the coordinator has heard of the client."""
+        match error:
+            case None:
+                pass
+            case errors.UnknownMemberIdError():
+                self.member_id = ""
+                self.rejoin()
+            case errors.RebalanceInProgressError():
+                self.rejoin()
+            case errors.IllegalGenerationError():
+                self.rejoin()
+            case errors.FencedInstanceIdError() | errors.GroupMaxSizeReachedError():
+                self.crash()
+            case errors.InconsistentGroupProtocolError():
+                self.member_id = ""
+                self.rejoin()
+            case _:
+                raise AssertionError(f"an answer that no client expects: {error!r}")
+
+    def on_answer(self, response: Any) -> None:
+        if isinstance(response.error, errors.MemberIdRequiredError):
+            self.member_id = response.member_id
+            self.contact_ms = self.world.now_ms
+            return
+        self.check(response.error)
+        if response.error is not None:
+            return
+        if hasattr(response, "leader"):
+            self.member_id, self.generation, self.phase = response.member_id, response.generation, "joined"
+            self.world.on_joined(self, response)
+            leads = response.leader == response.member_id and not response.skip_assignment
+            self.to_assign = response.members if leads else None
+        else:
+            self.phase = "stable"
+            self.held = self.world.on_synced(self, response)
+
+
+class ConsumerClient(Client):
+    """It takes what it is assigned at once, and revokes when it comes to it."""
+
+    def __init__(self, world: "Simulation", name: str, instance_id: str | None) -> None:
+        super().__init__(world, name, instance_id)
+        self.regex = world.rng.choice(["", "", "t.*"])
+        self.assignor = world.rng.choice([None, None, "round-robin"])
+        self.epoch = 0
+        self.assignment: Held = set()
+        self.lost_answers = 0
+        self.is_revoking = False
+        #: What the coordinator has last answered, and since when the client has not said that it holds no more.
+        self.answered: Held = set()
+        self.unrevoked_since_ms: int | None = None
+
+    @property
+    def session_is_over(self) -> bool:
+        since = self.unrevoked_since_ms
+        return super().session_is_over or (since is not None and self.world.now_ms >= since + self.rebalance_timeout_ms)
+
+    def subscribed(self) -> set[str]:
+        return {name for name in self.world.topics if name in self.topics or (self.regex and name.startswith("t"))}
+
+    def step(self) -> None:
+        if self.is_revoking and (self.world.is_calm or self.world.rng.random() < 0.7):
+            self.held &= self.assignment
+            self.is_revoking = False
+        self.heartbeat(self.epoch)
+
+    def heartbeat(self, epoch: int) -> None:
+        is_full = epoch == 0 or self.lost_answers > 0 or self.world.rng.random() < 0.2
+        tells = epoch >= 0 and (is_full or self.world.rng.random() < 0.7)
+        event = ConsumerGroupHeartbeat(
+            self.world.driver.token(),
+            self.name,
+            epoch,
+            self.instance_id,
+            rebalance_timeout_ms=self.rebalance_timeout_ms if is_full else -1,
+            subscribed_topics=self.topics if is_full else None,
+            subscribed_regex=self.regex if is_full else None,
+            regex_topics=self.world.matches("t.*") if is_full and self.regex else frozenset(),
+            server_assignor=self.assignor,
+            owned=frozenset(TopicIdPartition(*each) for each in self.held) if tells else None,
+        )
+        was_over = self.session_is_over
+        response = self.world.ask(event, taken=lambda answer: self.on_taken(event, answer))
+        if response is None:
+            self.lost_answers += 1
+            return
+        # One lost answer is made up for; after two epochs that it knows nothing of a member is fenced.
+        may_be_fenced = was_over or epoch == 0 or self.lost_answers > 1
+        self.lost_answers = 0
+        if epoch >= 0:
+            self.on_answer(response, may_be_fenced=may_be_fenced)
+
+    def on_taken(self, event: ConsumerGroupHeartbeat, response: Any) -> None:
+        """The coordinator has taken the heartbeat, whether or not its answer arrives."""
+        if response.error is not None:
+            return
+        self.contact_ms = self.world.now_ms
+        if event.owned is not None and event.owned <= self.answered:
+            self.unrevoked_since_ms = None
+        if response.assignment is not None:
+            self.answered = {(each.topic_id, number) for each in response.assignment for number in each.partitions}
+        if self.held - self.answered and self.unrevoked_since_ms is None:
+            self.unrevoked_since_ms = self.world.now_ms
+
+    def on_answer(self, response: Any, *, may_be_fenced: bool) -> None:
+        match response.error:
+            case None:
+                assert response.member_epoch >= self.epoch, f"{self.name} goes back to epoch {response.member_epoch}"
+                self.epoch = response.member_epoch
+                if response.assignment is not None:
+                    self.assignment = {(topic.topic_id, at) for topic in response.assignment for at in topic.partitions}
+                    self.held |= self.assignment
+                    self.is_revoking = self.held != self.assignment
+            case errors.FencedMemberEpochError() | errors.UnknownMemberIdError() | errors.UnknownGroupError():
+                assert may_be_fenced, f"{self.name} is fenced without a reason"
+                self.lose()
+            case errors.UnreleasedInstanceIdError():
+                self.lose()
+            case errors.FencedInstanceIdError() | errors.GroupMaxSizeReachedError():
+                self.crash()
+            case _:
+                raise AssertionError(f"an answer that no client expects: {response.error!r}")
+
+    def lose(self) -> None:
+        self.epoch, self.held, self.assignment, self.answered = 0, set(), set(), set()
+        self.is_revoking, self.unrevoked_since_ms = False, None
+
+    def commit(self) -> None:
+        if self.epoch == 0:
+            return
+        is_late = not self.world.is_calm and self.world.rng.random() < 0.3
+        epoch = self.epoch - is_late
+        was_over = super().session_is_over
+        response = self.world.ask(CommitOffsets(self.world.driver.token(), self.name, epoch, self.instance_id))
+        if response is not None and response.error is None:
+            assert not was_over, f"{self.name} commits after its session"
+            assert not is_late, f"{self.name} commits with an old epoch"
+
+    def repeat(self) -> None:
+        """A heartbeat of an epoch of before, which does not say what the member holds."""
+        if self.epoch > 1:
+            event = ConsumerGroupHeartbeat(self.world.driver.token(), self.name, self.epoch - 1, self.instance_id)
+            response = self.world.ask(event)
+            assert response is None or response.error is not None, f"{self.name} goes on with an old epoch"
+
+    def leave(self) -> None:
+        self.held = set()
+        if self.epoch > 0:
+            self.heartbeat(-2 if self.instance_id and self.world.rng.random() < 0.5 else -1)
+        self.crash()
+
+
+KINDS = {"classic": (ClassicClient,), "consumer": (ConsumerClient,), "mixed": (ClassicClient, ConsumerClient)}
+
+
+class Simulation:
+    def __init__(self, seed: int, kind: str, *, steps: int = 60) -> None:
+        self.rng = random.Random(seed)
+        self.kinds = KINDS[kind]
+        self.steps = steps
+        config = GroupConfig(
+            group_initial_rebalance_delay_ms=self.rng.choice([0, 3_000]),
+            group_max_size=self.rng.choice([3, 100, 100]),
+            group_new_member_join_timeout_ms=20_000,
+            group_consumer_session_timeout_ms=SESSION_MS,
+        )
+        self.driver = GroupDriver(config=config, t=3, u=2)
+        self.driver.keeps = 2
+        self.topics = dict(self.driver.topics)
+        self.clients: list[Client] = []
+        self.is_calm = False
+        self.lives = 0
+        # The reference: who leads a generation, what its leader planned, and for which topics.
+        self.generation = 0
+        self.leaders: dict[int, str] = {}
+        self.plans: dict[int, dict[str, bytes]] = {}
+        self.planned_topics: dict[int, dict[str, TopicDescription]] = {}
+        self.identities: dict[str, str] = {}
+
+    @property
+    def now_ms(self) -> int:
+        return self.driver.now_ms
+
+    def matches(self, regex: str) -> frozenset[str]:
+        return frozenset(name for name in self.topics if name.startswith(regex[0]))
+
+    # ---- the way to the coordinator ---------------------------------------------------------------------------------
+
+    def send(self, event: Any) -> bool:
+        """Whether the connection holds, so that the answer will come."""
+        fate = 1.0 if self.is_calm else self.rng.random()
+        if fate < 0.05:
+            return False  # The request is lost.
+        if fate < 0.08:
+            # The coordinator dies before the records are durable: nothing has happened.
+            self.driver.group.apply(event, self.now_ms)
+            self.restart()
+            return False
+        self.apply(event)
+        if fate < 0.15:
+            self.driver.answers.pop(event.request, None)
+            return False
+        return True
+
+    def ask(self, event: Any, taken: Any = None) -> Any:
+        """For requests that are answered at once: the answer, or None if it is lost."""
+        asked: list[Any] = []
+        answers = self.driver.answers
+        holds = self.send_observed(event, asked)
+        if asked and taken is not None:
+            taken(asked[0])
+        answers.pop(event.request, None)
+        return asked[0] if holds else None
+
+    def send_observed(self, event: Any, asked: list[Any]) -> bool:
+        before = self.observe
+        self.observe = (event.request, asked)
+        try:
+            return self.send(event)
+        finally:
+            self.observe = before
+
+    observe: tuple[int, list[Any]] | None = None
+
+    def apply(self, event: Event) -> None:
+        self.driver.apply(event)
+        if self.observe is not None and getattr(event, "request", None) == self.observe[0]:
+            assert event.request in self.driver.answers, "a request that waits for nothing is parked"
+            self.observe[1].append(self.driver.answers[event.request])
+        if isinstance(event, SyncGroup):
+            self.note_plan(event)
+        self.check()
+
+    def restart(self) -> None:
+        self.driver.restart()
+        for client in self.clients:
+            client.on_restart()
+        self.apply(self.topics_changed())
+
+    def topics_changed(self) -> TopicsChanged:
+        self.driver.topics = dict(self.topics)
+        return TopicsChanged(self.driver.topics, {regex: self.matches(regex) for regex in self.driver.group.regexes})
+
+    # ---- the reference ----------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        generation = self.driver.group.generation
+        assert generation >= self.generation, f"generation {generation} after {self.generation}"
+        for client in self.clients:
+            client.look()
+            if generation > self.generation and client.instance_id is not None and isinstance(client, ClassicClient):
+                # KIP-345: a static member need not join a generation, and has a whole session from its begin on.
+                client.has_whole_session()
+        self.generation = generation
+        owners: dict[tuple[uuid.UUID, int], Client] = {}
+        for client in self.clients:
+            if isinstance(client, ConsumerClient) and not client.is_gone and not client.session_is_over:
+                for each in client.held:
+                    other = owners.setdefault(each, client)
+                    assert other is client, f"{other.name} and {client.name} hold {each}"
+
+    def plan_for(self, members: tuple[Any, ...]) -> dict[str, bytes]:
+        """The leader's assignment: each partition to one of the members that subscribe to its topic."""
+        plan: dict[str, list[Any]] = {each.member_id: [] for each in members}
+        for name, description in self.topics.items():
+            subscribed = [each.member_id for each in members if name in json.loads(each.metadata)]
+            for partition in range(description.partitions if subscribed else 0):
+                plan[subscribed[partition % len(subscribed)]].append([str(description.topic_id), partition])
+        return {member: json.dumps(partitions).encode() for member, partitions in plan.items()}
+
+    def on_joined(self, client: ClassicClient, response: Any) -> None:
+        self.identities[client.member_id] = client.identity
+        for each in response.members:
+            self.identities[each.member_id] = each.instance_id or each.member_id
+        assert response.generation <= self.generation, "a generation that is not the group's"
+        leader = self.identities.get(response.leader, response.leader)
+        if response.leader == client.member_id or leader in self.leaders.values():
+            assert self.leaders.setdefault(response.generation, leader) == leader, "a generation has two leaders"
+        if response.leader == client.member_id:
+            assert client.member_id in {each.member_id for each in response.members}
+        assert response.protocol_name in {name for name, _ in client.protocols}, "a protocol that not all support"
+
+    def note_plan(self, event: SyncGroup) -> None:
+        response = self.driver.answers.get(event.request)
+        leads = self.leaders.get(event.generation) == self.identities.get(event.member_id)
+        if response is not None and response.error is None and leads and event.generation not in self.plans:
+            self.plans[event.generation] = {self.identities[member]: plan for member, plan in event.assignments}
+            self.planned_topics[event.generation] = dict(self.topics)
+
+    def on_synced(self, client: ClassicClient, response: Any) -> Held:
+        plan = self.plans[client.generation]
+        assert response.assignment == plan.get(client.identity, b""), f"{client.name} gets what is not its own"
+        return {(uuid.UUID(each), partition) for each, partition in json.loads(response.assignment or b"[]")}
+
+    # ---- a schedule -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        for _ in range(self.rng.randint(1, 3)):
+            self.spawn()
+        for _ in range(self.steps):
+            self.chaos()
+        self.calm_down()
+        self.stay_quiet()
+
+    def chaos(self) -> None:
+        dice = self.rng.random()
+        live = [each for each in self.clients if not each.is_gone]
+        client = self.rng.choice(live) if live else None
+        if client is not None and dice < 0.65:
+            if not client.is_paused:
+                client.step()
+        elif dice < 0.75:
+            self.driver_advances(self.rng.choice([0, 500, HEARTBEAT_MS, HEARTBEAT_MS, 9_999, 21_000]))
+        elif dice < 0.80:
+            self.spawn()
+        elif client is not None and dice < 0.90:
+            action = self.rng.choice(["crash", "leave", "pause", "resume", "resume", "commit", "commit", "repeat"])
+            if action in {"pause", "resume"}:
+                client.is_paused = action == "pause"
+            else:
+                getattr(client, action)()
+        elif dice < 0.93:
+            self.restart()
+        elif dice < 0.97:
+            self.change_topics()
+        else:
+            # The one who keeps the time is early, or late.
+            key = self.rng.choice([*self.driver.timers, "session/nobody"])
+            self.apply(TimerFired(key))
+
+    def driver_advances(self, ms: int) -> None:
+        """Others stay in touch while time goes by, unless they are paused."""
+        for _ in range(ms // HEARTBEAT_MS):
+            self.advance(HEARTBEAT_MS)
+            for client in list(self.clients):
+                if not client.is_gone and not client.is_paused and self.rng.random() < 0.8:
+                    client.step()
+        self.advance(ms % HEARTBEAT_MS)
+
+    def advance(self, ms: int) -> None:
+        self.driver.advance(ms)
+        self.check()
+
+    def spawn(self) -> None:
+        self.lives += 1
+        taken = {each.instance_id for each in self.clients if not each.is_gone and isinstance(each, ConsumerClient)}
+        instance_id = self.rng.choice([None, None, *sorted({"i", "j"} - taken)])
+        client = self.rng.choice(self.kinds)(self, f"c{self.lives}", instance_id)
+        last = next((each for each in reversed(self.clients) if each.instance_id == instance_id), None)
+        if instance_id is not None and last is not None:
+            # The same program, started again, subscribes as before.
+            client.topics = last.topics
+            if isinstance(client, ClassicClient):
+                metadata = json.dumps(sorted(client.topics)).encode()
+                client.protocols = tuple(JoinProtocol(name, metadata) for name, _ in client.protocols)
+        self.clients.append(client)
+
+    def change_topics(self) -> None:
+        name = self.rng.choice(["t", "u", "ta", "tb"])
+        there = self.topics.get(name)
+        if there is None:
+            self.topics[name] = TopicDescription(topic_id(name, self.lives), self.rng.randint(1, 3))
+        elif self.rng.random() < 0.7:
+            self.topics[name] = TopicDescription(there.topic_id, there.partitions + 1)
+        else:
+            self.lives += 1
+            self.topics[name] = TopicDescription(topic_id(name, self.lives), there.partitions)
+        self.apply(self.topics_changed())
+
+    # ---- calm -------------------------------------------------------------------------------------------------------
+
+    def live(self) -> list[Client]:
+        return [each for each in self.clients if not each.is_gone]
+
+    def calm_down(self) -> None:
+        """No more faults. Clients of one kind and of one instance id remain, and the group settles."""
+        self.is_calm = True
+        kind = self.rng.choice(self.kinds)
+        instances: set[str] = set()
+        for client in reversed(self.live()):
+            if not isinstance(client, kind) or client.instance_id in instances:
+                client.crash()
+            elif client.instance_id is not None:
+                instances.add(client.instance_id)
+            client.is_paused = False
+        if not self.live():
+            self.kinds = (kind,)
+            self.spawn()
+        for _ in range(CALM_ROUNDS):
+            self.round()
+            if self.is_settled():
+                return
+        raise AssertionError(f"the group does not settle: {self.driver.group.describe()}, parked {self.driver.parked}")
+
+    def round(self) -> None:
+        for _ in range(3):
+            for client in self.live():
+                client.step()
+        self.advance(HEARTBEAT_MS)
+
+    def is_settled(self) -> bool:
+        described = self.driver.group.describe()
+        if not self.live():
+            return not described.members and not self.driver.parked
+        ids = {each.member_id if isinstance(each, ClassicClient) else each.name for each in self.live()}
+        if described.state != "Stable" or {each.member_id for each in described.members} != ids or self.driver.parked:
+            return False
+        held = [each for client in self.live() for each in client.held]
+        wanted = {
+            (self.topics[name].topic_id, partition)
+            for client in self.live()
+            for name in (client.subscribed() if isinstance(client, ConsumerClient) else client.topics)
+            for partition in range(self.topics[name].partitions)
+        }
+        return len(held) == len(set(held)) and set(held) == wanted
+
+    def stay_quiet(self) -> None:
+        """Nothing happens to a settled group whose members are well."""
+        generation = self.driver.group.generation
+        before = {client.name: set(client.held) for client in self.live()}
+        for _ in range(2 * SESSION_MS // HEARTBEAT_MS):
+            for client in self.live():
+                client.step()
+                client.commit()
+            self.advance(HEARTBEAT_MS)
+        assert self.driver.group.generation == generation, "a settled group rebalances"
+        assert {client.name: client.held for client in self.live()} == before, "a settled group moves partitions"
