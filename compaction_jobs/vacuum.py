@@ -51,7 +51,7 @@ def _run(context: JobContext, topic: JobTopic, files: TableFiles) -> TopicReport
     active = {unquote(path) for path in snapshot.paths}
     left = {
         name: (entry.size, removed_ms)
-        for path, removed_ms in snapshot.log.removals.items()
+        for path, removed_ms in snapshot.log.removals().items()
         if (name := unquote(path)) not in active and name not in gone and (entry := there.get(name)) is not None
     }
     kept = UnnamedFiles(

@@ -261,7 +261,7 @@ class Upkeep:
             self._require_lock()
             # Of this moment: a RESTORE may have put files back since the store looked.
             snapshot = topic.table.snapshot()
-            if not snapshot.tombstones:
+            if not snapshot.log.has_removals:
                 return DeletedFiles()
             return delete_removed_files(
                 files, snapshot, delay_ms=delay_ms, now_ms=min(self._clock.now_ms(), files.now_ms())

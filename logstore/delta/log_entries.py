@@ -12,13 +12,14 @@ empty entry for a commit that changed nothing.
 import contextlib
 import errno
 import re
-from collections.abc import Sequence
+from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from logstore.crc32c import crc32c
@@ -56,9 +57,37 @@ class LogEntry:
 
     transactions: dict[str, int]
     added: frozenset[str]
-    removed: dict[str, int | None]
+    removed: Mapping[str, int | None]
     commit_id: str | None = None
     plain: PlainEntry | None = None
+
+
+class CheckpointRemovals(Mapping[str, int | None]):
+    """The removals of a checkpoint as columns: a week of them may be a million, for as long as the topic is open.
+
+    ``in`` and ``[]`` look at all of them.
+    """
+
+    def __init__(self, paths: pa.StringArray, times_ms: pa.Int64Array) -> None:
+        self._paths = paths
+        self._times_ms = times_ms
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __iter__(self) -> Iterator[str]:
+        return (path.as_py() for path in self._paths)
+
+    def __getitem__(self, path: str) -> int | None:
+        row = pc.index(self._paths, pa.scalar(path, self._paths.type)).as_py()
+        if row < 0:
+            raise KeyError(path)
+        time_ms: int | None = self._times_ms[row].as_py()
+        return time_ms
+
+    def items(self) -> ItemsView[str, int | None]:
+        """In one pass, as a dict's."""
+        return dict(zip(self._paths.to_pylist(), self._times_ms.to_pylist(), strict=True)).items()
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +260,7 @@ def _in_log(name: str) -> str:
 
 
 def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
-    """Transactions and tombstones of a checkpoint file. FileNotFoundError; CorruptionError if it was changed or is
+    """Transactions, added and removed paths of a checkpoint file. FileNotFoundError; CorruptionError if it was changed or is
     unreadable.
     """
     remedy = (
@@ -284,15 +313,13 @@ def _rows(table: pa.Table, column: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _removed(table: pa.Table) -> dict[str, int | None]:
-    """Paths and times (ms) of a checkpoint's removals; ten thousand take 5 ms, where rows would take 30."""
+def _removed(table: pa.Table) -> Mapping[str, int | None]:
     if "remove" not in table.column_names:
         return {}
     removals = table.column("remove").drop_null().combine_chunks()
-    paths = removals.field("path").to_pylist()
     has_times = removals.type.get_field_index("deletionTimestamp") >= 0
-    times = removals.field("deletionTimestamp").to_pylist() if has_times else [None] * len(paths)
-    return dict(zip(paths, times, strict=True))
+    times = removals.field("deletionTimestamp") if has_times else pa.nulls(len(removals), pa.int64())
+    return CheckpointRemovals(removals.field("path"), times)
 
 
 class LogState:
@@ -315,9 +342,9 @@ class LogState:
         """The table that the log makes; None if a Delta reader has to read it."""
         return plain_table([(entry.plain, entry.removed.keys()) for entry in self._entries])
 
-    @cached_property
     def removals(self) -> dict[str, int | None]:
-        """Paths that a commit removed, and when (ms); None if the log does not say when.
+        """Paths that a commit removed, and when (ms); None if the log does not say when. Made anew each time: there may
+        be many.
 
         A checkpoint forgets them after a while: see ``schema.removals_kept_ms``.
         """
@@ -329,15 +356,14 @@ class LogState:
             removed |= {path: at for path, at in entry.removed.items() if path not in entry.added}
         return removed
 
+    @property
+    def has_removals(self) -> bool:
+        return any(entry.removed for entry in self._entries)
+
     def was_removed(self, path: str) -> bool:
-        """As ``path in tombstones``, without a walk over all of them."""
+        """As ``path in removals()``, without a walk over all of them."""
         last = next((e for e in reversed(self._entries) if path in e.removed or path in e.added), None)
         return last is not None and path in last.removed
-
-    @cached_property
-    def tombstones(self) -> frozenset[str]:
-        """The paths of ``removals``."""
-        return frozenset(self.removals)
 
 
 class LogReplay:

@@ -48,7 +48,7 @@ def delete_removed_files(
     active = {unquote(path) for path in snapshot.paths}
     due = {
         name
-        for path, removed_ms in snapshot.log.removals.items()
+        for path, removed_ms in snapshot.log.removals().items()
         if removed_ms is not None and removed_ms <= now_ms - delay_ms and (name := unquote(path)) not in active
     }
     found = _on_disk(files, due)
@@ -83,7 +83,7 @@ class UnnamedFiles:
 def unnamed_files(snapshot: TopicSnapshot, entries: Iterable[Entry]) -> UnnamedFiles:
     """The unnamed ones of ``entries`` of a table's files. CorruptionError if the table's own files overlap."""
     found = UnnamedFiles({}, {}, {})
-    named = {unquote(path) for path in (*snapshot.paths, *snapshot.log.removals)}
+    named = {unquote(path) for path in (*snapshot.paths, *snapshot.log.removals())}
     gaps = _Gaps(snapshot)
     for entry in entries:
         if _DATA_FILE.fullmatch(entry.name) is None or entry.name in named:

@@ -204,11 +204,6 @@ class TopicSnapshot:
     def transactions(self) -> dict[str, int]:
         return self.log.transactions
 
-    @property
-    def tombstones(self) -> frozenset[str]:
-        """Paths of files that earlier commits removed."""
-        return self.log.tombstones
-
     @cached_property
     def paths(self) -> frozenset[str]:
         """Paths of all active files, relative to the table."""

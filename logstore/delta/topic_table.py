@@ -188,8 +188,11 @@ class TopicTable:
         """
 
         def plan(snapshot: TopicSnapshot) -> Plan | None:
-            gone = frozenset() if removed else snapshot.tombstones
-            lost = tuple(s for s in segments if s.path not in snapshot.paths and s.path not in gone)
+            lost = tuple(
+                s
+                for s in segments
+                if s.path not in snapshot.paths and (removed or not snapshot.log.was_removed(s.path))
+            )
             for segment in lost:
                 partition_state(snapshot, segment.partition, self.files)
                 if segment.end_offset > snapshot.partitions[segment.partition].sealed:

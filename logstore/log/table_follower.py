@@ -216,7 +216,7 @@ class TableFollower:
         kept = (removals_kept_ms(snapshot.properties) or 0) >= TOMBSTONES_KEPT_MS
 
         def was_lost(name: str) -> bool:
-            return kept and name not in snapshot.tombstones and files.head(name).modified_ms > oldest_ms
+            return kept and not snapshot.log.was_removed(name) and files.head(name).modified_ms > oldest_ms
 
         gaps = {partition: found for partition in partitions if (found := _lost_gaps(snapshot, partition))}
         if not gaps:

@@ -321,7 +321,7 @@ def facts(path: Path) -> tuple[Any, ...]:
         snapshot.properties,
         snapshot.protocol,
         snapshot.transactions,
-        snapshot.tombstones,
+        snapshot.log.removals(),
         [snapshot.segments(partition) for partition in snapshot.partitions],
         table.schema().to_json(),
         table.metadata().partition_columns,

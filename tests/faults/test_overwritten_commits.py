@@ -317,7 +317,7 @@ def test_rows_deleted_with_sql_stay_deleted_when_their_removal_is_forgotten(tmp_
     DeltaTable(path).create_checkpoint()
     for older in range(version):
         (path / "_delta_log" / f"{older:020}.json").unlink()
-    assert not TopicTable.open(open_table(path)).snapshot().tombstones
+    assert not TopicTable.open(open_table(path)).snapshot().log.has_removals
     assert run(start_and_stop()) == [2]
 
 

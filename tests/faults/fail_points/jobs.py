@@ -60,7 +60,7 @@ def kill_jobs(directory: Path, zygote: Zygote, points: Sequence[str]) -> Iterato
     assert topic.contents() == _last(before)
     # Files that were written and not committed are left to a full vacuum, after days.
     snapshot = topic.table.snapshot()
-    assert not {str(file.relative_to(path_of(topic.table))) for file in _files(topic)} & snapshot.tombstones
+    assert not {str(file.relative_to(path_of(topic.table))) for file in _files(topic)} & snapshot.log.removals().keys()
     _check_store(directory, zygote, topic.contents())
 
 

@@ -178,7 +178,7 @@ def test_a_merge_that_loses_a_race_is_refused_and_leaves_no_file(tmp_path: Path,
             await broker._upkeep.merge(topic)
             snapshot = topic.table.snapshot()
             assert history_gaps(snapshot, 0) == []
-            named = {file.path for file in snapshot.segments(0)} | snapshot.tombstones
+            named = {file.path for file in snapshot.segments(0)} | snapshot.log.removals().keys()
             assert on_disk(topic) == named, "the file of the merge was deleted"
             await broker._roller.refresh(topic)
             assert len(await read_all(broker, topic)) == (78 if other == "retention" else 80)
@@ -264,7 +264,7 @@ def test_a_file_that_cannot_be_read_keeps_the_others_from_nothing(tmp_path: Path
             assert len(topic.partition(1).segments) < 10
             assert not await broker._upkeep.merge(topic)
             active = {file.path for p in (0, 1) for file in topic.partition(p).segments}
-            assert on_disk(topic) == active | topic.snapshot.tombstones
+            assert on_disk(topic) == active | topic.snapshot.log.removals().keys()
 
     run(scenario())
 

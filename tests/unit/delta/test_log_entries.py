@@ -100,10 +100,10 @@ def test_tombstones_end_when_the_path_is_added_again(tmp_path: Path) -> None:
     merged = write_segment(table, 0, 0, 10)
     rewrite_files(table, 0, [first.path], [merged], data_change=False)
     replay = LogReplay(table.files)
-    assert replay.state(1).tombstones == set()
-    assert replay.state(2).tombstones == {first.path}
+    assert replay.state(1).removals() == {}
+    assert replay.state(2).removals().keys() == {first.path}
     DeltaTable(str(path_of(table))).create_checkpoint()
-    assert LogReplay(table.files).state(2).tombstones == {first.path}
+    assert LogReplay(table.files).state(2).removals().keys() == {first.path}
 
 
 def test_parts_of_a_checkpoint_count_only_together(tmp_path: Path) -> None:

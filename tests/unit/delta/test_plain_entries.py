@@ -46,7 +46,7 @@ def shown(snapshot: TopicSnapshot) -> dict[str, object]:
         "partitions": snapshot.partitions,
         "transactions": snapshot.transactions,
         "paths": snapshot.paths,
-        "tombstones": snapshot.tombstones,
+        "removals": snapshot.log.removals(),
         "ranges": snapshot.ranges(),
         "foreign": snapshot.foreign_removals(),
     }
