@@ -260,9 +260,7 @@ def _in_log(name: str) -> str:
 
 
 def read_checkpoint_part(files: TableFiles, name: str) -> LogEntry:
-    """Transactions, added and removed paths of a checkpoint file. FileNotFoundError; CorruptionError if it was changed or is
-    unreadable.
-    """
+    """Transactions and paths of a checkpoint file. FileNotFoundError; CorruptionError if it was changed."""
     remedy = (
         "Start the store on this data directory: it sets the checkpoint aside if older log files still cover it; if "
         "they do not, restore it from a backup, or stop the store and rebuild the log: logstore topic rebuild "
