@@ -5,6 +5,7 @@ A test without a mark is quick. Marks (``pyproject.toml`` lists them) put it int
 ``spark`` run in ``make test``, ``long``, ``airflow`` and ``wheel`` only in ``make test-all``.
 """
 
+import faulthandler
 import functools
 import gc
 import logging
@@ -15,10 +16,12 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+import pytest_timeout
 import structlog
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
 
 from tests.support import examples
 from tests.support.process_logging import logging_put_back
@@ -91,6 +94,47 @@ def pytest_runtest_call() -> Iterator[None]:
     return result
 
 
+# ---- tests that hang -------------------------------------------------------------------------------------------------
+#
+# pytest-timeout fails a test by a signal, with all stacks in its report. Python handles signals between bytecodes only:
+# a wait inside uvloop, pyarrow or delta-rs does not see it. And pytest-timeout looks away once a test has failed: its
+# teardown may hang. A thread of faulthandler, which needs no GIL, ends the process then: stacks on stderr, and xdist
+# reports the test and goes on in a new process.
+
+#: Of the test that runs: seconds until the process ends. The report by the signal comes first.
+_watched: list[float] = []
+
+
+def _end_process_if_it_hangs(config: pytest.Config) -> None:
+    faulthandler.dump_traceback_later(_watched[0], exit=True, file=config.stash[_STDERR])
+
+
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(2)  # before the output of tests is captured
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> None:
+    """None: pytest-timeout sets its own timer, too."""
+    _watched[:] = [settings.timeout * 1.2]
+    _end_process_if_it_hangs(item.config)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """pytest has stopped both timers for a debugger that may start: the teardown of a failed test gets new time."""
+    if _watched and not node.config.option.usepdb:
+        _end_process_if_it_hangs(node.config)
+
+
+def pytest_runtest_logfinish() -> None:
+    _watched.clear()
+    faulthandler.cancel_dump_traceback_later()
+
+
 # ---- order and processes of xdist ------------------------------------------------------------------------------------
 
 # The longest tests begin first; the many short ones fill the remaining time of the processes.
@@ -114,6 +158,16 @@ class Scheduling(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "spark" if nodeid.startswith("tests/spark/") else str(super()._split_scope(nodeid))
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """A test whose process ended is not run again: it may have hung for ten minutes."""
+        for tests in self.assigned_work[node].values():
+            for nodeid, complete in tests.items():
+                if not complete:
+                    tests[nodeid] = True
+                    super().remove_node(node)
+                    return nodeid
+        return super().remove_node(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
