@@ -89,8 +89,9 @@ def _read(
 ) -> Iterator["pa.RecordBatch"]:
     from logstore.spark.offset_ranges import resolve
     from logstore.spark.source.options import ReadOptions, Subscription
-    from logstore.spark.source.planning import TopicRange, plan_slices
+    from logstore.spark.source.planning import plan_slices
     from logstore.spark.source.slice_reader import read_slice
+    from logstore.spark.source.slices import TopicRange
 
     options = ReadOptions(Subscription((topic,)), bootstrap=bootstrap, storage=storage, client_id=_CLIENT_ID)
     view = _view(topic, bootstrap, storage)

@@ -21,7 +21,7 @@ from logstore.spark import read_offsets, session, tail_reader
 from logstore.spark.source.batch_reader import BatchReader
 from logstore.spark.source.data_source import LogStoreSource
 from logstore.spark.source.options import parse_read_options
-from logstore.spark.source.slice_reader import Slice
+from logstore.spark.source.slices import Slice
 from logstore.spark.source.stream_reader import StreamReader
 
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

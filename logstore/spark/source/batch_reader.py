@@ -6,10 +6,11 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from logstore.spark.source.options import ReadOptions, check_batch
-from logstore.spark.source.planning import Planner, TopicRange
+from logstore.spark.source.planning import Planner
 from logstore.spark.source.positions import batch_ranges
 from logstore.spark.source.pushed_filters import PushedFilters, from_times
-from logstore.spark.source.slice_reader import Slice, read_slice
+from logstore.spark.source.slice_reader import read_slice
+from logstore.spark.source.slices import Slice, TopicRange
 from logstore.spark.source.topics import SourceTopics
 from logstore.spark.worker import one_line_errors
 

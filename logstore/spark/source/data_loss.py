@@ -21,3 +21,11 @@ def report_data_loss(reason: str, *, fail: bool) -> None:
             f"{lost}. If you don't want your query to fail on such cases, set the source option failOnDataLoss to false"
         )
     log.warning("%s. If you want your query to fail on such cases, set the source option failOnDataLoss to true", lost)
+
+
+def beyond_history(topic: str, partition: int, start: int, end: int, sealed: int) -> str:
+    """The loss of offsets ``start <= offset < end`` that were in the table, which ends at ``sealed`` now."""
+    return (
+        f"topic {topic}, partition {partition}: offsets {max(start, sealed)} to {end - 1} are no longer in the table, "
+        f"which ends at {sealed}: another writer overwrote a commit; a store commits it again"
+    )

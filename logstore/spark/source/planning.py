@@ -19,9 +19,9 @@ import numpy as np
 from logstore.errors import UnknownTopicError, UnknownTopicIdError
 from logstore.limits import MIB
 from logstore.spark.offset_ranges import OffsetRange
-from logstore.spark.source.data_loss import report_data_loss
+from logstore.spark.source.data_loss import beyond_history, report_data_loss
 from logstore.spark.source.options import ReadOptions
-from logstore.spark.source.slice_reader import Slice, beyond_history
+from logstore.spark.source.slices import Slice, TimeRange, TopicRange
 from logstore.spark.source.topics import connect_store
 from logstore.spark.topic_view import MISSING_REMEDY, TopicView, view_of_storage, view_through_store
 
@@ -32,30 +32,6 @@ if TYPE_CHECKING:
 SLICE_BYTES = 64 * MIB
 #: So many offsets past a snapshot are fetched from the leader without a look at the table.
 _BEYOND_SNAPSHOT_MAX = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class TopicRange:
-    """Offsets ``start <= offset < end`` of a partition of the topic with ``topic_id``."""
-
-    topic: str
-    topic_id: str
-    partition: int
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimeRange:
-    """Records of these times are wanted: ``first_ms <= timestamp <= last_ms``; None is no bound."""
-
-    first_ms: int | None = None
-    last_ms: int | None = None
-
-    def touches(self, file: "SegmentFile") -> bool:
-        return (self.first_ms is None or file.max_timestamp_ms >= self.first_ms) and (
-            self.last_ms is None or file.min_timestamp_ms <= self.last_ms
-        )
 
 
 class Planner:
@@ -144,7 +120,7 @@ def _report_beyond(view: TopicView, wanted: TopicRange, *, fail: bool) -> None:
     """Without a store there is nothing above the sealed offset, which another writer's commit may have taken back."""
     sealed = view.snapshot.partitions[wanted.partition].sealed
     if not view.urls and sealed < wanted.end:
-        report_data_loss(beyond_history(wanted, wanted.start, sealed), fail=fail)
+        report_data_loss(beyond_history(wanted.topic, wanted.partition, wanted.start, wanted.end, sealed), fail=fail)
 
 
 def _report_missing(view: TopicView, wanted: Sequence[TopicRange], *, fail: bool) -> None:

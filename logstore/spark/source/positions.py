@@ -17,7 +17,7 @@ from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.source.data_loss import report_data_loss
 from logstore.spark.source.offset_options import listed
 from logstore.spark.source.options import EARLIEST, LATEST, Offsets, ReadOptions, Timestamps, TopicPartition
-from logstore.spark.source.planning import TopicRange
+from logstore.spark.source.slices import TopicRange
 from logstore.spark.source.topics import SourceTopic
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pyspark.sql.datasource import (
 )
 
 from logstore.spark.source.options import TopicPartition
-from logstore.spark.source.planning import TimeRange, TopicRange
+from logstore.spark.source.slices import TimeRange, TopicRange
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _EXACT = {"topic": str, "partition": int}

@@ -8,40 +8,20 @@ group, or an answer of the leader, and a few MiB.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import InputPartition
 
 from logstore.records.schema import LOG_SCHEMA
 from logstore.spark.source.columns import arrow_schema
-from logstore.spark.source.data_loss import report_data_loss
+from logstore.spark.source.data_loss import beyond_history, report_data_loss
 from logstore.spark.source.options import ReadOptions
+from logstore.spark.source.slices import Slice
 from logstore.spark.worker import one_line_errors
 
 if TYPE_CHECKING:
     from logstore.delta.snapshot import TopicSnapshot
-    from logstore.spark.source.planning import TopicRange
-
-
-@dataclass(frozen=True)
-class Slice(InputPartition):
-    """Offsets ``start <= offset < end`` of a partition that one task reads: from ``files`` of the ``table`` (a
-    ``TableFiles.uri``), or without any from the leader at one of ``urls``.
-    """
-
-    topic: str
-    topic_id: str
-    partition: int
-    start: int
-    end: int
-    table: str = ""
-    files: tuple[str, ...] = ()
-    urls: tuple[str, ...] = ()
-    #: 0 is CreateTime, 1 LogAppendTime.
-    timestamp_type: int = 0
 
 
 def read_slice(part: Slice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -140,15 +120,9 @@ def _report_missing(part: Slice, snapshot: "TopicSnapshot", offset: int, options
             report_data_loss(gap.told(part.topic, part.partition), fail=options.fail_on_data_loss)
     sealed = snapshot.partitions[part.partition].sealed
     if sealed < part.end:
-        report_data_loss(beyond_history(part, offset, sealed), fail=options.fail_on_data_loss)
-
-
-def beyond_history(wanted: "Slice | TopicRange", start: int, sealed: int) -> str:
-    """The loss of offsets from ``start`` that were in the table, which ends at ``sealed`` now."""
-    return (
-        f"topic {wanted.topic}, partition {wanted.partition}: offsets {max(start, sealed)} to {wanted.end - 1} are no "
-        f"longer in the table, which ends at {sealed}: another writer overwrote a commit; a store commits it again"
-    )
+        report_data_loss(
+            beyond_history(part.topic, part.partition, offset, part.end, sealed), fail=options.fail_on_data_loss
+        )
 
 
 def _report_gone(part: Slice, why: str, options: ReadOptions) -> None:

@@ -29,7 +29,8 @@ from logstore.spark.source.group_committer import GroupCommitter
 from logstore.spark.source.options import ReadOptions, check_stream
 from logstore.spark.source.planning import Planner
 from logstore.spark.source.positions import starting_offsets
-from logstore.spark.source.slice_reader import Slice, read_slice
+from logstore.spark.source.slice_reader import read_slice
+from logstore.spark.source.slices import Slice
 from logstore.spark.source.stream_offset import StreamOffset
 from logstore.spark.source.topics import SourceTopic, SourceTopics, connect_store
 from logstore.spark.source.unread import capped, latest, look, planned

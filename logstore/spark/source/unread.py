@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.source.offset_json import TopicPartition
-from logstore.spark.source.planning import TopicRange
+from logstore.spark.source.slices import TopicRange
 from logstore.spark.source.stream_offset import StreamOffset
 from logstore.spark.source.topics import SourceTopic
 

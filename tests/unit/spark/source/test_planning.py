@@ -10,8 +10,8 @@ from logstore.delta.snapshot import SegmentFile
 from logstore.errors import StoreUnreachableError
 from logstore.limits import MIB
 from logstore.spark.source.options import ReadOptions, Subscription
-from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, TimeRange, TopicRange, divide
-from logstore.spark.source.slice_reader import Slice
+from logstore.spark.source.planning import SLICE_BYTES, Part, Planner, divide
+from logstore.spark.source.slices import Slice, TimeRange, TopicRange
 from tests.support.server_process import free_port
 
 

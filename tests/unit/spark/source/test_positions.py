@@ -11,8 +11,8 @@ from logstore.errors import InvalidRequestError
 from logstore.spark.offset_ranges import LogBounds
 from logstore.spark.source.data_loss import DataLossError
 from logstore.spark.source.options import EARLIEST, LATEST, Offsets, ReadOptions, Subscription, Timestamps
-from logstore.spark.source.planning import TopicRange
 from logstore.spark.source.positions import batch_ranges, ending_offsets, starting_offsets
+from logstore.spark.source.slices import TopicRange
 from logstore.spark.source.topics import SourceTopic
 
 TOPICS = [

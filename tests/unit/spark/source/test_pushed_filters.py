@@ -22,8 +22,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from logstore.spark.source.planning import TopicRange
 from logstore.spark.source.pushed_filters import PushedFilters, from_times
+from logstore.spark.source.slices import TopicRange
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 RANGES = [TopicRange(t, "id", p, 10 * p, 10 * p + 20) for t in ("ab", "cb") for p in range(3)]

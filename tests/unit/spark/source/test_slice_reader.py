@@ -12,8 +12,9 @@ from logstore.segments.reader import row_group_batches
 from logstore.spark.source.columns import ALL_COLUMNS, arrow_schema
 from logstore.spark.source.data_loss import DataLossError
 from logstore.spark.source.options import ReadOptions, Subscription
-from logstore.spark.source.planning import Planner, TimeRange, TopicRange
+from logstore.spark.source.planning import Planner
 from logstore.spark.source.slice_reader import read_slice
+from logstore.spark.source.slices import TimeRange, TopicRange
 from logstore.spark.topic_view import view_of_storage
 from tests.support import foreign_writers as others
 from tests.support.table_paths import create_table, path_of

@@ -1,7 +1,7 @@
 """What a query has to read and has lost: partitions and topics that come, go, or lose records."""
 
 from logstore.spark.offset_ranges import LogBounds
-from logstore.spark.source.planning import TopicRange
+from logstore.spark.source.slices import TopicRange
 from logstore.spark.source.stream_offset import StreamOffset
 from logstore.spark.source.topics import SourceTopic
 from logstore.spark.source.unread import Unread, capped, latest, look, planned
