@@ -1,32 +1,38 @@
-"""The group coordinator: commit and read offsets, read the lag, list, describe and delete groups.
+"""The group coordinator: commit, read and reset offsets, read the lag, list, describe and delete groups.
 
 Invariants: a committed offset names a partition that exists, in [0, high watermark] at the time of the commit. The
 offset belongs to the topic, not to its name: when a topic is deleted its offsets are gone at once, also if a topic of
 the same name is made again. A request is committed as a whole or refused as a whole.
 """
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Self
 
 from consumer_offsets.committed_offsets import NO_PRODUCER_ID, TopicPartition
 from consumer_offsets.followed_topics import FollowedTopics
 from consumer_offsets.group_members import GroupMembers
-from consumer_offsets.group_shards import GroupShards, answered
+from consumer_offsets.group_shards import GroupShard, GroupShards, answered, check_group_name
 from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
 from consumer_offsets.offset_cleanup import OffsetCleanup
+from consumer_offsets.offset_reset import OffsetReset, ResetTarget, reset_offset
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker
+from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.topic_ids import require_topic_id
 from logstore.clock import Clock, SystemClock
 from logstore.errors import (
+    CoordinatorLoadInProgressError,
     InvalidRequestError,
+    LogStoreError,
+    NonEmptyGroupError,
+    NotCoordinatorError,
     OffsetMetadataTooLargeError,
     OffsetOutOfRangeError,
     QuarantinedError,
@@ -36,10 +42,12 @@ from logstore.errors import (
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
-from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OffsetCommit
 
 _TIMEOUT_MS = 30_000
+# Of a page of groups: that many partitions, and the loop does other work in between.
+_PAGE_PARTITIONS = 100_000
+_STEP = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class CommittedOffset:
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """``lag`` is the number of offsets from ``committed_offset``, or from ``log_start_offset`` without one (None), to
-    ``high_watermark``.
+    ``high_watermark``. ``member`` reads the partition.
     """
 
     topic: str
@@ -80,31 +88,31 @@ class PartitionLag:
     log_start_offset: int
     high_watermark: int
     lag: int
+    member: MemberDescription | None
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedMember:
-    """``member_epoch`` is -1 in a classic group. ``partitions`` are assigned to it, as (topic, partition)."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    member_epoch: int
-    partitions: list[tuple[str, int]]
-
-
-@dataclass(frozen=True, slots=True)
-class DescribedGroup:
-    """As ``groups.description.GroupDescription``, with the partitions of members."""
+class GroupListing:
+    """As GroupDescription, in numbers. ``partitions`` are those that the lags count, see ``GroupCoordinator.lag``."""
 
     group: str
     kind: str
     state: str
-    generation: int
     protocol_type: str | None
     protocol: str | None
-    members: list[DescribedMember]
+    generation: int
+    members: int
+    partitions: int
+    total_lag: int
+    max_lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListings:
+    """A page. ``next`` is the name that the next page comes ``after``; None: there are no more."""
+
+    groups: list[GroupListing]
+    next: str | None
 
 
 class GroupCoordinator:
@@ -195,20 +203,126 @@ class GroupCoordinator:
             self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
         self._check_offsets(offsets, generation)
         shard = await self._shards.of(group, timeout_ms)
-        # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
-        commits = self._check_offsets(offsets, generation)
         member = events.CommitOffsets(OWN_REQUEST, member_id, generation, group_instance_id)
+        await self._append(shard, group, offsets, member, timeout_ms)
+
+    async def reset(
+        self,
+        context: RequestContext,
+        group: str,
+        target: ResetTarget | Sequence[OffsetToCommit],
+        topics: Mapping[str, Sequence[int]] | None = None,
+        *,
+        dry_run: bool = False,
+        timeout_ms: int = _TIMEOUT_MS,
+    ) -> list[OffsetReset]:
+        """Commit the ``target``, or given offsets, for a group without members: all or none. A group that does not
+        exist is made. With ``dry_run`` nothing is committed.
+
+        ``topics`` has the partitions of each topic, none for all of them; None: all topics that the group has committed
+        to. Raises as ``commit``; UnknownGroupError, NonEmptyGroupError, and as ``offset_reset.reset_offset``.
+        """
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        check_group_name(group)
+        self._require_empty(group)
+        committed = {key: commit.offset for key, commit in self._current(group).items()}
+        offsets: Sequence[OffsetToCommit]
+        if isinstance(target, ResetTarget):
+            if topics is None:
+                topics = {key.topic: () for key, _ in self._known(group)}
+            offsets = await self._targets(context, target, topics, committed)
+        else:
+            offsets = target
+        _check_request(offsets)
+        for name in dict.fromkeys(asked.topic for asked in offsets):
+            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
+        self._check_offsets(offsets, NO_GENERATION)
+        if not dry_run:
+            shard = await self._shards.of(group, timeout_ms)
+            # Somebody may have joined meanwhile.
+            self._require_empty(group)
+            await self._append(shard, group, offsets, events.CommitOffsets(OWN_REQUEST, "", NO_GENERATION), timeout_ms)
+        return [
+            OffsetReset(
+                each.topic, each.partition, each.offset, committed.get(TopicPartition(each.topic, each.partition))
+            )
+            for each in offsets
+        ]
+
+    async def _targets(
+        self,
+        context: RequestContext,
+        target: ResetTarget,
+        topics: Mapping[str, Sequence[int]],
+        committed: Mapping[TopicPartition, int],
+    ) -> list[OffsetToCommit]:
+        offsets = []
+        for name, numbers in sorted(topics.items()):
+            topic = self._broker.topic(context, name, Operation.READ)
+            for number in sorted(set(numbers)) or range(len(topic.partitions)):
+                found = await reset_offset(
+                    self._broker, topic, topic.partition(number), target, committed.get(TopicPartition(name, number))
+                )
+                offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
+        return offsets
+
+    async def _append(
+        self,
+        shard: GroupShard,
+        group: str,
+        offsets: Sequence[OffsetToCommit],
+        member: events.CommitOffsets,
+        timeout_ms: int,
+    ) -> None:
+        # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
+        commits = self._check_offsets(offsets, member.generation)
         await answered(group, shard.request(lambda request: CommitOffsets(request, group, commits, member)), timeout_ms)
 
     def groups(self, context: RequestContext) -> list[str]:
         """Names of the groups with members or committed offsets that the principal may describe, sorted."""
-        topic_ids = self._topic_ids()
-        names = sorted(
-            group
-            for machine in self._shards.machines()
-            for group in {*machine.offsets.current(topic_ids), *machine.groups()}
-        )
-        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, names)
+        return self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, self._names())
+
+    async def list_groups(
+        self, context: RequestContext, *, after: str = "", limit: int, states: Container[str] | None = None
+    ) -> GroupListings:
+        """The groups that ``groups`` names, by name, at most ``limit`` of those whose name comes ``after``; only those
+        in one of the ``states``. A page with many partitions has fewer groups.
+        """
+        found: list[GroupListing] = []
+        looked_at, rest = 0, 0
+        for name in self._names(after):
+            if len(found) == limit or looked_at + rest > _PAGE_PARTITIONS:
+                return GroupListings(found, after)
+            if rest > _STEP:
+                looked_at, rest = looked_at + rest, 0
+                await asyncio.sleep(0)
+            after = name
+            rest += 1
+            if not self._authorizer.authorize(context, Operation.DESCRIBE, ResourceType.GROUP, (name,)):
+                continue
+            try:
+                committed, described = dict(self._known(name)), self._described(name)
+            except (UnknownGroupError, NotCoordinatorError, CoordinatorLoadInProgressError, QuarantinedError):
+                continue  # it is gone, or has moved, meanwhile
+            if states is not None and described.state not in states:
+                continue
+            lags = [each.lag for each in self._lags(context, described, committed)]
+            rest += len(lags)
+            found.append(
+                GroupListing(
+                    name,
+                    described.kind,
+                    described.state,
+                    described.protocol_type,
+                    described.protocol,
+                    described.generation,
+                    len(described.members),
+                    len(lags),
+                    sum(lags),
+                    max(lags, default=0),
+                )
+            )
+        return GroupListings(found, None)
 
     def committed(
         self, context: RequestContext, group: str, topic: str | None = None, *, require_stable: bool = False
@@ -244,42 +358,14 @@ class GroupCoordinator:
         Raises GroupAuthorizationError, UnknownGroupError.
         """
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
-        committed = {key: commit.offset for key, commit in self._known(group)}
-        lags = []
-        members = self.describe(context, group).members
-        topics = {key.topic for key in committed} | {topic for member in members for topic, _ in member.partitions}
-        for name in sorted(self._authorizer.described(context, sorted(topics & self._topic_ids().keys()))):
-            for log in self._broker.topic(INTERNAL, name).partitions:
-                offset = committed.get(TopicPartition(name, log.partition))
-                begin = log.log_start_offset if offset is None else offset
-                lag = max(0, log.high_watermark - begin)
-                lags.append(PartitionLag(name, log.partition, offset, log.log_start_offset, log.high_watermark, lag))
-        return lags
+        committed = dict(self._known(group))
+        return list(self._lags(context, self._described(group), committed))
 
-    def describe(self, context: RequestContext, group: str) -> DescribedGroup:
+    def describe(self, context: RequestContext, group: str) -> GroupDescription:
         """The group and its members. GroupAuthorizationError, UnknownGroupError, and as ``committed``."""
         self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
         self._known(group)
-        found = self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
-        return DescribedGroup(
-            found.group,
-            found.kind,
-            found.state,
-            found.generation,
-            found.protocol_type,
-            found.protocol,
-            [
-                DescribedMember(
-                    member.member_id,
-                    member.instance_id,
-                    member.client_id,
-                    member.client_host,
-                    member.member_epoch,
-                    _partitions_of(member, found.protocol_type),
-                )
-                for member in found.members
-            ],
-        )
+        return self._described(group)
 
     async def delete(self, context: RequestContext, group: str, *, timeout_ms: int = _TIMEOUT_MS) -> None:
         """Delete a group without members, and all its committed offsets.
@@ -291,11 +377,58 @@ class GroupCoordinator:
         shard = await self._shards.of(group, timeout_ms)
         await answered(group, shard.request(lambda request: DeleteGroup(request, group)), timeout_ms)
 
+    async def delete_groups(
+        self, context: RequestContext, groups: Sequence[str], *, timeout_ms: int = _TIMEOUT_MS
+    ) -> dict[str, LogStoreError | None]:
+        """Delete several, each as ``delete``: by name the error of those that were not."""
+        names = list(dict.fromkeys(groups))
+        answers = await asyncio.gather(
+            *(self.delete(context, name, timeout_ms=timeout_ms) for name in names), return_exceptions=True
+        )
+        errors: dict[str, LogStoreError | None] = {}
+        for name, answer in zip(names, answers, strict=True):
+            if answer is not None and not isinstance(answer, LogStoreError):
+                raise answer
+            errors[name] = answer
+        return errors
+
     # ---- groups and topics ------------------------------------------------------------------------------------------
+
+    def _names(self, after: str = "") -> list[str]:
+        """Groups with members or committed offsets whose name comes ``after``, sorted."""
+        topic_ids = {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
+        machines = self._shards.machines()
+        names = (each for machine in machines for each in {*machine.offsets.current(topic_ids), *machine.groups()})
+        return sorted(name for name in names if name > after)
+
+    def _described(self, group: str) -> GroupDescription:
+        return self._shards.machine(group).describe(group) or GroupDescription(group, "", "Empty", NO_GENERATION)
+
+    def _lags(
+        self, context: RequestContext, described: GroupDescription, committed: Mapping[TopicPartition, OffsetCommit]
+    ) -> Iterator[PartitionLag]:
+        owners = described.owners()
+        topics = {place.topic for place in (*committed, *owners)}
+        for name in sorted(self._authorizer.described(context, list(topics))):
+            topic = self._served(name)
+            for log in () if topic is None else topic.partitions:
+                place = TopicPartition(name, log.partition)
+                offset = committed[place].offset if place in committed else None
+                begin = log.log_start_offset if offset is None else offset
+                lag = max(0, log.high_watermark - begin)
+                yield PartitionLag(*place, offset, log.log_start_offset, log.high_watermark, lag, owners.get(place))
+
+    def _require_empty(self, group: str) -> None:
+        if not self._shards.machine(group).is_empty(group):
+            found = self._described(group)
+            raise NonEmptyGroupError(
+                f"The offsets of group {group} cannot be reset: it is {found.state} with {len(found.members)} members. "
+                "Stop them first."
+            )
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:
         current = self._current(group)
-        if not current and self._shards.machine(group).describe(group) is None:
+        if not current and not self._shards.machine(group).is_known(group):
             raise UnknownGroupError(
                 f"Group {group[:GROUP_NAME_LENGTH_MAX]!r} not found: it has no members, and has committed no offsets."
             )
@@ -306,14 +439,15 @@ class GroupCoordinator:
         commits = self._shards.machine(group).offsets.commits(group)
         return {key: commit for key, commit in commits.items() if self._is_current(key, commit)}
 
-    def _topic_ids(self) -> dict[str, str]:
-        return {topic.name: str(topic.topic_id) for topic in self._broker.topics(INTERNAL, include_internal=True)}
-
     def _is_current(self, key: TopicPartition, commit: OffsetCommit) -> bool:
+        topic = self._served(key.topic)
+        return topic is not None and str(topic.topic_id) == commit.topic_id
+
+    def _served(self, name: str) -> Topic | None:
         try:
-            return str(self._broker.topic(INTERNAL, key.topic).topic_id) == commit.topic_id
+            return self._broker.topic(INTERNAL, name)
         except (UnknownTopicError, QuarantinedError):
-            return False
+            return None
 
     def _check_offsets(self, offsets: Sequence[OffsetToCommit], generation: int) -> dict[TopicPartition, OffsetCommit]:
         """The commits to append, once every offset is checked."""
@@ -341,15 +475,6 @@ class GroupCoordinator:
                 now,
             )
         return commits
-
-
-def _partitions_of(member: MemberDescription, protocol_type: str | None) -> list[tuple[str, int]]:
-    if protocol_type != PROTOCOL_TYPE or not member.assignment:
-        return [(entry.topic, partition) for entry in member.assigned for partition in entry.partitions]
-    try:
-        return sorted(decode_assignment(member.assignment).partitions)
-    except InvalidRequestError:
-        return []  # bytes of a client's own
 
 
 def _check_transaction(producer_id: int, producer_epoch: int, transactional_id: str | None) -> None:

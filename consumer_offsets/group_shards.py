@@ -105,7 +105,7 @@ class GroupShards:
 
         Raises InvalidGroupError, and as ``machine``; BrokerNotReadyError.
         """
-        _check_group_name(group)
+        check_group_name(group)
         if self._is_closed:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         self._of(group)
@@ -151,7 +151,8 @@ def _unreadable(group: str, error: LogStoreError) -> QuarantinedError:
     return QuarantinedError(f"The offsets of group {group!r} cannot be read: {error}", "Then restart the store")
 
 
-def _check_group_name(group: str) -> None:
+def check_group_name(group: str) -> None:
+    """Raise InvalidGroupError for a name that no group can have."""
     if not is_legal_name(group, GROUP_NAME_LENGTH_MAX):
         shown = group if len(group) <= GROUP_NAME_LENGTH_MAX else group[:32] + "..."
         raise InvalidGroupError(

@@ -110,6 +110,15 @@ class GroupsMachine:
         found = self._groups.get(group)
         return None if found is None else found.describe()
 
+    def is_known(self, group: str) -> bool:
+        """Whether it has had members, and is not deleted."""
+        return group in self._groups
+
+    def is_empty(self, group: str) -> bool:
+        """Whether it has no members."""
+        found = self._groups.get(group)
+        return found is None or found.is_empty
+
     def knows(self, group: str, member_id: str) -> bool:
         """Whether the group has a member of this id, or one that was given it and has not joined yet."""
         found = self._groups.get(group)

@@ -40,7 +40,7 @@ GroupName = Annotated[
 ]
 ConfigName = Annotated[str, Path(alias="name", description="Name of the configuration, as `retention.ms`.")]
 _ClusterId = Annotated[str, Path(alias="cluster_id", description=CLUSTER_DESCRIPTION)]
-_PartitionNumber = Annotated[
+PartitionNumber = Annotated[
     int,
     BeforeValidator(partition_number),
     Path(
@@ -108,18 +108,18 @@ TopicInCluster = Annotated[Topic, Depends(_topic_in_cluster)]
 IdentifiedTopic = Annotated[Topic, Depends(_identified_topic)]
 
 
-async def _partition_in_cluster(topic: TopicInCluster, number: _PartitionNumber) -> PartitionLog:
+async def _partition_in_cluster(topic: TopicInCluster, number: PartitionNumber) -> PartitionLog:
     return topic.partition(number)
 
 
 PartitionInCluster = Annotated[PartitionLog, Depends(_partition_in_cluster)]
 
 
-async def _partition(topic: TopicInPath, number: _PartitionNumber) -> PartitionLog:
+async def _partition(topic: TopicInPath, number: PartitionNumber) -> PartitionLog:
     return topic.partition(number)
 
 
-async def _identified_partition(topic: IdentifiedTopic, number: _PartitionNumber) -> PartitionLog:
+async def _identified_partition(topic: IdentifiedTopic, number: PartitionNumber) -> PartitionLog:
     return topic.partition(number)
 
 

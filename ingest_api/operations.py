@@ -39,18 +39,8 @@ from ingest_api.parameters import (
     Parameter,
     TextParameter,
 )
+from ingest_api.schemas import records
 from ingest_api.schemas.base import ErrorBody
-from ingest_api.schemas.records import (
-    ConsumedRecord,
-    FetchRequest,
-    ProducedOffsets,
-    ProducedRanges,
-    ProduceRequest,
-    RecordBatchAnswer,
-    RecordBatchRequest,
-    RecordReport,
-    TypedRecord,
-)
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
 from logstore.limits import TOPIC_NAME_LENGTH_MAX
@@ -64,15 +54,15 @@ PARTITION_DESCRIPTION: Final = "Number of the partition, in decimal digits."
 #: The models of bodies that are read and written by hand.
 MODELS: Final = (
     ErrorBody,
-    ConsumedRecord,
-    FetchRequest,
-    ProducedOffsets,
-    ProducedRanges,
-    ProduceRequest,
-    RecordBatchAnswer,
-    RecordBatchRequest,
-    RecordReport,
-    TypedRecord,
+    records.ConsumedRecord,
+    records.FetchRequest,
+    records.ProducedOffsets,
+    records.ProducedRanges,
+    records.ProduceRequest,
+    records.RecordBatchAnswer,
+    records.RecordBatchRequest,
+    records.RecordReport,
+    records.TypedRecord,
 )
 
 _ERRORS = {
@@ -212,12 +202,12 @@ def _operation(
 
 
 _PRODUCE_BODY = {
-    **_content(_ref(ProduceRequest), (KAFKA_JSON_V2, KAFKA_BINARY_V2, JSON)),
+    **_content(_ref(records.ProduceRequest), (KAFKA_JSON_V2, KAFKA_BINARY_V2, JSON)),
     NDJSON: {"schema": {"type": "string", "description": "One value a line: the line's bytes, without its end."}},
     ARROW_STREAM: {"schema": {**_BINARY, "description": "Column value; optional key, timestamp, headers, partition."}},
 }
 _PRODUCED = _content(
-    {"anyOf": [_ref(ProducedOffsets), _ref(ProducedRanges)]},
+    {"anyOf": [_ref(records.ProducedOffsets), _ref(records.ProducedRanges)]},
     METADATA_TYPES,
 )
 _REPLAYED_HEADER = {
@@ -250,12 +240,12 @@ PRODUCE_TO_PARTITION = _produce("produceToPartition", ("topic", "partition"))
 PRODUCE_RECORDS = _operation(
     "produceRecords",
     path=("cluster_id", "topic"),
-    body=_content(_ref(TypedRecord), (JSON,)),
+    body=_content(_ref(records.TypedRecord), (JSON,)),
     answers={
         200: _answer(
             "A report for each record, in their order, each a JSON object on a line: `RecordReport` with `error_code` "
             "200, or `ErrorBody`.",
-            _content({"anyOf": [_ref(RecordReport), _ref(ErrorBody)]}, (JSON,)),
+            _content({"anyOf": [_ref(records.RecordReport), _ref(ErrorBody)]}, (JSON,)),
         )
     },
     errors=(400, 406, 503, 504),
@@ -264,8 +254,10 @@ PRODUCE_RECORDS = _operation(
 PRODUCE_RECORDS_BATCH = _operation(
     "produceRecordsBatch",
     path=("cluster_id", "topic"),
-    body=_content(_ref(RecordBatchRequest), (JSON,)),
-    answers={207: _answer("Each entry is stored or refused by itself.", _content(_ref(RecordBatchAnswer), (JSON,)))},
+    body=_content(_ref(records.RecordBatchRequest), (JSON,)),
+    answers={
+        207: _answer("Each entry is stored or refused by itself.", _content(_ref(records.RecordBatchAnswer), (JSON,)))
+    },
     errors=(400, 406, 503),
 )
 FETCH = _operation(
@@ -277,7 +269,9 @@ FETCH = _operation(
         200: _answer(
             "Records in offset order; empty at the high watermark when the wait is over.",
             {
-                **_content({"type": "array", "items": _ref(ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)),
+                **_content(
+                    {"type": "array", "items": _ref(records.ConsumedRecord)}, (KAFKA_JSON_V2, JSON, KAFKA_BINARY_V2)
+                ),
                 ARROW_STREAM: {
                     "schema": {**_BINARY, "description": "Columns offset, timestamp (ms, UTC), key, value, headers."}
                 },
@@ -294,7 +288,7 @@ FETCH = _operation(
 )
 FETCH_MANY = _operation(
     "fetchMany",
-    body=_content(_ref(FetchRequest), JSON_REQUEST_TYPES),
+    body=_content(_ref(records.FetchRequest), JSON_REQUEST_TYPES),
     answers={
         200: _answer(
             "A response for each partition that has news, with batches as they are stored.",

@@ -7,6 +7,7 @@ parked request is always answered, also that of a member that is removed, and th
 
 from enum import StrEnum
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.classic_members import ClassicMember, ClassicMembers
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.events import (
@@ -34,12 +35,14 @@ from logstore.errors import (
     GroupMaxSizeReachedError,
     IllegalGenerationError,
     InconsistentGroupProtocolError,
+    InvalidRequestError,
     InvalidSessionTimeoutError,
     LogStoreError,
     MemberIdRequiredError,
     RebalanceInProgressError,
     UnknownMemberIdError,
 )
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 
 
 class ClassicState(StrEnum):
@@ -340,7 +343,7 @@ class ClassicGroup:
     def _sync(self, event: SyncGroup, now_ms: int) -> None:
         member = self._members.require(event.member_id, event.instance_id)
         self._require_generation(event.generation)
-        for asked, chosen in ((event.protocol_type, self._protocol_type), (event.protocol_name, self._protocol)):
+        for asked, chosen in ((event.protocol_type, self._protocol_type), (event.protocol, self._protocol)):
             if asked is not None and chosen is not None and asked != chosen:
                 raise InconsistentGroupProtocolError(
                     f"Group {self.name} has chosen {chosen}, not {asked}: join it again."
@@ -557,6 +560,7 @@ class ClassicGroup:
                 member.instance_id,
                 member.client_id,
                 member.client_host,
+                _assigned(member.assignment) if self._protocol_type == PROTOCOL_TYPE else (),
                 member.metadata(self._protocol),
                 member.assignment,
             )
@@ -605,3 +609,12 @@ class ClassicGroup:
             assert _HEARTBEAT + member_id in armed, f"nobody watches {member_id}"
         watched = {key.removeprefix(_HEARTBEAT) for key in armed if key.startswith(_HEARTBEAT)}
         assert watched <= members.by_id.keys() | members.pending_join.keys(), "a timer of somebody who is gone"
+
+
+def _assigned(data: bytes) -> tuple[TopicPartition, ...]:
+    if not data:
+        return ()
+    try:
+        return tuple(TopicPartition(*place) for place in sorted(decode_assignment(data).partitions))
+    except InvalidRequestError:
+        return ()  # bytes of a client's own

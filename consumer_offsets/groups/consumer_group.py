@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
 from consumer_offsets.groups.events import (
     JOIN_GROUP_MEMBER_EPOCH,
@@ -459,30 +460,25 @@ class ConsumerGroup:
         self._refresh({})
 
     def describe(self) -> GroupDescription:
-        members = tuple(
-            MemberDescription(
-                member.member_id,
-                member.instance_id,
-                member.client_id,
-                member.client_host,
-                member_epoch=member.member_epoch,
-                rack_id=member.rack_id,
-                subscribed_topics=tuple(sorted(member.subscribed_topics)),
-                subscribed_regex=member.subscribed_regex,
-                assigned=self._by_topic(member.assigned),
-                target=self._by_topic(self._targets.get(member.member_id, NOTHING)),
-            )
-            for member in self._members.values()
-        )
+        members = tuple(self._described(member) for member in self._members.values())
         return GroupDescription(
-            self.name,
-            "consumer",
-            self.state,
-            self.epoch,
-            "consumer",
-            self.assignor,
-            self._empty_since_ms,
-            members,
+            self.name, "consumer", self.state, self.epoch, "consumer", self.assignor, self._empty_since_ms, members
+        )
+
+    def _described(self, member: ConsumerMember) -> MemberDescription:
+        assigned = self._by_topic(member.assigned)
+        return MemberDescription(
+            member.member_id,
+            member.instance_id,
+            member.client_id,
+            member.client_host,
+            tuple(TopicPartition(each.topic, partition) for each in assigned for partition in each.partitions),
+            member_epoch=member.member_epoch,
+            rack_id=member.rack_id,
+            subscribed_topics=tuple(sorted(member.subscribed_topics)),
+            subscribed_regex=member.subscribed_regex,
+            assigned=assigned,
+            target=self._by_topic(self._targets.get(member.member_id, NOTHING)),
         )
 
     def validate(self) -> None:

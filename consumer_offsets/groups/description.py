@@ -1,22 +1,27 @@
-"""A group as ``describe`` shows it."""
+"""A group as ``describe`` shows it: the one shape, for whatever listener asks."""
 
 from dataclasses import dataclass
 
+from consumer_offsets.committed_offsets import TopicPartition
 from consumer_offsets.groups.responses import AssignedTopic
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDescription:
-    """Of a classic member ``metadata`` (for the chosen protocol) and ``assignment`` are set, of a consumer member
-    the rest.
+    """``assignment`` are the partitions that the member reads; of a classic member they are known if its protocol type
+    is "consumer".
+
+    Of a classic member ``metadata`` (for the chosen protocol) and ``assignment_data`` are set, the bytes of its own; of
+    a consumer member what comes after these.
     """
 
     member_id: str
-    instance_id: str | None
+    group_instance_id: str | None
     client_id: str
     client_host: str
+    assignment: tuple[TopicPartition, ...]
     metadata: bytes = b""
-    assignment: bytes = b""
+    assignment_data: bytes = b""
     member_epoch: int = -1
     rack_id: str | None = None
     subscribed_topics: tuple[str, ...] = ()
@@ -39,3 +44,7 @@ class GroupDescription:
     protocol: str | None = None
     state_since_ms: int | None = None
     members: tuple[MemberDescription, ...] = ()
+
+    def owners(self) -> dict[TopicPartition, MemberDescription]:
+        """The member that reads each partition, of those that are assigned."""
+        return {place: member for member in self.members for place in member.assignment}

@@ -77,7 +77,7 @@ class SyncGroup:
     assignments: tuple[tuple[str, bytes], ...] = ()
     instance_id: str | None = None
     protocol_type: str | None = None
-    protocol_name: str | None = None
+    protocol: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

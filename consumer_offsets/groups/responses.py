@@ -10,7 +10,7 @@ from logstore.errors import LogStoreError
 
 class JoinGroupMember(NamedTuple):
     member_id: str
-    instance_id: str | None
+    group_instance_id: str | None
     metadata: bytes
 
 
@@ -24,7 +24,7 @@ class JoinGroupResponse:
     member_id: str = UNKNOWN_MEMBER_ID
     generation: int = -1
     protocol_type: str | None = None
-    protocol_name: str | None = None
+    protocol: str | None = None
     leader: str = ""
     skip_assignment: bool = False
     members: tuple[JoinGroupMember, ...] = ()
@@ -34,7 +34,7 @@ class JoinGroupResponse:
 class SyncGroupResponse:
     error: LogStoreError | None = None
     protocol_type: str | None = None
-    protocol_name: str | None = None
+    protocol: str | None = None
     assignment: bytes = b""
 
 
@@ -45,7 +45,7 @@ class HeartbeatResponse:
 
 class LeftMember(NamedTuple):
     member_id: str
-    instance_id: str | None
+    group_instance_id: str | None
     error: LogStoreError | None
 
 

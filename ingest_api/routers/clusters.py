@@ -9,7 +9,7 @@ from ingest_api.dependencies import ClusterBroker, Context, StoreBroker, TopicIn
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.parameters import shown
-from ingest_api.routers.links import link, list_metadata, resource_metadata
+from ingest_api.routers.links import link, list_metadata, reassignment_link, resource_metadata
 from ingest_api.routes import requires
 from ingest_api.schemas.administration import (
     Cluster,
@@ -142,7 +142,9 @@ def _cluster(request: Request, broker: Broker) -> Cluster:
         metadata=resource_metadata(request, broker),
         cluster_id=broker.cluster_id,
         brokers=Link(related=link(request, broker.cluster_id, "brokers")),
+        consumer_groups=Link(related=link(request, broker.cluster_id, "consumer-groups")),
         topics=Link(related=link(request, broker.cluster_id, "topics")),
+        partition_reassignments=Link(related=reassignment_link(request, broker, "-", "-")),
     )
 
 
@@ -166,4 +168,5 @@ def _described(
         partitions_count=partitions_count,
         partitions=Link(related=link(request, broker.cluster_id, "topics", name, "partitions")),
         configs=Link(related=link(request, broker.cluster_id, "topics", name, "configs")),
+        partition_reassignments=Link(related=reassignment_link(request, broker, name, "-")),
     )

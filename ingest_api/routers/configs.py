@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends
+from fastapi import Depends, Query
 from starlette.requests import Request
 
 from ingest_api.dependencies import ClusterBroker, ConfigName, Context, TopicInCluster
@@ -10,13 +10,14 @@ from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.operations import refusals
 from ingest_api.routers.clusters import config_changes
-from ingest_api.routers.links import list_metadata, resource_metadata
+from ingest_api.routers.links import list_metadata, page_size, resource_metadata
 from ingest_api.routes import requires
 from ingest_api.schemas.administration import (
     AlterConfigsRequest,
     ConfigEntry,
     ConfigSource,
     ConfigSynonym,
+    PageQuery,
     TopicConfigEntry,
     TopicConfigList,
     UpdateConfigRequest,
@@ -40,6 +41,29 @@ async def _key(_: TopicInCluster, name: ConfigName) -> ConfigKey:
 
 
 KeyInPath = Annotated[ConfigKey, Depends(_key)]
+
+
+@router.get(
+    "/v3/clusters/{cluster_id}/topics/-/configs",
+    operation_id="listAllTopicConfigs",
+    response_description="Every key of every topic.",
+)
+@requires(Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, names_in="answer")
+async def list_all_configs(
+    request: Request, context: Context, broker: ClusterBroker, query: Annotated[PageQuery, Query()]
+) -> TopicConfigList:
+    """Every key of all topics, by topic: whole topics, a page at a time."""
+    topics = {each.name: each for each in broker.topics(context, include_internal=True)}
+    names = [name for name in sorted(topics) if name > (query.page_token or "")]
+    names = broker.authorizer.authorize(context, Operation.DESCRIBE_CONFIGS, ResourceType.TOPIC, names)
+    shown = names[: max(1, page_size(query) // len(CONFIG_KEYS))]
+    next_token = shown[-1] if len(shown) < len(names) else None
+    return TopicConfigList(
+        metadata=list_metadata(
+            request, broker.cluster_id, "topics", "-", "configs", query=query, next_token=next_token
+        ),
+        data=[_config(request, broker, topics[name], key) for name in shown for key in CONFIG_KEYS],
+    )
 
 
 @router.get(_CONFIGS, operation_id="listTopicConfigs", response_description="Every key.")

@@ -1,25 +1,41 @@
-"""Consumer groups: their committed offsets and their lag."""
+"""Consumer groups: their committed offsets, their lag; lists, resets and deletions of groups."""
 
 from typing import Annotated
 
 from fastapi import Query
 
 from consumer_offsets.group_coordinator import OffsetToCommit
+from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from ingest_api.dependencies import Context, GroupName, State
+from ingest_api.errors import ParameterError
 from ingest_api.model_routes import MetadataRoute, model_router
 from ingest_api.operations import refusals
+from ingest_api.parameters import IntegerParameter, shown
 from ingest_api.routes import requires
 from ingest_api.schemas.groups import (
     CommitOffsetsRequest,
     CommittedOffset,
     CommittedOffsets,
+    DeletedGroup,
+    DeletedGroups,
+    DeleteGroupsRequest,
     GroupLag,
+    GroupListings,
+    GroupListingsQuery,
     GroupOffset,
     GroupOffsets,
     GroupOffsetsQuery,
+    OffsetReset,
     PartitionLag,
+    ResetOffsets,
+    ResetOffsetsRequest,
 )
 from logstore.broker.authorizer import Operation, ResourceType
+from logstore.protocol.error_codes import code_of
+
+#: Kafka's names of the states of groups; they are read in any case, as Kafka does.
+_STATES = ("Empty", "PreparingRebalance", "CompletingRebalance", "Assigning", "Reconciling", "Stable", "Dead")
+_LIMIT = IntegerParameter("limit", 1, 10_000, 1_000, "")
 
 router = model_router(MetadataRoute, tags=["groups"])
 
@@ -29,6 +45,19 @@ router = model_router(MetadataRoute, tags=["groups"])
 async def list_groups(state: State, context: Context) -> list[str]:
     """Names of all groups that have members or committed offsets, sorted."""
     return [*state.groups.groups(context)]
+
+
+@router.get("/group-listings", operation_id="listGroupListings", response_description="A page of groups, by name.")
+@requires(Operation.DESCRIBE, ResourceType.GROUP, names_in="answer")
+async def list_group_listings(
+    state: State, context: Context, query: Annotated[GroupListingsQuery, Query()]
+) -> GroupListings:
+    """Groups with their states, numbers of members, and lags: a page at a time."""
+    limit = _LIMIT.read(query.limit) if query.limit is not None else _LIMIT.default
+    assert limit is not None
+    states = None if query.states is None else {_state(name) for name in query.states.split(",")}
+    page = await state.groups.list_groups(context, after=query.after or "", limit=limit, states=states)
+    return GroupListings.model_validate(page)
 
 
 @router.post(
@@ -83,6 +112,44 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
     )
 
 
+@router.post(
+    "/groups/{group}/reset-offsets",
+    operation_id="resetOffsets",
+    response_description="Committed, durably; with `dry_run`, what would be.",
+    responses=refusals(409, 416, 503, 504),
+)
+@requires(Operation.READ, ResourceType.GROUP)
+async def reset_offsets(state: State, context: Context, group: GroupName, asked: ResetOffsetsRequest) -> ResetOffsets:
+    """Commit where a group without members is to read next, for all the partitions or none; makes it if need be."""
+    topics = None if asked.topics is None else {each.topic: each.partitions or () for each in asked.topics}
+    offsets = await state.groups.reset(context, group, _target(asked), topics, dry_run=asked.dry_run)
+    return ResetOffsets(
+        group=group, dry_run=asked.dry_run, offsets=[OffsetReset.model_validate(offset) for offset in offsets]
+    )
+
+
+@router.post(
+    "/delete-groups",
+    operation_id="deleteGroups",
+    response_description="The groups, and the errors of those that are not deleted.",
+    responses=refusals(503, 504),
+)
+@requires(Operation.DELETE, ResourceType.GROUP, names_in="body")
+async def delete_groups(state: State, context: Context, asked: DeleteGroupsRequest) -> DeletedGroups:
+    """Delete several groups without members, with all their committed offsets."""
+    errors = await state.groups.delete_groups(context, asked.groups)
+    return DeletedGroups(
+        groups=[
+            DeletedGroup(
+                group=group,
+                error_code=None if error is None else code_of(error),
+                message=None if error is None else error.message,
+            )
+            for group, error in errors.items()
+        ]
+    )
+
+
 @router.delete(
     "/groups/{group}",
     operation_id="deleteGroup",
@@ -94,3 +161,25 @@ async def get_lag(state: State, context: Context, group: GroupName) -> GroupLag:
 async def delete_group(state: State, context: Context, group: GroupName) -> None:
     """Delete a group without members, with all its committed offsets."""
     await state.groups.delete(context, group)
+
+
+def _state(name: str) -> str:
+    for state in _STATES:
+        if state.lower() == name.strip().lower():
+            return state
+    raise ParameterError(f"Query parameter states cannot have {shown(name)}: send some of {', '.join(_STATES)}.")
+
+
+def _target(asked: ResetOffsetsRequest) -> ResetTarget | list[OffsetToCommit]:
+    if asked.offsets is not None:
+        return [OffsetToCommit(entry.topic, entry.partition, entry.offset) for entry in asked.offsets]
+    if asked.to is not None:
+        return ResetTarget(ResetTo(asked.to))
+    for to, value in (
+        (ResetTo.OFFSET, asked.to_offset),
+        (ResetTo.TIMESTAMP, asked.to_timestamp),
+        (ResetTo.SHIFT, asked.shift_by),
+    ):
+        if value is not None:
+            return ResetTarget(to, value)
+    raise AssertionError

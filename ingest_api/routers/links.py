@@ -1,11 +1,17 @@
 """URLs of resources in REST v3 answers."""
 
-from urllib.parse import quote
+from typing import Final
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
 
-from ingest_api.schemas.administration import ListMetadata, ResourceMetadata
+from ingest_api.parameters import IntegerParameter
+from ingest_api.schemas.administration import ListMetadata, PageQuery, ResourceMetadata
 from logstore.broker.broker import Broker
+
+#: Entries of a page. They are made on the event loop, in some 50 us each.
+PAGE_SIZE_MAX: Final = 1_000
+_PAGE_SIZE: Final = IntegerParameter("page_size", 1, PAGE_SIZE_MAX, None, "")
 
 
 def link(request: Request, *parts: str) -> str:
@@ -26,8 +32,21 @@ def address(request: Request) -> tuple[str, str]:
     return (host, port) if colon and "]" not in port else (named, "")
 
 
-def list_metadata(request: Request, *parts: str) -> ListMetadata:
-    return ListMetadata(self=link(request, *parts))
+def list_metadata(
+    request: Request, *parts: str, query: PageQuery | None = None, next_token: str | None = None
+) -> ListMetadata:
+    """Metadata of a list; of a page with the link to the next one, if there is a ``next_token``."""
+    whole = link(request, *parts)
+    if query is None:
+        return ListMetadata(self=whole)
+    given = query.model_dump(exclude_none=True)
+    following = None if next_token is None else f"{whole}?{urlencode({**given, 'page_token': next_token})}"
+    return ListMetadata(self=f"{whole}?{urlencode(given)}" if given else whole, next=following)
+
+
+def page_size(query: PageQuery) -> int:
+    """How many entries a page may have. ParameterError."""
+    return PAGE_SIZE_MAX if query.page_size is None else _PAGE_SIZE.read(query.page_size)
 
 
 def resource_metadata(request: Request, broker: Broker, /, **parts: str) -> ResourceMetadata:
@@ -37,3 +56,8 @@ def resource_metadata(request: Request, broker: Broker, /, **parts: str) -> Reso
     return ResourceMetadata(
         self=link(request, broker.cluster_id, *path), resource_name=f"crn:///kafka={broker.cluster_id}{names}"
     )
+
+
+def reassignment_link(request: Request, broker: Broker, topic: str, partition: str) -> str:
+    """Where reassignments are; ``-`` for all topics, or all partitions."""
+    return link(request, broker.cluster_id, "topics", topic, "partitions", partition, "reassignment")

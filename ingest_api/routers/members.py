@@ -2,8 +2,6 @@
 and the description of a group.
 """
 
-from base64 import b64encode
-
 from consumer_offsets.groups import events
 from consumer_offsets.groups.responses import AssignedTopic
 from ingest_api.dependencies import Context, GroupName, State
@@ -15,15 +13,12 @@ from ingest_api.schemas.members import (
     ConsumerGroupHeartbeat,
     ConsumerGroupHeartbeatRequest,
     GroupDescription,
-    GroupMember,
     HeartbeatRequest,
     JoinedGroup,
-    JoinedMember,
     JoinGroupRequest,
     LeaveGroupRequest,
     LeftGroup,
     LeftMember,
-    OfTopic,
     SyncedGroup,
     SyncGroupRequest,
 )
@@ -62,22 +57,7 @@ async def join(state: State, context: Context, group: GroupName, asked: JoinGrou
             reason=asked.reason,
         ),
     )
-    return JoinedGroup(
-        generation=joined.generation,
-        member_id=joined.member_id,
-        leader=joined.leader,
-        protocol_type=joined.protocol_type,
-        protocol=joined.protocol_name,
-        skip_assignment=joined.skip_assignment,
-        members=[
-            JoinedMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id,
-                metadata=b64encode(member.metadata).decode(),
-            )
-            for member in joined.members
-        ],
-    )
+    return JoinedGroup.model_validate(joined)
 
 
 @router.post(
@@ -99,14 +79,10 @@ async def sync(state: State, context: Context, group: GroupName, asked: SyncGrou
             assignments=tuple((entry.member_id, entry.assignment) for entry in asked.assignments),
             instance_id=asked.group_instance_id,
             protocol_type=asked.protocol_type,
-            protocol_name=asked.protocol,
+            protocol=asked.protocol,
         ),
     )
-    return SyncedGroup(
-        protocol_type=synced.protocol_type,
-        protocol=synced.protocol_name,
-        assignment=b64encode(synced.assignment).decode(),
-    )
+    return SyncedGroup.model_validate(synced)
 
 
 @router.post(
@@ -138,7 +114,7 @@ async def leave(state: State, context: Context, group: GroupName, asked: LeaveGr
         members=[
             LeftMember(
                 member_id=member.member_id,
-                group_instance_id=member.instance_id,
+                group_instance_id=member.group_instance_id,
                 error_code=None if member.error is None else code_of(member.error),
                 message=None if member.error is None else member.error.message,
             )
@@ -199,23 +175,4 @@ def _assigned(topics: tuple[AssignedTopic, ...]) -> list[AssignedPartition]:
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def describe_group(state: State, context: Context, group: GroupName) -> GroupDescription:
     """State, kind, generation and members of a group, with the partitions of each member."""
-    found = state.groups.describe(context, group)
-    return GroupDescription(
-        group=found.group,
-        kind=found.kind,
-        state=found.state,
-        protocol_type=found.protocol_type,
-        protocol=found.protocol,
-        generation=found.generation,
-        members=[
-            GroupMember(
-                member_id=member.member_id,
-                group_instance_id=member.instance_id,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                member_epoch=member.member_epoch,
-                assignment=[OfTopic(topic=topic, partition=partition) for topic, partition in member.partitions],
-            )
-            for member in found.members
-        ],
-    )
+    return GroupDescription.model_validate(state.groups.describe(context, group))

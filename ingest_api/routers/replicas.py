@@ -1,12 +1,15 @@
 """Brokers with their settings, and the partitions of topics with their replicas, in REST v3 shapes."""
 
+from typing import Annotated
+
+from fastapi import Query
 from starlette.requests import Request
 
 from ingest_api.dependencies import BrokerNumber, ClusterBroker, ConfigName, Context, PartitionInCluster, TopicInCluster
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
-from ingest_api.routers.links import address, link, list_metadata, resource_metadata
+from ingest_api.routers.links import address, link, list_metadata, page_size, reassignment_link, resource_metadata
 from ingest_api.routes import requires
 from ingest_api.schemas import administration
 from ingest_api.schemas.administration import (
@@ -20,6 +23,9 @@ from ingest_api.schemas.administration import (
     ConfigSource,
     ConfigSynonym,
     Link,
+    PageQuery,
+    PartitionOffsetsQuery,
+    PartitionWithOffsets,
 )
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, PartitionLog, Topic
@@ -81,6 +87,35 @@ async def get_broker_config(
     return _config(request, broker, number, name, field)
 
 
+@router.get(
+    f"{_BROKERS}/{{broker_id}}/partition-replicas",
+    operation_id="listBrokerReplicas",
+    response_description="The replicas that the broker has, by topic and partition.",
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC, names_in="answer")
+async def list_broker_replicas(
+    request: Request,
+    context: Context,
+    broker: ClusterBroker,
+    number: BrokerNumber,
+    query: Annotated[PageQuery, Query()],
+) -> ClusterReplicaList:
+    """The replicas that a broker has: whole topics, a page at a time."""
+    _require_broker(broker, number)
+    topics = [topic for topic in broker.topics(context, include_internal=True) if topic.name > (query.page_token or "")]
+    size, found, next_token = page_size(query), list[ClusterReplica](), None
+    for index, topic in enumerate(topics):
+        for log in topic.partitions:
+            found += [each for each in _replicas(request, context, broker, topic, log) if each.broker_id == number]
+        if len(found) >= size and index + 1 < len(topics):
+            next_token = topic.name
+            break
+    path = ("brokers", str(number), "partition-replicas")
+    return ClusterReplicaList(
+        metadata=list_metadata(request, broker.cluster_id, *path, query=query, next_token=next_token), data=found
+    )
+
+
 @router.get(_PARTITIONS, operation_id="listClusterPartitions", response_description="All partitions of the topic.")
 @requires(Operation.DESCRIBE, ResourceType.TOPIC)
 async def list_partitions(
@@ -100,6 +135,34 @@ async def get_partition(
 ) -> ClusterPartition:
     """One partition."""
     return _partition(request, context, broker, topic, log)
+
+
+@router.get(
+    f"{_PARTITIONS}/{{partition}}/offset",
+    operation_id="getClusterPartitionOffset",
+    response_description="The first and the end offset.",
+)
+@requires(Operation.DESCRIBE, ResourceType.TOPIC)
+async def get_partition_offset(
+    request: Request,
+    broker: ClusterBroker,
+    topic: TopicInCluster,
+    log: PartitionInCluster,
+    query: Annotated[PartitionOffsetsQuery, Query()],
+) -> PartitionWithOffsets:
+    """The first offset of a partition, and the one after the last that readers see."""
+    log.require_served()
+    metadata = resource_metadata(request, broker, topic=topic.name, partition=str(log.partition))
+    metadata.self = f"{metadata.self}/offset"
+    metadata.resource_name = f"{metadata.resource_name}/offset_type={query.offset_type}"
+    return PartitionWithOffsets(
+        metadata=metadata,
+        cluster_id=broker.cluster_id,
+        topic_name=topic.name,
+        partition_id=log.partition,
+        earliest_offset=log.log_start_offset,
+        latest_offset=log.high_watermark,
+    )
 
 
 @router.get(
@@ -192,6 +255,7 @@ def _broker(request: Request, broker: Broker, number: int) -> administration.Clu
         host=host,
         port=int(port or _PORTS[request.scope["scheme"]]),
         configs=Link(related=link(request, broker.cluster_id, "brokers", str(number), "configs")),
+        partition_replicas=Link(related=link(request, broker.cluster_id, "brokers", str(number), "partition-replicas")),
     )
 
 
@@ -207,6 +271,7 @@ def _partition(
         partition_id=log.partition,
         leader=None if leader < 0 else Link(related=link(request, *path, str(leader))),
         replicas=Link(related=link(request, *path)),
+        reassignment=Link(related=reassignment_link(request, broker, topic.name, str(log.partition))),
     )
 
 

@@ -3,8 +3,9 @@
 from typing import Literal
 
 from pydantic import Field
+from pydantic.json_schema import SkipJsonSchema
 
-from ingest_api.schemas.base import Answer, Int32, Request
+from ingest_api.schemas.base import Answer, Int32, Int64, Request
 
 ConfigSource = Literal["DYNAMIC_TOPIC_CONFIG", "STATIC_BROKER_CONFIG", "DEFAULT_CONFIG"]
 
@@ -15,10 +16,22 @@ class ResourceMetadata(Answer):
 
 
 class ListMetadata(Answer):
-    """`next` is null: lists come whole."""
+    """`next` is where the list goes on; null at its end. Lists that can be long come in pages."""
 
     self: str
     next: str | None = None
+
+
+class PageQuery(Request):
+    page_size: str | SkipJsonSchema[None] = Field(
+        None,
+        min_length=1,
+        description="How many entries at most, 1 to 1000 (default: 1000); lists by topic have whole topics.",
+        examples=["100"],
+    )
+    page_token: str | SkipJsonSchema[None] = Field(
+        None, min_length=1, description="As it stands in `next` of the page before."
+    )
 
 
 class Link(Answer):
@@ -30,7 +43,9 @@ class Cluster(Answer):
     metadata: ResourceMetadata
     cluster_id: str
     brokers: Link
+    consumer_groups: Link
     topics: Link
+    partition_reassignments: Link
 
 
 class ClusterList(Answer):
@@ -50,6 +65,7 @@ class ClusterTopic(Answer):
     partitions_count: int
     partitions: Link
     configs: Link
+    partition_reassignments: Link
 
 
 class ClusterTopicList(Answer):
@@ -69,6 +85,7 @@ class ClusterBroker(Answer):
     port: int
     rack: str | None = None
     configs: Link
+    partition_replicas: Link
 
 
 class ClusterBrokerList(Answer):
@@ -109,12 +126,29 @@ class ClusterPartition(Answer):
     partition_id: Int32
     leader: Link | None
     replicas: Link
+    reassignment: Link
 
 
 class ClusterPartitionList(Answer):
     kind: Literal["KafkaPartitionList"] = "KafkaPartitionList"
     metadata: ListMetadata
     data: list[ClusterPartition]
+
+
+class PartitionOffsetsQuery(Request):
+    offset_type: Literal["earliest_and_latest"] = Field("earliest_and_latest", description="There is this one.")
+
+
+class PartitionWithOffsets(Answer):
+    """The log start offset and the high watermark."""
+
+    kind: Literal["KafkaPartitionWithOffsets"] = "KafkaPartitionWithOffsets"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    partition_id: Int32
+    earliest_offset: Int64
+    latest_offset: Int64
 
 
 class ClusterReplica(Answer):
@@ -133,6 +167,25 @@ class ClusterReplicaList(Answer):
     kind: Literal["KafkaReplicaList"] = "KafkaReplicaList"
     metadata: ListMetadata
     data: list[ClusterReplica]
+
+
+class Reassignment(Answer):
+    """A partition whose replicas move from brokers to others."""
+
+    kind: Literal["KafkaReassignment"] = "KafkaReassignment"
+    metadata: ResourceMetadata
+    cluster_id: str
+    topic_name: str
+    partition_id: Int32
+    adding_replicas: list[Int32]
+    removing_replicas: list[Int32]
+    replicas: Link
+
+
+class ReassignmentList(Answer):
+    kind: Literal["KafkaReassignmentList"] = "KafkaReassignmentList"
+    metadata: ListMetadata
+    data: list[Reassignment]
 
 
 class ConfigEntry(Request):

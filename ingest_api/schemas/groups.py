@@ -1,10 +1,16 @@
-"""Committed offsets and lag of consumer groups."""
+"""Committed offsets and lag of consumer groups; lists, resets and deletions of groups."""
 
-from pydantic import Field
+from typing import Annotated, Literal, Self
+
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from ingest_api.schemas.base import Answer, Int32, Int64, Request, TopicId
-from logstore.limits import OFFSET_METADATA_BYTES_MAX
+from ingest_api.schemas.base import INT64_MAX, Answer, Int32, Int64, Request, TopicId
+from logstore.limits import OFFSET_METADATA_BYTES_MAX, TIMESTAMP_MS_MAX, TIMESTAMP_MS_MIN
+
+#: Of one request.
+DELETED_GROUPS_MAX = 1_000
+_SIGNED_INT64 = Field(ge=-INT64_MAX, le=INT64_MAX, json_schema_extra={"format": "int64"})
 
 
 class OffsetToCommit(Request):
@@ -72,3 +78,130 @@ class GroupLag(Answer):
     total_lag: Int64
     max_lag: Int64 = Field(description="Of the partition that is furthest behind.")
     partitions: list[PartitionLag]
+
+
+class GroupListingsQuery(Request):
+    after: str | SkipJsonSchema[None] = Field(
+        None, min_length=1, description="Groups whose names come after this one: `next` of the page before."
+    )
+    limit: str | SkipJsonSchema[None] = Field(
+        None, min_length=1, description="How many groups at most, 1 to 10000 (default: 1000).", examples=["100"]
+    )
+    states: str | SkipJsonSchema[None] = Field(
+        None,
+        min_length=1,
+        description="Only groups in one of these states, separated by commas: Empty, PreparingRebalance, "
+        "CompletingRebalance, Assigning, Reconciling, Stable.",
+        examples=["Stable,Empty"],
+    )
+
+
+class GroupListing(Answer):
+    """`partitions` are those of the topics that the group has committed to or reads; the lags are of all of these."""
+
+    group: str
+    kind: str = Field(description="`classic`, `consumer` (KIP-848), or empty: it never had a member.")
+    state: str = Field(description="Kafka's name of it: Empty, PreparingRebalance, Stable for example.")
+    protocol_type: str | None
+    protocol: str | None = Field(description="The assignor.")
+    generation: int = Field(description="Or the group epoch; -1: it never had a member.")
+    members: int
+    partitions: int
+    total_lag: Int64
+    max_lag: Int64 = Field(description="Of the partition that is furthest behind.")
+
+
+class GroupListings(Answer):
+    """Groups, by name; a page may have fewer than `limit`."""
+
+    groups: list[GroupListing]
+    next: str | None = Field(description="`after` of the next page; null: there are no more groups.")
+
+
+class TopicToReset(Request):
+    topic: str
+    partitions: list[Int32] | None = Field(None, min_length=1, description="Left out, or null: all of the topic.")
+
+
+class OffsetToReset(Request):
+    topic: str
+    partition: Int32
+    offset: Int64
+
+
+class ResetOffsetsRequest(Request):
+    """Exactly one of `to`, `to_offset`, `to_timestamp`, `shift_by` and `offsets`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"to": "earliest", "topics": [{"topic": "orders", "partitions": [0]}], "dry_run": True},
+                {"shift_by": -100},
+                {"offsets": [{"topic": "orders", "partition": 0, "offset": 1200}]},
+            ]
+        }
+    )
+
+    to: Literal["earliest", "latest", "current"] | None = Field(
+        None,
+        description="The log start, the high watermark, or where the group is (without a commit: the high watermark).",
+    )
+    to_offset: Annotated[int, _SIGNED_INT64] | None = Field(None, description="-n: n before the high watermark.")
+    to_timestamp: Annotated[int, Field(ge=TIMESTAMP_MS_MIN, le=TIMESTAMP_MS_MAX)] | None = Field(
+        None,
+        description="In ms since 1970-01-01T00:00:00Z: the first record of this time or later, or else the high "
+        "watermark.",
+    )
+    shift_by: Annotated[int, _SIGNED_INT64] | None = Field(
+        None, description="From where the group is; not beyond the ends of the log."
+    )
+    offsets: list[OffsetToReset] | None = Field(None, min_length=1)
+    topics: list[TopicToReset] | None = Field(
+        None, min_length=1, description="Left out: all topics that the group has committed to. Not beside `offsets`."
+    )
+    dry_run: bool = Field(default=False, description="Answer what would be committed, and commit nothing.")
+
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        targets = (self.to, self.to_offset, self.to_timestamp, self.shift_by, self.offsets)
+        if sum(target is not None for target in targets) != 1:
+            raise ValueError("give exactly one of to, to_offset, to_timestamp, shift_by and offsets")
+        if self.offsets is not None and self.topics is not None:
+            raise ValueError("topics cannot stand beside offsets, which name theirs")
+        names = [each.topic for each in self.topics or ()]
+        if len(names) != len(set(names)):
+            raise ValueError("a topic is there twice: name all of its partitions in one place")
+        return self
+
+
+class OffsetReset(Answer):
+    topic: str
+    partition: Int32
+    offset: Int64
+    previous_offset: Int64 | None = Field(description="Null: the group had no offset there.")
+
+
+class ResetOffsets(Answer):
+    """By topic and partition, or in the order of `offsets`."""
+
+    group: str
+    dry_run: bool
+    offsets: list[OffsetReset]
+
+
+class DeleteGroupsRequest(Request):
+    model_config = ConfigDict(json_schema_extra={"examples": [{"groups": ["billing", "reports"]}]})
+
+    groups: list[str] = Field(min_length=1, max_length=DELETED_GROUPS_MAX)
+
+
+class DeletedGroup(Answer):
+    group: str
+    error_code: int | None = Field(description="Null: the group is deleted.")
+    message: str | None
+
+
+class DeletedGroups(Answer):
+    """Each group is deleted or refused by itself."""
+
+    groups: list[DeletedGroup]

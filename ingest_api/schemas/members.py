@@ -21,6 +21,10 @@ def _decoded(given: Any) -> bytes:
 Base64Bytes = Annotated[
     bytes, BeforeValidator(_decoded, json_schema_input_type=str), Field(json_schema_extra={"contentEncoding": "base64"})
 ]
+#: Bytes in an answer.
+Base64Text = Annotated[
+    str, BeforeValidator(lambda given: base64.b64encode(given).decode() if isinstance(given, bytes) else given)
+]
 MemberId = Annotated[
     str, Field(min_length=1, max_length=400, description="Made by the client, once in its life: a UUID, for example.")
 ]
@@ -48,7 +52,7 @@ class JoinGroupRequest(Request):
 class JoinedMember(Answer):
     member_id: str
     group_instance_id: str | None
-    metadata: str = Field(description="In base64.")
+    metadata: Base64Text = Field(description="In base64.")
 
 
 class JoinedGroup(Answer):
@@ -80,7 +84,7 @@ class SyncGroupRequest(Request):
 class SyncedGroup(Answer):
     protocol_type: str | None
     protocol: str | None
-    assignment: str = Field(description="Kafka's ConsumerProtocol: the assignment, in base64.")
+    assignment: Base64Text = Field(description="Kafka's ConsumerProtocol: the assignment, in base64.")
 
 
 class HeartbeatRequest(Request):
@@ -142,18 +146,18 @@ class ConsumerGroupHeartbeat(Answer):
     assignment: list[AssignedPartition] | None = Field(description="All that the member may hold. Null: as before.")
 
 
-class OfTopic(Answer):
+class AssignedTopicPartition(Answer):
     topic: str
     partition: Int32
 
 
-class GroupMember(Answer):
+class MemberDescription(Answer):
     member_id: str
     group_instance_id: str | None
     client_id: str
     client_host: str
     member_epoch: int = Field(description="-1 in a classic group.")
-    assignment: list[OfTopic]
+    assignment: list[AssignedTopicPartition]
 
 
 class GroupDescription(Answer):
@@ -163,4 +167,4 @@ class GroupDescription(Answer):
     protocol_type: str | None
     protocol: str | None = Field(description="The assignor.")
     generation: int = Field(description="Or the group epoch; -1: it never had a member.")
-    members: list[GroupMember]
+    members: list[MemberDescription]

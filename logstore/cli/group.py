@@ -1,18 +1,27 @@
 """``logstore group ...``: the members and committed offsets of consumer groups, over HTTP."""
 
-from collections.abc import Mapping
+import csv
+import re
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from logstore.cli.command_group import confirm
-from logstore.cli.options import GroupArgument, JsonOption, UrlOption, admin_of, complete_topics, time_ms
+from logstore.cli.command_group import FAILED, confirm
+from logstore.cli.options import (
+    GroupArgument,
+    JsonOption,
+    UrlOption,
+    admin_of,
+    complete_groups,
+    complete_topics,
+    time_ms,
+)
 from logstore.cli.output import counted, print_json, print_table
 from logstore.quantities import TIME_FORMS
 
-if TYPE_CHECKING:
-    from logstore.client.admin import Admin
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 app = typer.Typer(
     no_args_is_help=True, help="Look at, reset and delete the offsets of consumer groups.", rich_markup_mode=None
@@ -24,17 +33,37 @@ app = typer.Typer(
     epilog="""\b
 Examples:
   logstore group list
-  logstore group list --json | jq -r '.[].group'
+  logstore group list --state Stable --state PreparingRebalance
+  logstore group list --json | jq -r '.[] | select(.total_lag > 1000) | .group'
 """,
 )
-def list_groups(ctx: typer.Context, json: JsonOption = False, url: UrlOption = None) -> None:
-    """List the groups that have members or committed offsets."""
+def list_groups(
+    ctx: typer.Context,
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="STATE", help="Only groups in this state; may be repeated."),
+    ] = None,
+    json: JsonOption = False,
+    url: UrlOption = None,
+) -> None:
+    """List the groups that have members or committed offsets, with their state, members and lag.
+
+    The lag is that of all partitions of the topics that the group has committed to or reads.
+    """
     with admin_of(ctx, url) as admin:
-        groups = admin.groups()
+        groups = admin.list_groups(states=state or ())
     if json:
-        print_json([{"group": group} for group in groups])
+        print_json(groups)
     elif groups:
-        print_table(["group"], [(group,) for group in groups])
+        print_table(
+            ["group", "kind", "state", "members", "partitions", "lag", "max lag"],
+            [
+                (each.group, each.kind or "-", each.state, each.members, each.partitions, each.total_lag, each.max_lag)
+                for each in groups
+            ],
+        )
+    elif state:
+        typer.echo(f"No group is {' or '.join(state)}.", err=True)
     else:
         typer.echo("There is no group yet: none has members or committed offsets.", err=True)
 
@@ -58,7 +87,7 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
         commits = {(found.topic, found.partition): found for found in admin.group_offsets(group)}
         lag = admin.group_lag(group)
         described = admin.describe_group(group)
-    owners = {place: member for member in described.members for place in member.assignment}
+    owners = {(each.topic, each.partition): member for member in described.members for each in member.assignment}
     rows = [(found, commits.get((found.topic, found.partition))) for found in lag.partitions]
     if json:
         partitions = [
@@ -76,18 +105,8 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
             }
             for found, commit in rows
         ]
-        members = [
-            {
-                "member_id": member.member_id,
-                "group_instance_id": member.group_instance_id,
-                "client_id": member.client_id,
-                "client_host": member.client_host,
-                "assignment": [{"topic": topic, "partition": number} for topic, number in member.assignment],
-            }
-            for member in described.members
-        ]
         of_group = {"kind": described.kind, "state": described.state, "generation": described.generation}
-        of_group |= {"assignor": described.protocol, "members": members}
+        of_group |= {"assignor": described.protocol, "members": described.members}
         behind = {"total_lag": lag.total_lag, "max_lag": lag.max_lag, "partitions": partitions}
         print_json({"group": group, **of_group, **behind})
         return
@@ -95,6 +114,9 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
         f"Group {group}: {described.state}, {counted(len(described.members), 'member')}, "
         f"{counted(len(rows), 'partition')}, {counted(lag.total_lag, 'record')} behind"
     )
+    if described.kind:
+        called = "epoch" if described.kind == "consumer" else "generation"
+        print(f"Protocol {described.kind}, assignor {described.protocol or '-'}, {called} {described.generation}")
     if described.members:
         print()
         print_table(
@@ -134,22 +156,39 @@ def describe(ctx: typer.Context, group: GroupArgument, json: JsonOption = False,
     epilog="""\b
 Examples:
   logstore group reset billing --topic orders --to-earliest --dry-run
-  logstore group reset billing --topic orders --partition 0 --to-offset 1200
+  logstore group reset billing --topic orders:0,3 --to-offset 1200
   logstore group reset billing --topic orders --to-offset -100          the last 100 of each partition again
   logstore group reset billing --topic orders --to-timestamp 2026-11-21T08:00:00Z
-  logstore group reset billing --topic orders --to-timestamp -1h
+  logstore group reset billing --all-topics --to-timestamp -1h
+  logstore group reset billing --all-topics --shift-by -10
+  logstore group reset billing --all-topics --to-current --dry-run --export > offsets.csv
+  logstore group reset billing-2 --from-file offsets.csv
 """
 )
 def reset(
     ctx: typer.Context,
     group: GroupArgument,
-    topic: Annotated[str, typer.Option("--topic", metavar="NAME", help="The topic.", autocompletion=complete_topics)],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            metavar="NAME[:N,N]",
+            help="A topic, or some of its partitions; may be repeated.",
+            autocompletion=complete_topics,
+        ),
+    ] = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="All topics that the group has committed to.")
+    ] = False,
     partition: Annotated[
         list[int] | None,
-        typer.Option("--partition", "-p", min=0, help="A partition; may be repeated. [default: all of the topic]"),
+        typer.Option("--partition", "-p", min=0, help="A partition of one --topic; may be repeated. [default: all]"),
     ] = None,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the log start offset.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the high watermark.")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="To where the group is, or else the high watermark.")
+    ] = False,
     to_offset: Annotated[
         int | None,
         typer.Option("--to-offset", metavar="N", help="To this offset; -N: N before the high watermark."),
@@ -162,53 +201,75 @@ def reset(
             help=f"To the first record of this time or later, or else the high watermark: {TIME_FORMS}.",
         ),
     ] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option(
+            "--shift-by", metavar="N", help="By N offsets from where the group is, -N back; not beyond the log's ends."
+        ),
+    ] = None,
+    from_file: Annotated[
+        typer.FileText | None,
+        typer.Option(
+            "--from-file",
+            metavar="FILE",
+            encoding="utf-8",
+            help="To the offsets in this file (-: stdin), as --export writes it.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be committed; commit nothing.")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print lines of CSV: topic,partition,offset.")] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
     """Commit offsets for a group: where it reads next. All partitions or none.
 
-    A consumer that runs keeps its own position and commits over this: stop it first. A group that does not exist is
-    made.
+    A group with members is refused: stop them first. A group that does not exist is made.
     """
     targets = {
         "--to-earliest": to_earliest,
         "--to-latest": to_latest,
+        "--to-current": to_current,
         "--to-offset": to_offset is not None,
         "--to-timestamp": to_timestamp is not None,
+        "--shift-by": shift_by is not None,
+        "--from-file": from_file is not None,
     }
     if sum(targets.values()) != 1:
         raise typer.BadParameter(f"give exactly one of {', '.join(targets)}")
+    if export and json:
+        raise typer.BadParameter("give one of --export and --json")
     timestamp = time_ms(to_timestamp, "--to-timestamp")
+    topics = _topics(topic or (), all_topics, partition or (), from_file is not None)
+    offsets = None if from_file is None else _read_offsets(from_file)
+    to: Literal["earliest", "latest", "current"] | None = None
+    if to_earliest or to_latest or to_current:
+        to = "earliest" if to_earliest else "latest" if to_latest else "current"
     with admin_of(ctx, url) as admin:
-        before = _committed(admin, group, topic)
-        after = {}
-        there = admin.describe_topic(topic).partitions
-        for found in sorted(set(partition or (each.partition for each in there))):
-            ends = admin.offsets(topic, found, timestamp_ms=timestamp)
-            if to_offset is not None and to_offset < 0:
-                after[found] = max(ends.beginning_offset, ends.end_offset + to_offset)
-            elif to_offset is not None:
-                _check_offset(topic, found, to_offset, ends.beginning_offset, ends.end_offset)
-                after[found] = to_offset
-            elif to_earliest:
-                after[found] = ends.beginning_offset
-            else:
-                after[found] = ends.end_offset if ends.offset is None else ends.offset
-        if not dry_run:
-            admin.commit_offsets(group, {(topic, found): offset for found, offset in after.items()})
+        done = admin.reset_offsets(
+            group,
+            to=to,
+            to_offset=to_offset,
+            to_timestamp_ms=timestamp,
+            shift_by=shift_by,
+            offsets=offsets,
+            topics=topics,
+            dry_run=dry_run,
+        )
     if json:
-        offsets = [
-            {"topic": topic, "partition": found, "offset": offset, "previous_offset": before.get(found)}
-            for found, offset in after.items()
-        ]
-        print_json({"group": group, "dry_run": dry_run, "offsets": offsets})
+        print_json({"group": group, "dry_run": dry_run, "offsets": done})
         return
-    print(f"{'Would reset' if dry_run else 'Reset'} group {group} in topic {topic}")
+    if export:
+        for each in done:
+            print(f"{each.topic},{each.partition},{each.offset}")
+        return
+    print(f"{'Would reset' if dry_run else 'Reset'} group {group} in {counted(len(done), 'partition')}")
     print()
     print_table(
-        ["partition", "before", "after"],
-        [(found, before.get(found, "none"), offset) for found, offset in after.items()],
+        ["topic", "partition", "before", "after"],
+        [
+            (each.topic, each.partition, "-" if each.previous_offset is None else each.previous_offset, each.offset)
+            for each in done
+        ],
     )
 
 
@@ -216,48 +277,82 @@ def reset(
     epilog="""\b
 Examples:
   logstore group delete billing
-  logstore group delete billing --yes
+  logstore group delete billing reports --yes
 """
 )
 def delete(
     ctx: typer.Context,
-    group: GroupArgument,
+    groups: Annotated[
+        list[str], typer.Argument(metavar="GROUP...", help="Consumer groups.", autocompletion=complete_groups)
+    ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     json: JsonOption = False,
     url: UrlOption = None,
 ) -> None:
-    """Delete a group and all its committed offsets. Asks first; without a terminal it needs --yes."""
+    """Delete groups without members, and all their committed offsets.
+
+    Asks first; without a terminal it needs --yes. Each group is deleted or refused by itself: exit code 1 if one is
+    refused.
+    """
+    groups = list(dict.fromkeys(groups))
+    if not yes:
+        confirm(f"Delete {', '.join(groups)} with all committed offsets?", otherwise="Nothing was deleted.")
     with admin_of(ctx, url) as admin:
-        offsets = admin.group_offsets(group)
-        if not yes:
-            question = f"Delete group {group} and its {counted(len(offsets), 'offset')}?"
-            confirm(question, otherwise="Nothing was deleted.")
-        admin.delete_group(group)
+        errors = admin.delete_groups(groups)
+    if len(groups) == 1 and errors:
+        raise errors[groups[0]]
     if json:
-        print_json({"group": group, "deleted": True})
+        refused = {name: error.message for name, error in errors.items()}
+        print_json([{"group": name, "deleted": name not in refused, "error": refused.get(name)} for name in groups])
     else:
-        print(f"Deleted group {group}")
+        for name in groups:
+            if name not in errors:
+                print(f"Deleted group {name}")
+            else:
+                typer.echo(f"logstore: {errors[name].message}", err=True)
+    if errors:
+        raise typer.Exit(FAILED)
 
 
-def _committed(admin: "Admin", group: str, topic: str) -> Mapping[int, int]:
-    """Offset by partition; empty for a group that has none yet."""
-    from logstore.errors import UnknownGroupError
+def _topics(
+    given: Sequence[str], all_topics: bool, partitions: Sequence[int], from_file: bool
+) -> dict[str, Sequence[int]] | None:
+    """The partitions of each topic, none for all; None for all topics, or those of a file."""
+    if from_file and (given or all_topics or partitions):
+        raise typer.BadParameter("--from-file names the topics and partitions: leave out what else names some")
+    if not from_file and bool(given) == all_topics:
+        raise typer.BadParameter("give either --topic or --all-topics")
+    if partitions and (len(given) != 1 or ":" in given[0]):
+        raise typer.BadParameter("--partition goes with one --topic; of several topics write --topic NAME:0,1")
+    topics: dict[str, Sequence[int]] = {}
+    for text in given:
+        name, colon, numbers = text.partition(":")
+        if colon and not all(_NUMBER.fullmatch(number) for number in numbers.split(",")):
+            raise typer.BadParameter(f"{text!r} is not NAME or NAME:0,1", param_hint="--topic")
+        if name in topics:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--topic")
+        topics[name] = [int(number) for number in numbers.split(",")] if colon else partitions
+    return topics or None
 
+
+def _read_offsets(lines: Iterable[str]) -> dict[tuple[str, int], int]:
+    """Lines of Kafka's CSV: topic, partition, offset. Empty lines are passed over."""
+    offsets: dict[tuple[str, int], int] = {}
     try:
-        return {found.partition: found.offset for found in admin.group_offsets(group, topic=topic)}
-    except UnknownGroupError:
-        return {}
-
-
-def _check_offset(topic: str, partition: int, offset: int, start: int, end: int) -> None:
-    from logstore.errors import OffsetOutOfRangeError
-
-    if not start <= offset <= end:
-        raise OffsetOutOfRangeError(
-            f"Offset {offset} is out of range in {topic}-{partition}: give {start} to {end}.",
-            log_start_offset=start,
-            high_watermark=end,
-        )
+        for number, row in enumerate(csv.reader(lines), start=1):
+            if not row:
+                continue
+            if len(row) != 3 or not all(_NUMBER.fullmatch(text.strip()) for text in row[1:]):
+                raise typer.BadParameter(f"line {number} is not topic,partition,offset", param_hint="--from-file")
+            topic, partition, offset = row[0].strip(), int(row[1]), int(row[2])
+            if (topic, partition) in offsets:
+                raise typer.BadParameter(f"line {number}: {topic}-{partition} is there twice", param_hint="--from-file")
+            offsets[topic, partition] = offset
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise typer.BadParameter(f"this is no CSV in UTF-8: {error}", param_hint="--from-file") from None
+    if not offsets:
+        raise typer.BadParameter("there is no line topic,partition,offset", param_hint="--from-file")
+    return offsets
 
 
 def _printable(metadata: str) -> str:

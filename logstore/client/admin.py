@@ -1,17 +1,19 @@
 """Topics and consumer groups over HTTP: make, look at, change, delete. No Arrow is needed here."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from logstore.client.addresses import DEFAULT_URL
 from logstore.client.metadata import (
     ConfigEntry,
     GroupDescription,
     GroupLag,
+    GroupListing,
     GroupOffset,
     MemberIdentity,
     OffsetAndTimestamp,
+    OffsetReset,
     PartitionOffsets,
     RollDescription,
     StoreStatus,
@@ -25,10 +27,15 @@ from logstore.errors import (
     InvalidConfigError,
     InvalidPartitionsError,
     InvalidRequestError,
+    LogStoreError,
     TopicExistsError,
     UnknownTopicError,
 )
 from logstore.limits import TIMES_PARTITIONS_MAX
+from logstore.protocol.error_codes import error_of
+
+_GROUPS_PER_PAGE = 10_000
+_GROUPS_PER_DELETION = 1_000
 
 ConfigValue: TypeAlias = str | int | float | bool
 
@@ -83,6 +90,29 @@ class _DroppedForeignFiles:
 @dataclass(frozen=True, slots=True)
 class _GroupOffsets:
     offsets: tuple[GroupOffset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _GroupListings:
+    groups: tuple[GroupListing, ...]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ResetOffsets:
+    offsets: tuple[OffsetReset, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _DeletedGroup:
+    group: str
+    error_code: int | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _DeletedGroups:
+    groups: tuple[_DeletedGroup, ...]
 
 
 class Admin:
@@ -271,6 +301,21 @@ class Admin:
         """Names of the groups that have members or committed offsets, sorted."""
         return decode(self._transport.request("GET", "/groups").content, tuple[str, ...])
 
+    def list_groups(self, *, states: Sequence[str] = ()) -> tuple[GroupListing, ...]:
+        """The same groups with their states, members and lags, in a few requests; only those in one of ``states``
+        (Kafka's names, as ``Stable``), if there are any.
+        """
+        found: list[GroupListing] = []
+        params: dict[str, str | int] = {"limit": _GROUPS_PER_PAGE}
+        if states:
+            params["states"] = ",".join(states)
+        while True:
+            page = decode(self._transport.request("GET", "/group-listings", params=params).content, _GroupListings)
+            found += page.groups
+            if page.next is None:
+                return tuple(found)
+            params["after"] = page.next
+
     def describe_group(self, group: str) -> GroupDescription:
         """The group's state and members; UnknownGroupError."""
         return decode(self._transport.request("GET", group_path(group, "")).content, GroupDescription)
@@ -321,8 +366,60 @@ class Admin:
         body = {"offsets": entries, **({} if member is None else member._asdict())}
         self._transport.request("POST", group_path(group, "/offsets"), json=body, idempotent=True)
 
+    def reset_offsets(
+        self,
+        group: str,
+        *,
+        to: Literal["earliest", "latest", "current"] | None = None,
+        to_offset: int | None = None,
+        to_timestamp_ms: int | None = None,
+        shift_by: int | None = None,
+        offsets: Mapping[TopicPartition, int] | Mapping[tuple[str, int], int] | None = None,
+        topics: Mapping[str, Sequence[int]] | None = None,
+        dry_run: bool = False,
+    ) -> tuple[OffsetReset, ...]:
+        """Commit where a group without members is to read next, for all the partitions or none; the offsets, which
+        ``dry_run`` only tells. A group that does not exist is made.
+
+        Give one of the first five: ``to_offset`` -n is n before the high watermark, ``shift_by`` counts from where the
+        group is, ``offsets`` are the next to read by (topic, partition). ``topics`` has the partitions of each topic,
+        none for all; left out: all topics that the group has committed to.
+
+        Raises NonEmptyGroupError, UnknownGroupError, UnknownTopicError, UnknownPartitionError, OffsetOutOfRangeError,
+        InvalidRequestError.
+        """
+        asked = {
+            "to": to,
+            "to_offset": to_offset,
+            "to_timestamp": to_timestamp_ms,
+            "shift_by": shift_by,
+            "offsets": None
+            if offsets is None
+            else [{"topic": name, "partition": n, "offset": offset} for (name, n), offset in offsets.items()],
+            "topics": None
+            if topics is None
+            else [{"topic": name, "partitions": list(numbers) or None} for name, numbers in topics.items()],
+            "dry_run": dry_run,
+        }
+        # Shifting twice is not shifting once.
+        answer = self._transport.request(
+            "POST", group_path(group, "/reset-offsets"), json=asked, idempotent=dry_run or shift_by is None
+        )
+        return decode(answer.content, _ResetOffsets).offsets
+
+    def delete_groups(self, groups: Sequence[str]) -> dict[str, LogStoreError]:
+        """Delete several groups, each by itself: the errors of those that were not, as of ``delete_group``, by name."""
+        errors: dict[str, LogStoreError] = {}
+        for begin in range(0, len(groups), _GROUPS_PER_DELETION):
+            body = {"groups": groups[begin : begin + _GROUPS_PER_DELETION]}
+            answer = self._transport.request("POST", "/delete-groups", json=body)
+            for each in decode(answer.content, _DeletedGroups).groups:
+                if each.error_code is not None:
+                    errors[each.group] = error_of(each.error_code, each.message or "")
+        return errors
+
     def delete_group(self, group: str) -> None:
-        """Delete the group: all its committed offsets; UnknownGroupError."""
+        """Delete the group: all its committed offsets; UnknownGroupError, NonEmptyGroupError."""
         # Sent once: a second DELETE after a lost answer would say that there is no such group.
         self._transport.request("DELETE", group_path(group), idempotent=False)
 

@@ -183,6 +183,12 @@ class GroupLag:
 
 
 @dataclass(frozen=True, slots=True)
+class AssignedPartition:
+    topic: str
+    partition: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupMemberDescription:
     """``member_epoch`` is -1 in a classic group. ``assignment`` are the partitions that the member reads."""
 
@@ -191,7 +197,7 @@ class GroupMemberDescription:
     client_id: str
     client_host: str
     member_epoch: int
-    assignment: tuple[TopicPartition, ...]
+    assignment: tuple[AssignedPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +213,34 @@ class GroupDescription:
     protocol: str | None
     generation: int
     members: tuple[GroupMemberDescription, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupListing:
+    """A group in a list, in numbers; the first fields as of GroupDescription. The lags are those of ``partitions``: all
+    of the topics that the group has committed to or reads.
+    """
+
+    group: str
+    kind: str
+    state: str
+    protocol_type: str | None
+    protocol: str | None
+    generation: int
+    members: int
+    partitions: int
+    total_lag: int
+    max_lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """Where a group reads next; ``previous_offset`` None: it had no offset there."""
+
+    topic: str
+    partition: int
+    offset: int
+    previous_offset: int | None
 
 
 @dataclass(frozen=True, slots=True)

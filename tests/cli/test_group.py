@@ -31,8 +31,23 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
             {"topic": filled, "partition": 1, "offset": 0, "previous_offset": None},
         ],
     }
-    assert {"group": group} in run_json("group", "list")
-    assert group in run("group", "list").stdout.splitlines()
+    listed = {each["group"]: each for each in run_json("group", "list")}
+    assert listed[group] == {
+        "group": group,
+        "kind": "",
+        "state": "Empty",
+        "protocol_type": None,
+        "protocol": None,
+        "generation": -1,
+        "members": 0,
+        "partitions": 2,
+        "total_lag": 6,
+        "max_lag": 4,
+    }
+    assert [group, "-", "Empty", "0", "2", "6", "4"] in [
+        line.split() for line in run("group", "list", "--state", "empty").stdout.splitlines()
+    ]
+    assert group not in run("group", "list", "--state", "Stable").stdout
 
     found = run_json("group", "describe", group)
     assert (found["group"], found["total_lag"], found["max_lag"]) == (group, 6, 4)
@@ -49,7 +64,7 @@ def test_a_group_from_its_first_reset_to_its_deletion(run, run_json, filled, gro
         "metadata": "",
         "member_id": None,
     }
-    assert run_json("group", "delete", group, "--yes") == {"group": group, "deleted": True}
+    assert run_json("group", "delete", group, "--yes") == [{"group": group, "deleted": True, "error": None}]
     assert {"group": group} not in run_json("group", "list")
     assert "group list shows" in run("group", "describe", group, code=1).stderr
 
@@ -95,10 +110,10 @@ def test_a_time_goes_to_the_first_record_of_it(run_json, run, server, topic, gro
 
 def test_tables_for_people(run, run_json, filled, group):
     asked = ["group", "reset", group, "--topic", filled, "-p", 0, "--to-offset", 3]
-    assert run(*asked, "--dry-run").stdout.splitlines()[0] == f"Would reset group {group} in topic {filled}"
+    assert run(*asked, "--dry-run").stdout.splitlines()[0] == f"Would reset group {group} in 1 partition"
     lines = run(*asked).stdout.splitlines()
-    assert lines[0] == f"Reset group {group} in topic {filled}"
-    assert [line.split() for line in lines[2:]] == [["partition", "before", "after"], ["0", "none", "3"]]
+    assert lines[0] == f"Reset group {group} in 1 partition"
+    assert [line.split() for line in lines[2:]] == [["topic", "partition", "before", "after"], [filled, "0", "-", "3"]]
     lines = run("group", "describe", group).stdout.splitlines()
     assert lines[0] == f"Group {group}: Empty, 0 members, 2 partitions, 3 records behind"
     assert lines[-2].split()[:6] == [filled, "0", "3", "0", "4", "1"]
@@ -156,11 +171,71 @@ def test_refusals_are_one_line_and_change_nothing(run, run_json, filled, group):
         ["--topic", "t", "--to-offset", "x"],
         ["--topic", "t", "--to-timestamp", -1],
         ["--topic", "t", "--partition", -1, "--to-latest"],
+        ["--topic", "t", "--all-topics", "--to-latest"],
+        ["--topic", "t", "--topic", "t", "--to-latest"],
+        ["--topic", "t", "--topic", "u", "--partition", 0, "--to-latest"],
+        ["--topic", "t:0", "--partition", 0, "--to-latest"],
+        ["--topic", "t:", "--to-latest"],
+        ["--topic", "t:0,x", "--to-latest"],
+        ["--topic", "t", "--to-latest", "--shift-by", 1],
+        ["--topic", "t", "--to-latest", "--export", "--json"],
+        ["--topic", "t", "--from-file", "-"],
+        ["--from-file", "-"],
+        ["--from-file", "absent.csv"],
     ],
     ids=str,
 )
 def test_wrong_usage(run, arguments):
     assert run("group", "reset", "g", *arguments, code=2).stdout == ""
+
+
+def test_offsets_go_out_as_csv_and_come_back(run, run_json, filled, group):
+    run("group", "reset", group, "--topic", f"{filled}:0", "--to-offset", 3)
+    asked = ["group", "reset", group, "--all-topics"]
+    exported = run(*asked, "--to-current", "--dry-run", "--export").stdout
+    assert exported == f"{filled},0,3\n{filled},1,2\n"
+    run(*asked, "--shift-by", -2, "--topic", filled, code=2)
+    run("group", "reset", group, "--topic", f"{filled}:0", "--shift-by", -2)
+    assert [each["committed_offset"] for each in run_json("group", "describe", group)["partitions"]] == [1, None]
+    run("group", "reset", group, "--from-file", "-", input=exported + "\n")
+    assert [each["committed_offset"] for each in run_json("group", "describe", group)["partitions"]] == [3, 2]
+    for lines, says in (
+        (f"{filled},0,3\n{filled},0,1\n", "line 2"),
+        (f"{filled},0\n", "line 1"),
+        (f"{filled},0,-1\n", "line 1"),
+        ("topic,partition,offset\n", "line 1"),
+        ("\n", "no line"),
+    ):
+        assert says in " ".join(run("group", "reset", group, "--from-file", "-", input=lines, code=2).stderr.split())
+    beyond = run("group", "reset", group, "--from-file", "-", input=f"{filled},0,1\n{filled},1,3\n", code=1)
+    assert "0 to 2" in beyond.stderr
+    assert [each["committed_offset"] for each in run_json("group", "describe", group)["partitions"]] == [3, 2]
+
+
+def test_a_group_with_members_is_shown_and_neither_reset_nor_deleted(run, run_json, server, filled, group):
+    import httpx
+
+    joining = {"member_id": "m", "member_epoch": 0, "rebalance_timeout_ms": 60_000, "owned": []}
+    url = f"{server.url}/groups/{group}/consumer-heartbeat"
+    assert httpx.post(url, json={**joining, "subscribed_topics": [filled]}).status_code == 200
+    lines = run("group", "describe", group).stdout.splitlines()
+    assert lines[0].startswith(f"Group {group}: Stable, 1 member, 2 partitions, 6 records behind")
+    assert lines[1] == "Protocol consumer, assignor uniform, epoch 1"
+    assert lines[4].split()[0::3] == ["m", "127.0.0.1"]
+    (member,) = run_json("group", "describe", group)["members"]
+    assert member["assignment"] == [{"topic": filled, "partition": number} for number in (0, 1)]
+    for command in (["reset", group, "--topic", filled, "--to-latest"], ["delete", group, "--yes"]):
+        refused = run("group", *command, code=1)
+        assert refused.stdout == ""
+        assert "members" in refused.stderr
+    other = f"{group}-other"
+    run("group", "reset", other, "--topic", filled, "--to-latest")
+    assert run_json("group", "delete", group, other, "--yes", code=1) == [
+        {"group": group, "deleted": False, "error": f"Group {group} has members: stop them first."},
+        {"group": other, "deleted": True, "error": None},
+    ]
+    run("group", "describe", other, code=1)
+    assert httpx.post(url, json={"member_id": "m", "member_epoch": -1}).status_code == 200
 
 
 def test_delete_without_a_terminal_wants_yes(run, filled, group):

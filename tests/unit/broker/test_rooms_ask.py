@@ -9,7 +9,8 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings, OffsetToCommit
+from consumer_offsets.offset_reset import ResetTarget, ResetTo
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
@@ -54,6 +55,7 @@ BROKER: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
 }
 OPTIONS: dict[str, dict[str, Any]] = {
     "internal_topic": {"partitions": 1, "configs": {}},
+    "list_groups": {"limit": 9},
     "produce_small": {"num_bytes": 1, "timeout_ms": 1000},
     "begin_produce_small": {"num_bytes": 1, "timeout_ms": 1000, "told": print},
     "fetch": {"max_bytes": 1, "min_bytes": 1, "max_wait_ms": 0},
@@ -61,6 +63,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
+    "reset": (lambda _: ("g", ResetTarget(ResetTo.EARLIEST)), {(Operation.READ, GROUP)}),
+    "delete_groups": (lambda _: (["g"],), {(Operation.DELETE, GROUP)}),
     "committed": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "describe": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
@@ -115,6 +120,10 @@ def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) ->
                         told = None
                     if name in {"topics", "groups", "problems"}:
                         assert told == [], name
+                    elif name == "list_groups":
+                        assert told == GroupListings([], None)
+                    elif name == "delete_groups":
+                        assert isinstance(told["g"], AuthorizationError)
                     elif name in {"fetch_records", "fetch_stored"}:
                         (error,) = told.answers.values()
                         assert isinstance(error, TopicAuthorizationError)

@@ -559,7 +559,7 @@ def test_groups_stand_beside_their_offsets_and_live_on(tmp_path: Path) -> None:
         async with running(tmp_path, **settings) as (_, groups):
             described = groups.describe(INTERNAL, "g")
             assert (described.state, described.generation) == ("Stable", 1)
-            assert [(member.member_id, member.partitions) for member in described.members] == [("m", [("t", 0)])]
+            assert [(member.member_id, member.assignment) for member in described.members] == [("m", (("t", 0),))]
             await groups.members.heartbeat(INTERNAL, "g", Heartbeat(0, "m", 1))
             assert committed(groups) == {("t", 0): 1}
             with pytest.raises(NonEmptyGroupError):

@@ -85,7 +85,7 @@ def test_the_leader_alone_is_told_the_members_and_their_metadata():
         (follower.member_id, b"\1"),
     ]
     assert follower.members == ()
-    assert (leader.protocol_type, leader.protocol_name) == ("consumer", "range")
+    assert (leader.protocol_type, leader.protocol) == ("consumer", "range")
 
 
 def protocols(*names: str) -> tuple[JoinProtocol, ...]:
@@ -98,7 +98,7 @@ def test_the_protocol_that_most_members_prefer_among_the_common_ones_is_chosen()
         group.park_join(protocols=protocols(*names)) for names in [("x", "a", "b"), ("b", "a"), ("y", "b", "a")]
     ]
     group.settle()
-    assert {group.answer(request).protocol_name for request in requests} == {"b"}
+    assert {group.answer(request).protocol for request in requests} == {"b"}
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_followers_wait_for_the_leaders_assignment():
     assert group.answer(parked) is None
     answer = group.sync(leader, 1, assignments={leader: b"L", follower: b"F"})
     assert (answer.assignment, group.answer(parked).assignment) == (b"L", b"F")
-    assert (answer.protocol_type, answer.protocol_name) == ("consumer", "range")
+    assert (answer.protocol_type, answer.protocol) == ("consumer", "range")
     # The answer was lost: it is the same again.
     assert group.sync(follower, 1).assignment == b"F"
 
@@ -292,7 +292,7 @@ def test_the_errors_of_sync():
     leader, follower = joined_pair(group)
     assert is_error(group.sync("nobody", 1).error, errors.UnknownMemberIdError)
     assert is_error(group.sync(leader, 0).error, errors.IllegalGenerationError)
-    assert is_error(group.sync(leader, 1, protocol_name="b").error, errors.InconsistentGroupProtocolError)
+    assert is_error(group.sync(leader, 1, protocol="b").error, errors.InconsistentGroupProtocolError)
     assert is_error(group.sync(leader, 1, protocol_type="b").error, errors.InconsistentGroupProtocolError)
     group.join(follower, protocols=OTHER)
     assert is_error(group.sync(leader, 1).error, errors.RebalanceInProgressError)
@@ -490,7 +490,7 @@ def test_a_static_member_whose_protocols_change_the_choice_starts_a_rebalance():
     group.sync(leader, 1)
     assert group.join(protocols=protocols("b"), instance_id="j") is None
     assert group.state == "PreparingRebalance"
-    assert group.join(leader, protocols=protocols("a", "b"), instance_id="i").protocol_name == "b"
+    assert group.join(leader, protocols=protocols("a", "b"), instance_id="i").protocol == "b"
 
 
 def test_a_static_member_leaves_only_by_its_session_or_by_name():
@@ -662,5 +662,5 @@ def test_the_description_of_a_group():
     assert (described.group, described.kind, described.state, described.generation) == ("g", "classic", "Stable", 1)
     assert (described.protocol_type, described.protocol) == ("consumer", "range")
     (one,) = described.members
-    assert (one.member_id, one.instance_id, one.client_id, one.client_host) == (member, "i", "c", "/127.0.0.1")
-    assert (one.metadata, one.assignment) == (RANGE[0].metadata, b"a")
+    assert (one.member_id, one.group_instance_id, one.client_id, one.client_host) == (member, "i", "c", "/127.0.0.1")
+    assert (one.metadata, one.assignment_data) == (RANGE[0].metadata, b"a")

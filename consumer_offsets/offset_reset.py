@@ -1,0 +1,78 @@
+"""Where a reset sends a group (Kafka's ``kafka-consumer-groups --reset-offsets``): an offset for each partition.
+
+Invariant: an offset that is found here is in [log start, high watermark] of its partition, at the time of the look.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from logstore.broker.broker import Broker, PartitionLog, Topic
+from logstore.broker.context import INTERNAL
+from logstore.errors import InvalidRequestError, OffsetOutOfRangeError
+
+
+class ResetTo(StrEnum):
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    #: Where the group is; the high watermark of a partition without a commit.
+    CURRENT = "current"
+    OFFSET = "offset"
+    TIMESTAMP = "timestamp"
+    SHIFT = "shift"
+
+
+@dataclass(frozen=True, slots=True)
+class ResetTarget:
+    """``value`` is the offset (-n: n before the high watermark), the time in ms, or by how many offsets to shift."""
+
+    to: ResetTo
+    value: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetReset:
+    """``previous_offset`` None: the group had no offset there."""
+
+    topic: str
+    partition: int
+    offset: int
+    previous_offset: int | None
+
+
+async def reset_offset(
+    broker: Broker, topic: Topic, log: PartitionLog, target: ResetTarget, committed: int | None
+) -> int:
+    """The offset that ``target`` means in a partition where the group has ``committed``.
+
+    OFFSET outside the log is OffsetOutOfRangeError; SHIFT ends at the ends of the log, and without a commit is
+    InvalidRequestError.
+    """
+    log.require_served()
+    start, end = log.log_start_offset, log.high_watermark
+    match target.to:
+        case ResetTo.EARLIEST:
+            return start
+        case ResetTo.LATEST:
+            return end
+        case ResetTo.CURRENT:
+            return end if committed is None else committed
+        case ResetTo.OFFSET if target.value < 0:
+            return max(start, end + target.value)
+        case ResetTo.OFFSET:
+            if not start <= target.value <= end:
+                raise OffsetOutOfRangeError(
+                    f"Offset {target.value} is out of range in {topic.name}-{log.partition}: give {start} to {end}.",
+                    log_start_offset=start,
+                    high_watermark=end,
+                )
+            return target.value
+        case ResetTo.TIMESTAMP:
+            found = await broker.offset_for_timestamp(INTERNAL, topic, log.partition, target.value)
+            return end if found is None else found[0]
+        case ResetTo.SHIFT:
+            if committed is None:
+                raise InvalidRequestError(
+                    f"The group has no offset of {topic.name}-{log.partition} to shift: give the offset, or leave the "
+                    "partition out."
+                )
+            return min(max(start, committed + target.value), end)
