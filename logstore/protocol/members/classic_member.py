@@ -8,7 +8,17 @@ joins once more.
 from collections.abc import Mapping
 from typing import Final
 
-from logstore.client.consumer.group_requests import (
+from logstore.errors import (
+    IllegalGenerationError,
+    LogStoreError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from logstore.protocol.assignors.assignor import MemberSubscription
+from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
+from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
+from logstore.protocol.members.group_requests import (
     GroupRequest,
     Heartbeat,
     JoinedGroup,
@@ -20,7 +30,8 @@ from logstore.client.consumer.group_requests import (
     SyncedGroup,
     SyncGroup,
 )
-from logstore.client.consumer.membership import (
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
+from logstore.protocol.members.membership import (
     Assigned,
     MemberOptions,
     Membership,
@@ -30,17 +41,6 @@ from logstore.client.consumer.membership import (
     Step,
     Todo,
 )
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.errors import (
-    IllegalGenerationError,
-    LogStoreError,
-    RebalanceInProgressError,
-    UnknownMemberIdError,
-)
-from logstore.protocol.assignors.assignor import MemberSubscription
-from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
-from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
-from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
 
 _COOPERATIVE: Final = "cooperative-sticky"
 _NO_GENERATION: Final = -1

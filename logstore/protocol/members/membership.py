@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from logstore.client.consumer.group_requests import GroupRequest
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.client.transport import backoffs
+from logstore.backoff import backoffs
 from logstore.errors import (
     CommitFailedError,
     FencedInstanceIdError,
     LogStoreError,
     ThrottledError,
 )
+from logstore.protocol.members.group_requests import GroupRequest
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 
 _NAMED_MAX: Final = 5
 
