@@ -5,7 +5,7 @@ everything is revoked in PREPARING; with cooperative-sticky alone only what move
 joins once more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from logstore.errors import (
@@ -107,6 +107,16 @@ class ClassicMember(Membership):
         if self.options.group_instance_id is not None or self.state in (State.UNJOINED, State.FENCED):
             return None
         return LeaveGroup(members=(LeavingMember(self.options.member_id, None, reason),))
+
+    def resume(self, generation: int, owned: Iterable[TopicPartition], partitions: Mapping[str, int]) -> None:
+        """Go on as the member that the group knows: it is stable in ``generation``, and has assigned ``owned`` to this
+        one. ``partitions`` are the numbers of those of the topics subscribed to: if this one leads, it follows them.
+        """
+        self._resume(MemberIdentity(self.options.member_id, generation), dict.fromkeys(owned, ""))
+        self._generation = generation
+        self._before = tuple(self.owned), generation
+        self._told = True
+        self._assigned_by, self._assigned_for = partitions, self.topics or frozenset()
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 

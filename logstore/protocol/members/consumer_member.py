@@ -72,6 +72,11 @@ class ConsumerMember(Membership):
             group_instance_id=instance_id,
         )
 
+    def resume(self, epoch: int, owned: Mapping[TopicPartition, str]) -> None:
+        """Go on as the member that the group knows: in ``epoch``, with ``owned`` (by topic id)."""
+        self._resume(MemberIdentity(self.options.member_id, epoch), owned)
+        self._epoch = epoch
+
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 
     def _take(self, todo: Todo, answer: object, now: float) -> None:

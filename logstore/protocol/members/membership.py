@@ -208,6 +208,13 @@ class Membership(ABC):
         self._forget(owned)
         return owned
 
+    def _resume(self, identity: MemberIdentity, owned: Mapping[TopicPartition, str]) -> None:
+        """Be the member that the group knows already, with what it may hold."""
+        self.identity, self.state = identity, State.STABLE
+        self.owned, self._target = dict(owned), dict(owned)
+        self._assignments += 1
+        self._since = dict.fromkeys(owned, self._assignments)
+
     def broken(self, error: LogStoreError) -> None:
         """An answer has a content that cannot be read."""
         self._lose(error)
