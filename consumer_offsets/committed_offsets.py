@@ -12,10 +12,11 @@ place of their own record.
 import struct
 from array import array
 from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, Final, Generic, NamedTuple, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
+from logstore.protocol.members.identity import TopicPartition as TopicPartition  # noqa: PLC0414 (given on)
 from logstore.records.offset_record import OffsetCommit, OffsetKey
 
 T = TypeVar("T", bound=Hashable)
@@ -41,11 +42,6 @@ _COLUMNS: Final = np.dtype(
     ]
 )
 _FREE: Final = _ROW.pack(0, 0, 0, 0, 0, _NONE, _NONE, _NONE)
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
 
 
 class _Interned(Generic[T]):

@@ -105,10 +105,19 @@ def partition_for(key: str, num_partitions: int) -> int:
 
 
 class CoordinatorShard(Generic[M]):
-    """``load`` it when this broker leads the partition, ``unload`` it when another one does."""
+    """``load`` it when this broker leads the partition, ``unload`` it when another one does.
+
+    ``on_change`` is told when a machine is loaded, and when there is none any more.
+    """
 
     def __init__(
-        self, broker: Broker, topic: Topic, partition: int, new_machine: Callable[[], M], clock: Clock
+        self,
+        broker: Broker,
+        topic: Topic,
+        partition: int,
+        new_machine: Callable[[], M],
+        clock: Clock,
+        on_change: Callable[["CoordinatorShard[M]"], None] = lambda _: None,
     ) -> None:
         self.name = f"{topic.name}-{partition}"
         self._broker = broker
@@ -117,6 +126,7 @@ class CoordinatorShard(Generic[M]):
         self._log = topic.partition(partition)
         self._new_machine = new_machine
         self._clock = clock
+        self._on_change = on_change
         self._state = _State.UNLOADED
         self._failure: LogStoreError | None = None
         self._machine: M | None = None
@@ -151,6 +161,7 @@ class CoordinatorShard(Generic[M]):
         self._end(_State.UNLOADED, self._not_coordinator())
         self._machine = None
         self._settled.set()
+        self._on_change(self)
 
     async def close(self) -> None:
         """Take no more requests, and wait for the appends that are on their way. The machine can still be read."""
@@ -208,6 +219,7 @@ class CoordinatorShard(Generic[M]):
             self._perform(machine.on_loaded(self.now_ms()))
             seconds = round(self._clock.monotonic() - began, 3)
             (log.info if count else log.debug)("shard.loaded", shard=self.name, records=count, seconds=seconds)
+            self._on_change(self)
             return
 
     async def _replayed(self) -> tuple[M, int]:

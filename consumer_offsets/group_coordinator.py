@@ -20,8 +20,11 @@ from consumer_offsets.groups.description import GroupDescription, MemberDescript
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
+from consumer_offsets.instances.consumer_instance import InstanceHome
+from consumer_offsets.instances.consumer_instances import ConsumerInstances
 from consumer_offsets.offset_cleanup import OffsetCleanup
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, reset_offset
+from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL, RequestContext
@@ -42,26 +45,14 @@ from logstore.errors import (
 )
 from logstore.limits import GROUP_NAME_LENGTH_MAX, OFFSET_METADATA_BYTES_MAX
 from logstore.protocol.assignors.registry import SERVER_ASSIGNORS
-from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, OffsetCommit
+from logstore.records.offset_record import NO_GENERATION, NO_LEADER_EPOCH, InstanceKey, OffsetCommit
 
 _TIMEOUT_MS = 30_000
-# Of a page of groups: that many partitions, and the loop does other work in between.
+#: Of consumer instances.
+_SESSION_TIMEOUT_MS = 45_000
+#: Of a page of groups: that many partitions, and the loop does other work in between.
 _PAGE_PARTITIONS = 100_000
 _STEP = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetToCommit:
-    """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
-
-    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now.
-    """
-
-    topic: str
-    partition: int
-    offset: int
-    metadata: str = ""
-    topic_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ class GroupListings:
 class GroupCoordinator:
     """Runs on the broker's event loop. ``start`` it after the broker. Its shards are the only writers of its topic.
 
-    ``members`` takes the requests of members.
+    ``members`` takes the requests of members, ``instances`` has the consumers that the store holds for clients.
     """
 
     def __init__(self, broker: Broker, clock: Clock) -> None:
@@ -136,6 +127,17 @@ class GroupCoordinator:
         )
         self.members = GroupMembers(self._authorizer, self._shards, self._topics)
         self.cleanup = OffsetCleanup(broker, clock, self._shards)
+        home = InstanceHome(
+            broker,
+            self.members,
+            self._topics,
+            clock,
+            self.commit_of_instance,
+            self._current,
+            min(max(_SESSION_TIMEOUT_MS, config.group_min_session_timeout_ms), config.group_max_session_timeout_ms),
+            broker.settings.consumer_max_poll_interval_ms,
+        )
+        self.instances = ConsumerInstances(home, self._shards)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -154,6 +156,7 @@ class GroupCoordinator:
         Groups that cannot be read are refused until a restart finds the topic mended; others are served.
         """
         coordinator = cls(broker, clock or SystemClock())
+        coordinator.instances.start()
         await coordinator._shards.start()
         await coordinator.cleanup.start()
         coordinator._topics.start()
@@ -162,12 +165,14 @@ class GroupCoordinator:
     async def close(self) -> None:
         """Stop following the broker. Commits under way still finish."""
         self._topics.close()
+        await self.instances.close()
         await self.cleanup.close()
         await self._shards.close()
 
     def _tell_of_topics(self, changed: TopicsChanged) -> None:
         for shard in self._shards.active():
             shard.apply(changed)
+        self.instances.topics_changed()
 
     # ---- requests of groups -----------------------------------------------------------------------------------------
 
@@ -197,14 +202,35 @@ class GroupCoordinator:
         committed); BrokerNotReadyError, ThrottledError, StorageFullError, StorageError.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
-        _check_request(offsets)
         _check_transaction(producer_id, producer_epoch, transactional_id)
-        for name in dict.fromkeys(asked.topic for asked in offsets):
-            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
-        self._check_offsets(offsets, generation)
+        self._check_commit(context, offsets, generation)
+        await self._commit(group, offsets, CommittingMember(member_id, generation, group_instance_id), None, timeout_ms)
+
+    async def commit_of_instance(
+        self,
+        context: RequestContext,
+        key: InstanceKey,
+        id: str,
+        offsets: Sequence[OffsetToCommit],
+        member: CommittingMember,
+    ) -> None:
+        """As ``commit``, by the consumer instance of that id: where it began to read is forgotten in the same frame.
+        Raises UnknownInstanceError, too.
+        """
+        self._authorizer.require(context, Operation.READ, ResourceType.GROUP, key.group)
+        self._check_commit(context, offsets, member.generation)
+        await self._commit(key.group, offsets, member, (key, id), _TIMEOUT_MS)
+
+    async def _commit(
+        self,
+        group: str,
+        offsets: Sequence[OffsetToCommit],
+        by: CommittingMember,
+        instance: tuple[InstanceKey, str] | None,
+        timeout_ms: int,
+    ) -> None:
         shard = await self._shards.of(group, timeout_ms)
-        member = events.CommitOffsets(OWN_REQUEST, member_id, generation, group_instance_id)
-        await self._append(shard, group, offsets, member, timeout_ms)
+        await self._append(shard, group, offsets, by, instance, timeout_ms)
 
     async def reset(
         self,
@@ -233,15 +259,12 @@ class GroupCoordinator:
             offsets = await self._targets(context, target, topics, committed)
         else:
             offsets = target
-        _check_request(offsets)
-        for name in dict.fromkeys(asked.topic for asked in offsets):
-            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
-        self._check_offsets(offsets, NO_GENERATION)
+        self._check_commit(context, offsets, NO_GENERATION)
         if not dry_run:
             shard = await self._shards.of(group, timeout_ms)
             # Somebody may have joined meanwhile.
             self._require_empty(group)
-            await self._append(shard, group, offsets, events.CommitOffsets(OWN_REQUEST, "", NO_GENERATION), timeout_ms)
+            await self._append(shard, group, offsets, CommittingMember(), None, timeout_ms)
         return [
             OffsetReset(
                 each.topic, each.partition, each.offset, committed.get(TopicPartition(each.topic, each.partition))
@@ -266,17 +289,26 @@ class GroupCoordinator:
                 offsets.append(OffsetToCommit(name, number, found, topic_id=str(topic.topic_id)))
         return offsets
 
+    def _check_commit(self, context: RequestContext, offsets: Sequence[OffsetToCommit], generation: int) -> None:
+        _check_request(offsets)
+        for name in dict.fromkeys(asked.topic for asked in offsets):
+            self._authorizer.require(context, Operation.READ, ResourceType.TOPIC, name)
+        self._check_offsets(offsets, generation)
+
     async def _append(
         self,
         shard: GroupShard,
         group: str,
         offsets: Sequence[OffsetToCommit],
-        member: events.CommitOffsets,
+        by: CommittingMember,
+        instance: tuple[InstanceKey, str] | None,
         timeout_ms: int,
     ) -> None:
         # Check again: a topic may have been deleted, or made again, meanwhile. From here to the append nothing awaits.
-        commits = self._check_offsets(offsets, member.generation)
-        await answered(group, shard.request(lambda request: CommitOffsets(request, group, commits, member)), timeout_ms)
+        commits = self._check_offsets(offsets, by.generation)
+        member = events.CommitOffsets(OWN_REQUEST, by.member_id, by.generation, by.instance_id)
+        answer = shard.request(lambda request: CommitOffsets(request, group, commits, member, instance))
+        await answered(group, answer, timeout_ms)
 
     def groups(self, context: RequestContext) -> list[str]:
         """Names of the groups with members or committed offsets that the principal may describe, sorted."""

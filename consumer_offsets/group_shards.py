@@ -39,6 +39,8 @@ class GroupShards:
         self._broker = broker
         self._clock = clock
         self._new_machine = new_machine
+        #: Told when a shard has loaded its machine, and when it has none any more.
+        self.listeners: list[Callable[[GroupShard], None]] = []
         self._topic: Topic | None = None
         self._shards: dict[int, GroupShard] = {}
         #: Why the topic cannot be read at all.
@@ -79,11 +81,15 @@ class GroupShards:
         if topic.partition(partition).is_leader:
             if partition not in self._shards:
                 self._shards[partition] = CoordinatorShard(
-                    self._broker, topic, partition, self._new_machine, self._clock
+                    self._broker, topic, partition, self._new_machine, self._clock, self._tell
                 )
             self._shards[partition].load()
         elif partition in self._shards:
             self._shards[partition].unload()
+
+    def _tell(self, shard: GroupShard) -> None:
+        for listener in self.listeners:
+            listener(shard)
 
     # ---- lookups ----------------------------------------------------------------------------------------------------
 
@@ -99,6 +105,10 @@ class GroupShards:
         """The machine of the group, to read. QuarantinedError, NotCoordinatorError, CoordinatorLoadInProgressError."""
         shard = self._of(group)
         return self._nothing if shard is None else shard.machine
+
+    def found(self, group: str) -> GroupShard | None:
+        """The shard of the group, loaded or not; None as long as nothing was written. Raises as ``machine``."""
+        return self._of(group)
 
     async def of(self, group: str, timeout_ms: int) -> GroupShard:
         """The shard of the group, once it is loaded. Its topic is made when it is first needed.

@@ -1,4 +1,5 @@
-"""The state machine of a partition of ``__consumer_offsets``: its groups, with their committed offsets.
+"""The state machine of a partition of ``__consumer_offsets``: its groups, with their committed offsets, and consumer
+instances.
 
 Invariants: an offset that is read here is durable, because commits count when their records do, not when they are asked
 for. A group is in memory as long as it has a member, one to come, or a record in the log.
@@ -17,9 +18,12 @@ from consumer_offsets.groups import events
 from consumer_offsets.groups.description import GroupDescription
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_record import decode_group_record
-from logstore.errors import CorruptionError, LogStoreError
+from consumer_offsets.instances.instance_record import decode_instance
+from consumer_offsets.instances.instance_table import InstanceTable, PutInstance
+from logstore.errors import CorruptionError, LogStoreError, UnknownInstanceError
 from logstore.records.offset_record import (
     GroupKey,
+    InstanceKey,
     OffsetCommit,
     OffsetKey,
     OffsetRecord,
@@ -33,12 +37,15 @@ OWN_REQUEST: Final = 0
 
 @dataclass(frozen=True, slots=True)
 class CommitOffsets:
-    """All or nothing; answered with None. ``member`` says who commits."""
+    """All or nothing; answered with None. ``member`` says who commits; ``instance`` is the id of the consumer instance
+    that does, UnknownInstanceError if it is not there any more.
+    """
 
     request: int
     group: str
     commits: Mapping[TopicPartition, OffsetCommit]
     member: events.CommitOffsets
+    instance: tuple[InstanceKey, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,16 @@ class TopicsChanged:
     matches: Callable[[frozenset[str]], Mapping[str, frozenset[str]]]
 
 
-Event = CommitOffsets | DeleteOffsets | DeleteGroup | ExpireOffsets | MemberRequest | TopicsChanged | TimerFired
+Event = (
+    CommitOffsets
+    | DeleteOffsets
+    | DeleteGroup
+    | ExpireOffsets
+    | MemberRequest
+    | PutInstance
+    | TopicsChanged
+    | TimerFired
+)
 
 
 class GroupsMachine:
@@ -93,6 +109,7 @@ class GroupsMachine:
 
     def __init__(self, new_group: Callable[[str], Group], topics: Callable[[], TopicsChanged]) -> None:
         self.offsets = CommittedOffsets()
+        self.instances = InstanceTable()
         self._new_group = new_group
         self._topics = topics
         self._groups: dict[str, Group] = {}
@@ -143,6 +160,8 @@ class GroupsMachine:
                 key = decode_key(text)
                 if isinstance(key, GroupKey):
                     self._replay_group(key.group, text, value)
+                elif isinstance(key, InstanceKey):
+                    self.instances.replay(key, decode_instance(text, value))
                 else:
                     self.offsets.replay(offset, key, decode_commit(text, value), producer_id)
             except CorruptionError as error:
@@ -171,6 +190,8 @@ class GroupsMachine:
             case TimerFired(key=(group, key)):
                 if group in self._groups:
                     yield from self._done(group, self._groups[group].apply(TimerFired(key), now_ms))
+            case PutInstance():
+                yield from self.instances.put(event)
             case DeleteOffsets(request, group, places):
                 yield from self._append(group, dict.fromkeys(places))
                 yield Answer(request, None)
@@ -222,9 +243,18 @@ class GroupsMachine:
             del self._groups[name]
 
     def _commit(self, event: CommitOffsets, now_ms: int) -> Iterator[Effect]:
-        error = yield from self._asked(event.group, event.member, now_ms)
+        error: LogStoreError | None = None
+        if event.instance is not None:
+            try:
+                self.instances.require(*event.instance)
+            except UnknownInstanceError as unknown:
+                error = unknown
+        if error is None:
+            error = yield from self._asked(event.group, event.member, now_ms)
         if error is None:
             yield from self._append(event.group, event.commits)
+            if event.instance is not None:
+                yield from self.instances.committed(event.instance[0], event.commits)
         yield Answer(event.request, error)
 
     def _delete(self, event: DeleteGroup, now_ms: int) -> Iterator[Effect]:

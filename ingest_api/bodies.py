@@ -90,31 +90,33 @@ def inflate(body: bytes, coding: str | None, reservation: Reservation, *, max_by
     return b"".join(parts)
 
 
-async def receive_json_body(request: Request) -> bytes:
+async def receive_json_body(request: Request, taken: Sequence[str] = JSON_REQUEST_TYPES) -> bytes:
     """The body of an administrative request, inflated; empty if there is none.
 
-    A body needs a Content-Type of JSON (UnsupportedMediaTypeError); a request without a body needs none.
+    A body needs a Content-Type of ``taken`` (UnsupportedMediaTypeError); a request without a body needs none.
     """
     state = api_state(request)
     with state.requests.reserve() as reservation:
         coding = request_coding(request.headers)
         body = await receive_body(request, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
         if body:
-            request_media_type(request.headers, JSON_REQUEST_TYPES)
+            request_media_type(request.headers, taken)
         return inflate(body, coding, reservation, max_bytes=ADMIN_BODY_BYTES_MAX)
 
 
-async def receive_model(request: Request, model: type[Model]) -> Model:
+async def receive_model(request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES) -> Model:
     """The body as ``model``; InvalidRequestError names each field that is wrong."""
-    found = await receive_model_or_none(request, model)
+    found = await receive_model_or_none(request, model, taken)
     if found is None:
         raise InvalidRequestError("The request body is empty: send a JSON object as application/json.")
     return found
 
 
-async def receive_model_or_none(request: Request, model: type[Model]) -> Model | None:
+async def receive_model_or_none(
+    request: Request, model: type[Model], taken: Sequence[str] = JSON_REQUEST_TYPES
+) -> Model | None:
     """``receive_model``, but None for an empty body."""
-    body = await receive_json_body(request)
+    body = await receive_json_body(request, taken)
     if not body:
         return None
     try:

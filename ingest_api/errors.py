@@ -34,6 +34,10 @@ class NotAcceptableError(errors.InvalidRequestError):
     """Accept is malformed, or allows nothing that the resource gives."""
 
 
+class EmbeddedFormatError(NotAcceptableError):
+    """Accept asks for another embedded format than that of the consumer instance."""
+
+
 class NoSuchResourceError(errors.InvalidRequestError):
     """The path, or a resource that it names below a topic, does not exist."""
 
@@ -81,6 +85,7 @@ _CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
     NoSuchResourceError: 404,
     MethodNotAllowedError: 405,
     NotAcceptableError: 406,
+    EmbeddedFormatError: 40601,
     SlowRequestError: 408,
     UnsupportedMediaTypeError: 415,
     ParameterError: 422,

@@ -140,6 +140,8 @@ class Broadcast:
             asyncio.get_running_loop().call_soon(self._wake)
 
     async def _broadcast(self) -> None:
+        if not self.reading.partitions:  # nothing comes, until its streams go to another one
+            await asyncio.get_running_loop().create_future()
         for turn in range(2**62):
             reading = read_chunks(
                 self._hub.broker, INTERNAL, self.reading, self.end, max_wait_ms=FETCH_WAIT_MS_MAX, turn=turn

@@ -13,6 +13,9 @@ from ingest_api.errors import ParameterError
 from ingest_api.parameters import shown
 from logstore.errors import UnknownTopicIdError
 
+#: The header in which a client that connects again sends the id of its last event.
+LAST_EVENT_ID: Final = "Last-Event-ID"
+
 _TAG_LENGTH: Final = 8
 _OFFSET: Final = r"(?:0|[1-9][0-9]{0,9}):(?:0|[1-9][0-9]{0,18})"
 _OF_TOPIC: Final = re.compile(rf"(?:([0-9a-f]{{{_TAG_LENGTH}}})\.)?({_OFFSET}(?:,{_OFFSET})*)")
@@ -48,8 +51,11 @@ def position_around(partitions: Partitions, offsets: Sequence[int], index: int) 
     )
 
 
-def parse_position(text: str, partitions: Partitions, name: str) -> dict[StreamPartition, int]:
+def parse_position(
+    text: str, partitions: Partitions, name: str, *, lenient: bool = False
+) -> dict[StreamPartition, int]:
     """The offsets that ``text`` names, of some or all of ``partitions``. ``name`` says in messages what the text is.
+    ``lenient``: others are passed over.
 
     Raises ParameterError, and UnknownTopicIdError for a position of another topic.
     """
@@ -59,12 +65,14 @@ def parse_position(text: str, partitions: Partitions, name: str) -> dict[StreamP
     found: dict[StreamPartition, int] = {}
     for part in text.split(";"):
         matched = _OF_TOPIC.fullmatch(part)
-        if matched is None or (matched[1] is None and len(by_tag) > 1):
+        if matched is None or (matched[1] is None and len(by_tag) != 1 and not (lenient and not by_tag)):
             raise ParameterError(
                 f"{name} cannot be {shown(text)}: send the id of an event as it came, or partition:offset pairs, as "
                 "0:17,1:5."
             )
-        tag = matched[1] or next(iter(by_tag))
+        tag = matched[1] or next(iter(by_tag), "")
+        if tag not in by_tag and lenient:
+            continue
         if tag not in by_tag:
             raise UnknownTopicIdError(
                 f"{name} {shown(text)} is a position in another topic, whose id begins with {tag}: a topic that was "
@@ -73,6 +81,8 @@ def parse_position(text: str, partitions: Partitions, name: str) -> dict[StreamP
         for pair in matched[2].split(","):
             partition, _, offset = pair.partition(":")
             one_of = by_tag[tag].get(int(partition))
+            if one_of is None and lenient:
+                continue
             if one_of is None or one_of in found or int(offset) > _OFFSET_MAX:
                 raise ParameterError(
                     f"{name} {shown(text)} cannot have {pair}: name each partition once that is streamed here, with "

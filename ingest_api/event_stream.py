@@ -109,6 +109,14 @@ class EventStream:
             timer.cancel()
             self._hub.leave(broadcast, self._wake)
 
+    def position(self) -> dict[StreamPartition, int]:
+        """The next offset of each partition."""
+        return dict(zip(self._reading.partitions, self.offsets, strict=True))
+
+    def look_again(self) -> None:
+        """The selection may have changed."""
+        self._wake()
+
     def end(self) -> None:
         """Make ``run`` return once the connection has taken the piece that is being sent."""
         self._has_ended = True
@@ -174,7 +182,7 @@ class EventStream:
 
     def _move(self) -> None:
         """Go on with the partitions that the selection has now."""
-        known = dict(zip(self._reading.partitions, self.offsets, strict=True))
+        known = self.position()
         partitions = self._selection.partitions()
         self.offsets = tuple(known[one] if one in known else self._selection.start(one) for one in partitions)
         self._reading = replace(self._reading, partitions=partitions)
@@ -186,6 +194,8 @@ class EventStream:
             self._hub.broker.authorizer.require(self._context, Operation.READ, ResourceType.TOPIC, topic)
 
     def _id_event(self) -> bytes:
+        if not self._reading.partitions:
+            return comment("no partitions now")
         return id_event(position_text(self._reading.partitions, self.offsets))
 
     async def _send_bytes(self, data: bytes) -> None:

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ingest_api.bodies import problems_in, receive_model, receive_model_or_none
-from ingest_api.content_types import JSON, METADATA_TYPES, answer_media_type
+from ingest_api.content_types import JSON, JSON_REQUEST_TYPES, METADATA_TYPES, answer_media_type
 from ingest_api.errors import ParameterError
 from ingest_api.operations import refusals
 from ingest_api.parameters import query_texts
@@ -28,10 +28,13 @@ _NO_MODEL: Final = 0
 
 
 class ModelRoute(DeclaredRoute):
-    """``answer_types``: the media types that Accept chooses from; without any the answer is always JSON."""
+    """``answer_types``: the media types that Accept chooses from; without any the answer is always JSON.
+    ``request_types`` are those of bodies.
+    """
 
     by_hand: ClassVar[bool] = False
     answer_types: ClassVar[Sequence[str]] = ()
+    request_types: ClassVar[Sequence[str]] = JSON_REQUEST_TYPES
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -73,7 +76,7 @@ class ModelRoute(DeclaredRoute):
             return _Received(request)
         receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
         try:
-            return _Received(request, await receive(request, self.body_model))
+            return _Received(request, await receive(request, self.body_model, self.request_types))
         except LogStoreError as refusal:
             return _Received(request, refusal=refusal)
 
@@ -81,7 +84,7 @@ class ModelRoute(DeclaredRoute):
 class MetadataRoute(ModelRoute):
     """As in REST Proxy v2: JSON, by the media type that the client asks for."""
 
-    answer_types = METADATA_TYPES
+    answer_types: ClassVar[Sequence[str]] = METADATA_TYPES
 
 
 class AdministrationRoute(ModelRoute):

@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
-from ingest_api.content_types import JSON, JSON_REQUEST_TYPES
+from ingest_api.content_types import JSON
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
     COMMON_HEADERS,
@@ -66,7 +66,7 @@ def _complete(operation: dict[str, Any], route: ModelRoute) -> None:
         body["required"] = route.body_field.field_info.is_required()
         # A body that may be left out may not be null.
         schema = {"$ref": REFERENCE.format(model=route.body_model.__name__)}
-        body["content"] = {media_type: {"schema": schema} for media_type in JSON_REQUEST_TYPES}
+        body["content"] = {media_type: {"schema": schema} for media_type in route.request_types}
     failures = common_refusals(has_path="{" in route.path, has_body=body is not None)
     if route.chooses_answer_type:
         failures |= refusals(406)

@@ -35,6 +35,8 @@ from ingest_api.parameters import (
     MIN_BYTES,
     OFFSET,
     PARTITION,
+    POLL_MAX_BYTES,
+    POLL_TIMEOUT,
     TIMEOUT_MS,
     Parameter,
     TextParameter,
@@ -43,7 +45,7 @@ from ingest_api.schemas import records
 from ingest_api.schemas.base import ErrorBody
 from ingest_api.topic_ids import ANSWER_HEADERS as TOPIC_ID_HEADERS
 from ingest_api.topic_ids import HEADER_PARAMETER as TOPIC_ID
-from logstore.limits import TOPIC_NAME_LENGTH_MAX
+from logstore.limits import GROUP_NAME_LENGTH_MAX, TOPIC_NAME_LENGTH_MAX
 from logstore.protocol.fetch_response import MEDIA_TYPE as FETCH_MEDIA_TYPE
 
 REFERENCE: Final = "#/components/schemas/{model}"
@@ -70,11 +72,14 @@ _ERRORS = {
     "40003: what the headers say of the producer, or the idempotency key, is not.",
     403: "40301: the client may not do this; the message names operation and resource. 40302: a web page of elsewhere "
     "(Origin) may change nothing. Nothing was done.",
-    404: "40401: no such topic; 40402: no such partition; 40405: no such group; 40406: the topic has another id than "
-    "was meant, it was deleted and made again; 404: nothing at this path.",
-    406: "Accept allows none of the media types of the answer.",
+    404: "40401: no such topic; 40402: no such partition; 40403: no such consumer instance; 40405: no such group; "
+    "40406: the topic has another id than was meant, it was deleted and made again; 404: nothing at this path.",
+    406: "Accept allows none of the media types of the answer; 40601: it asks for another embedded format than that of "
+    "the consumer instance.",
     408: "The client stopped sending in the middle of the body.",
-    409: "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
+    409: "40902: the consumer instance exists; 40903: it cannot do this as it is (subscribed, assigned, or neither; "
+    "without that partition). "
+    "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
     "that its offsets are not known. Nothing was stored now. Of members of groups, "
     "40914: no such member; 40915, 40921, 40922: another generation or member epoch; 40916: no common protocol; 40917: "
     "a rebalance has begun, join again; 40919, 40920: the group.instance.id is another member's; 40923: the group is "
@@ -84,7 +89,8 @@ _ERRORS = {
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
     421: "42101: Host is no name of this store, see allowed.hosts. Nothing was done.",
     422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
-    "Idempotency-Key was used for another request.",
+    "Idempotency-Key was used for another request; 42204: the configuration of a consumer instance; 42214: a regular "
+    "expression.",
     429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
     500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 50004: the "
     "records of this offset were taken out of the table; 500: a bug.",
@@ -98,6 +104,14 @@ _PATH_PARAMETERS: Mapping[str, dict[str, Any]] = {
     "topic": {
         "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": TOPIC_NAME_LENGTH_MAX},
         "description": TOPIC_DESCRIPTION,
+    },
+    "group": {
+        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+        "description": "Name of the consumer group.",
+    },
+    "instance": {
+        "schema": {"type": "string", "pattern": NAME_PATTERN, "maxLength": GROUP_NAME_LENGTH_MAX},
+        "description": "Name of the consumer instance.",
     },
     "partition": {
         "schema": {"type": "integer", "format": "int32", "minimum": 0},
@@ -297,17 +311,29 @@ FETCH_MANY = _operation(
     },
     errors=(406, 429),
 )
+_LAST_EVENT_ID = {
+    "name": "Last-Event-ID",
+    "in": "header",
+    "description": "The id of the last event that was received: the stream goes on behind it.",
+    "schema": {"type": "string"},
+}
+_CONSUMED = [
+    {
+        "topic": "orders",
+        "key": "eve",
+        "value": {"amount": 3},
+        "partition": 0,
+        "offset": 17,
+        "timestamp": 1_795_334_400_000,
+        "headers": [{"key": "source", "value": "d2Vi"}],
+    }
+]
 EVENTS = _operation(
     "streamEvents",
     path=("topic",),
     query=(FROM, PARTITION, KEY, KEY_FORMAT, EVENT_FORMAT, ISOLATION_LEVEL),
     headers=(
-        {
-            "name": "Last-Event-ID",
-            "in": "header",
-            "description": "The id of the last event that was received: the stream goes on behind it.",
-            "schema": {"type": "string"},
-        },
+        _LAST_EVENT_ID,
         TOPIC_ID,
     ),
     answers={
@@ -318,6 +344,35 @@ EVENTS = _operation(
         )
     },
     errors=(406, 416, 429, 503),
+)
+POLL = _operation(
+    "pollConsumerInstance",
+    path=("group", "instance"),
+    query=(POLL_TIMEOUT, POLL_MAX_BYTES),
+    answers={
+        200: _answer(
+            "Records of the partitions that the instance holds, in order of offsets within each; empty if none came "
+            "in time.",
+            _content(
+                {"type": "array", "items": _ref(records.ConsumedRecord), "examples": [_CONSUMED]},
+                (KAFKA_BINARY_V2, KAFKA_JSON_V2, *METADATA_TYPES),
+            ),
+        )
+    },
+    errors=(406, 409, 416, 429, 503, 504),
+)
+POLL_EVENTS = _operation(
+    "streamConsumerInstance",
+    path=("group", "instance"),
+    headers=(_LAST_EVENT_ID,),
+    answers={
+        200: _answer(
+            "Server-Sent Events without an end, of the partitions that the instance holds: each has the position "
+            "behind it as its id, and a record as its data.",
+            {"text/event-stream": {"schema": {"type": "string"}}},
+        )
+    },
+    errors=(406, 409, 416, 429, 503),
 )
 METRICS = _operation(
     "getMetrics",

@@ -137,6 +137,21 @@ MIN_BYTES = IntegerParameter(
 MAX_WAIT_MS = IntegerParameter(
     "max_wait_ms", 0, FETCH_WAIT_MS_MAX, 500, "How long to wait for `min_bytes`, in ms; then the answer may be empty."
 )
+POLL_TIMEOUT = IntegerParameter(
+    "timeout",
+    -1,
+    2**31 - 1,
+    -1,
+    f"How long to wait for records, in ms, at most {FETCH_WAIT_MS_MAX}. -1: as the instance was created.",
+)
+POLL_MAX_BYTES = IntegerParameter(
+    "max_bytes",
+    -1,
+    2**63 - 1,
+    -1,
+    "Bytes of keys, values and headers to answer at most, no more than `consumer.request.max.bytes`; at least one "
+    "record comes whatever this says. -1: that setting.",
+)
 FROM = TextParameter(
     "from",
     "Where to begin: `earliest`, `latest` (default), or a position: the id of an event, or the next offset of each "

@@ -236,6 +236,22 @@ class NonEmptyGroupError(LogStoreError):
     kafka_name, kafka_code = "NON_EMPTY_GROUP", 68
 
 
+class UnknownInstanceError(LogStoreError):
+    """The group has no consumer instance of that name: it was deleted, has timed out, or never was."""
+
+
+class InstanceExistsError(LogStoreError):
+    """The group has a consumer instance of that name."""
+
+
+class IllegalStateError(LogStoreError):
+    """A consumer instance cannot do this as it is now: subscribed, assigned, or neither."""
+
+
+class InvalidInstanceConfigError(InvalidRequestError):
+    """The configuration of a consumer instance is not acceptable."""
+
+
 class InvalidSessionTimeoutError(InvalidRequestError):
     """The session timeout is outside ``group.min.session.timeout.ms`` and ``group.max.session.timeout.ms``."""
 

@@ -17,7 +17,7 @@ from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSett
 
 from logstore.broker_defaults import set_synonyms, topic_defaults_of
 from logstore.errors import InvalidConfigError
-from logstore.limits import GIB, MIB, PARTITIONS_PER_TOPIC_MAX
+from logstore.limits import FETCH_BYTES_MAX, FETCH_WAIT_MS_MAX, GIB, MIB, PARTITIONS_PER_TOPIC_MAX
 from logstore.quantities import DURATION_FORMS, SIZE_FORMS, duration_ms, size_bytes
 from logstore.settings_sources import DEFAULTS_FIELDS, ENV_PREFIX, from_environment, from_file
 from logstore.topic_config import nearest, validate_overrides
@@ -161,6 +161,34 @@ class Settings(BaseSettings):
     )
     group_consumer_heartbeat_interval_ms: int = Field(
         5_000, ge=1, description="How often a member of a consumer group (KIP-848) sends a heartbeat."
+    )
+    max_consumer_instances: int = Field(
+        1_000,
+        ge=1,
+        description="Consumer instances (`POST /consumers/{group}`) at once; a further one is answered 429.",
+    )
+    consumer_instance_timeout_ms: int = Field(
+        300_000, ge=1, description="A consumer instance that has had no request for so long is removed."
+    )
+    consumer_max_poll_interval_ms: int = Field(
+        300_000,
+        ge=1,
+        description="A consumer instance that is not polled for so long leaves its group, and joins it again when it "
+        "is polled. Kafka's `max.poll.interval.ms`.",
+    )
+    consumer_request_timeout_ms: int = Field(
+        1_000,
+        ge=0,
+        le=FETCH_WAIT_MS_MAX,
+        description="How long a poll of a consumer instance waits for records, unless the instance or the poll says "
+        "otherwise.",
+    )
+    consumer_request_max_bytes: int = Field(
+        16 * MIB,
+        ge=1,
+        le=FETCH_BYTES_MAX,
+        description="Bytes of records that a poll of a consumer instance answers at most; one record comes whatever "
+        "this says. REST Proxy's default is 64 MiB.",
     )
     producer_id_expiration_ms: int = Field(
         86_400_000,

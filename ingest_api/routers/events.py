@@ -13,7 +13,7 @@ from ingest_api import operations
 from ingest_api.content_types import answer_media_type
 from ingest_api.errors import ParameterError
 from ingest_api.event_chunks import Form, Reading
-from ingest_api.event_position import StreamPartition, parse_position
+from ingest_api.event_position import LAST_EVENT_ID, StreamPartition, parse_position
 from ingest_api.event_stream import EVENT_STREAM, EventStream, EventStreamResponse
 from ingest_api.guard import context_of
 from ingest_api.parameters import (
@@ -43,7 +43,6 @@ router = declared_router(tags=["records"])
 # Every event's id names all partitions, and has to fit into a header.
 _PARTITIONS_MAX: Final = 256
 _QUERY: Final = (FROM, PARTITION, KEY, KEY_FORMAT, EVENT_FORMAT, ISOLATION_LEVEL)
-_LAST_EVENT_ID: Final = "Last-Event-ID"
 
 
 @router.get("/topics/{topic}/events", **operations.EVENTS)
@@ -109,13 +108,13 @@ def _starts(
     logs = {one: selection.log_of(one) for one in partitions}
     for log in logs.values():
         log.require_served()
-    last_id = request.headers.get(_LAST_EVENT_ID)
+    last_id = request.headers.get(LAST_EVENT_ID)
     if not last_id and begin in (None, "latest"):
         return {one: log.readable_end(isolation) for one, log in logs.items()}
     starts = {one: log.log_start_offset for one, log in logs.items()}
     text = last_id or begin
     if text is not None and (last_id or text != "earliest"):
-        named = parse_position(text, partitions, _LAST_EVENT_ID if last_id else "Query parameter from")
+        named = parse_position(text, partitions, LAST_EVENT_ID if last_id else "Query parameter from")
         for one, offset in named.items():
             require_in_range(logs[one], offset)
         starts |= named

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from fastapi import Query
 
-from consumer_offsets.group_coordinator import OffsetToCommit
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
+from consumer_offsets.offsets import OffsetToCommit
 from ingest_api.dependencies import Context, GroupName, State
 from ingest_api.errors import ParameterError
 from ingest_api.model_routes import MetadataRoute, model_router

@@ -93,8 +93,8 @@ async def fetch(request: Request) -> Response:
             raise result
         records = result.records
         pieces = form.encode(records, topic, partition_log.partition)
-        gather = functools.partial(_gather, pieces, fetched.reservation, records.nbytes)
-        body = await state.work(records.nbytes, gather)
+        gathering = functools.partial(gather, pieces, fetched.reservation, records.nbytes)
+        body = await state.work(records.nbytes, gathering)
         fetched.reservation.resize(sum(map(len, body)))
         headers = {
             "Logstore-Log-Start-Offset": str(result.log_start_offset),
@@ -109,7 +109,7 @@ async def fetch(request: Request) -> Response:
         raise
 
 
-def _gather(pieces: Iterable[Buffer], reservation: Reservation, records_bytes: int) -> list[Buffer]:
+def gather(pieces: Iterable[Buffer], reservation: Reservation, records_bytes: int) -> list[Buffer]:
     """All pieces. ThrottledError if they outgrow what is reserved, and there is no room for more."""
     body: list[Buffer] = []
     held = records_bytes

@@ -10,21 +10,10 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from logstore.errors import LogStoreError
+from logstore.protocol.members.identity import MemberIdentity as MemberIdentity  # noqa: PLC0414 (given on)
+from logstore.protocol.members.identity import TopicPartition as TopicPartition  # noqa: PLC0414 (given on)
 
 T = TypeVar("T")
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-
-class MemberIdentity(NamedTuple):
-    """A member of a group as it commits: ``generation`` is that of the classic group, or the member's epoch."""
-
-    member_id: str
-    generation: int
-    group_instance_id: str | None = None
 
 
 class TopicIdentity(NamedTuple):

@@ -12,10 +12,9 @@ The retry loop is our own: it obeys the server's ``Retry-After``, and does not l
 """
 
 import http.client
-import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Self
 from urllib.parse import quote, urlencode
@@ -23,14 +22,13 @@ from urllib.parse import quote, urlencode
 import msgspec
 
 from logstore import errors
+from logstore.backoff import backoffs
 from logstore.client.addresses import Bootstrap, parse_bootstrap
 from logstore.client.connections import Answer, Body, Connections, HostNotFoundError, NotConnectedError, Read
 from logstore.errors import LogStoreError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.protocol import error_codes
 
-_BACKOFF_SECONDS = 0.1
-_BACKOFF_SECONDS_MAX = 2.0
 # Only the first words of a proxy's page of HTML are of use.
 _MESSAGE_CHARS_MAX = 500
 
@@ -225,15 +223,6 @@ def error_of(response: Answer, bad_request: type[LogStoreError] = errors.Invalid
 def _retry_after(response: Answer) -> int:
     text = response.headers.get("Retry-After", "1")
     return int(text) if text.isdecimal() else 1
-
-
-def backoffs() -> Iterator[float]:
-    """Seconds to wait before each further try."""
-    wait = _BACKOFF_SECONDS
-    while True:
-        # Jitter, so that many clients do not come back in one moment.
-        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 (not a secret)
-        wait = min(2 * wait, _BACKOFF_SECONDS_MAX)
 
 
 def _text(answer: Answer) -> str:

@@ -49,7 +49,7 @@ def encode_json(records: pa.Table, topic: str, partition: int, *, string_keys: b
             columns.append(texts)
         return _encode_rows(batch, topic, partition, *columns)
 
-    return _encode_array(map(rows, runs(records)))
+    return encode_array(map(rows, runs(records)))
 
 
 def encode_readable(records: pa.Table, topic: str, partition: int, *, string_keys: bool = False) -> Iterator[bytes]:
@@ -57,12 +57,12 @@ def encode_readable(records: pa.Table, topic: str, partition: int, *, string_key
 
     Such a record says so in ``key_format`` or ``value_format``: ``string`` or ``binary``.
     """
-    return _encode_array(readable_rows(run, topic, partition, string_keys=string_keys) for run in runs(records))
+    return encode_array(readable_rows(run, topic, partition, string_keys=string_keys) for run in runs(records))
 
 
 def encode_binary(records: pa.Table, topic: str, partition: int) -> Iterator[bytes]:
     """A binary.v2 array: as ``encode_json``, key and value as base64 or null."""
-    return _encode_array(binary_rows(run, topic, partition) for run in runs(records))
+    return encode_array(binary_rows(run, topic, partition) for run in runs(records))
 
 
 def encode_arrow_stream(records: pa.Table) -> Iterator[Buffer]:
@@ -103,7 +103,8 @@ def runs(records: pa.Table, run_bytes: int = _RUN_BYTES) -> Iterator[pa.RecordBa
             start = end
 
 
-def _encode_array(runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+def encode_array(runs: Iterable[Iterable[bytes]]) -> Iterator[bytes]:
+    """The JSON array of the objects of all ``runs``, each of one record at least."""
     yield b"["
     for number, rows in enumerate(runs):
         # The empty first item puts a comma between two runs.

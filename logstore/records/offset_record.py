@@ -2,8 +2,9 @@
 
 Key: JSON ``{"group", "topic", "partition"}``, always in this one spelling, so that compaction by key meets its own.
 Value: JSON ``{"offset", "leader_epoch", "metadata", "generation", "topic_id", "commit_timestamp"}``; a null value
-deletes the commit. A key with ``group`` alone is that of the group's own metadata, whose values are JSON of the group
-coordinator. All are part of the format, see ``docs/table-format.md``: fields may be added, none removed.
+deletes the commit. A key with ``group`` alone is that of the group's own metadata, one with ``instance`` that of a
+consumer instance; their values are JSON of the group coordinator. All are part of the format, see
+``docs/table-format.md``: fields may be added, none removed.
 """
 
 from collections.abc import Sequence
@@ -40,6 +41,13 @@ class GroupKey(msgspec.Struct, frozen=True, gc=False):
     group: str
 
 
+class InstanceKey(msgspec.Struct, frozen=True, gc=False):
+    """The key of a consumer instance of the group."""
+
+    group: str
+    instance: str
+
+
 class OffsetCommit(msgspec.Struct, frozen=True, gc=False):
     """``offset`` is the next one to read; ``leader_epoch`` that of the record before it; ``commit_timestamp`` in ms.
 
@@ -69,10 +77,11 @@ class _AnyKey(msgspec.Struct, gc=False):
     group: str
     topic: str | None = None
     partition: _Int32 | None = None
+    instance: str | None = None
 
 
 #: Typed columns beside the log's own in the table of ``__consumer_offsets``. Of a null value only the key's are set, of
-#: a group's metadata only ``group``.
+#: a group's metadata and of instances only ``group``.
 OFFSET_COLUMNS = pa.schema(
     [
         pa.field("group", pa.string()),
@@ -108,16 +117,16 @@ def wire_batch(records: Sequence[tuple[bytes, bytes | None]]) -> pa.RecordBatch:
     )
 
 
-def decode_key(text: bytes | None) -> OffsetKey | GroupKey:
+def decode_key(text: bytes | None) -> OffsetKey | GroupKey | InstanceKey:
     """What a record is about. CorruptionError if no coordinator wrote it."""
     try:
-        group, topic, partition = msgspec.structs.astuple(_keys.decode(text or b""))
+        group, topic, partition, instance = msgspec.structs.astuple(_keys.decode(text or b""))
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise _corrupt(text, error) from error
     if topic is None and partition is None:
-        return GroupKey(group)
-    if topic is None or partition is None:
-        raise _corrupt(text, "it needs both a topic and a partition, or none of them")
+        return GroupKey(group) if instance is None else InstanceKey(group, instance)
+    if topic is None or partition is None or instance is not None:
+        raise _corrupt(text, "it needs both a topic and a partition, an instance, or none of them")
     return OffsetKey(group, topic, partition)
 
 
@@ -132,7 +141,7 @@ def decode_commit(key: bytes | None, value: bytes | None) -> OffsetCommit | None
 def decode_offset_record(key: bytes | None, value: bytes | None) -> OffsetRecord:
     """The record of an offset. CorruptionError if it is something else."""
     found = decode_key(key)
-    if isinstance(found, GroupKey):
+    if not isinstance(found, OffsetKey):
         raise _corrupt(key, "it is about no offset")
     return OffsetRecord(found, decode_commit(key, value))
 
@@ -151,7 +160,7 @@ def offset_columns(batch: pa.RecordBatch) -> list[pa.Array]:
 
 def _row(text: bytes | None, value: bytes | None) -> tuple[str | int | None, ...]:
     key = decode_key(text)
-    if isinstance(key, GroupKey):
+    if not isinstance(key, OffsetKey):
         return key.group, None, None, None, None, None, None
     commit = decode_commit(text, value)
     if commit is None:

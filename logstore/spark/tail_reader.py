@@ -101,7 +101,7 @@ class Leader:
 
     def records(self, partition: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Records of ``[start, end)`` as batches of the tail's schema. The range is below the high watermark."""
-        from logstore.client.transport import backoffs
+        from logstore.backoff import backoffs
         from logstore.errors import LogStoreError
 
         offset = start

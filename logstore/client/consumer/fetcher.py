@@ -23,11 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
+from logstore.backoff import backoffs
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.records import FetchedBatch
 from logstore.client.fetch import FetchPartition, FetchRequest, fetch
 from logstore.client.metadata import TopicIdentity, TopicPartition
-from logstore.client.transport import Transport, backoffs
+from logstore.client.transport import Transport
 from logstore.errors import LogStoreError, OffsetOutOfRangeError, ThrottledError, UnknownTopicIdError
 from logstore.protocol.fetch_response import PartitionData
 from logstore.records.log_batches import int64_values

@@ -14,26 +14,13 @@ from uuid import uuid4
 
 import msgspec
 
+from logstore.backoff import backoffs
 from logstore.client.admin import Admin
-from logstore.client.consumer.classic_member import ClassicMember
-from logstore.client.consumer.consumer_member import ConsumerMember
-from logstore.client.consumer.group_requests import GroupRequest
-from logstore.client.consumer.membership import (
-    Assigned,
-    Hold,
-    Lost,
-    MemberOptions,
-    Membership,
-    PartitionCounts,
-    Revoked,
-    Step,
-    Todo,
-)
 from logstore.client.consumer.options import ConsumerOptions
 from logstore.client.consumer.rebalance_listener import ConsumerRebalanceListener
 from logstore.client.consumer.subscription_state import SubscriptionState
 from logstore.client.metadata import MemberIdentity, TopicPartition, decode
-from logstore.client.transport import Transport, backoffs, group_path
+from logstore.client.transport import Transport, group_path
 from logstore.errors import (
     CommitFailedError,
     FencedInstanceIdError,
@@ -45,6 +32,20 @@ from logstore.errors import (
     StaleMemberEpochError,
     UnknownMemberIdError,
     UnknownTopicError,
+)
+from logstore.protocol.members.classic_member import ClassicMember
+from logstore.protocol.members.consumer_member import ConsumerMember
+from logstore.protocol.members.group_requests import GroupRequest
+from logstore.protocol.members.membership import (
+    Assigned,
+    Hold,
+    Lost,
+    MemberOptions,
+    Membership,
+    PartitionCounts,
+    Revoked,
+    Step,
+    Todo,
 )
 
 _NO_MEMBER = (UnknownMemberIdError, FencedMemberEpochError)

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from logstore.client.admin import Admin
 from logstore.client.consumer.group_member import GroupMember
-from logstore.client.consumer.membership import Hold
 from logstore.client.metadata import TopicIdentity, TopicPartition
 from logstore.errors import (
     CommitFailedError,
@@ -20,6 +19,7 @@ from logstore.errors import (
     UnknownTopicError,
     UnknownTopicIdError,
 )
+from logstore.protocol.members.membership import Hold
 
 Offsets = Mapping[TopicPartition, int]
 CommitCallback = Callable[[Offsets, LogStoreError | None], None]

@@ -27,7 +27,8 @@ from compaction_jobs.context import JobContext
 from compaction_jobs.jobs import run_job
 from compaction_jobs.report import Progress
 from compaction_jobs.topics import JobTopic
-from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.offsets import OffsetToCommit
 from ingest_api.app import create_app
 from ingest_api.state import ApiState
 from logstore.broker.broker import Broker

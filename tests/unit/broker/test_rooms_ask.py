@@ -9,8 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL

@@ -11,7 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from consumer_offsets.coordinator_shard import partition_for
-from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator
 from consumer_offsets.groups.events import (
     ConsumerGroupHeartbeat,
     Heartbeat,
@@ -23,6 +23,7 @@ from consumer_offsets.groups.events import (
     TopicIdPartition,
 )
 from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.broker.coordinator import PartitionState

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from consumer_offsets.group_coordinator import GroupCoordinator, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.context import INTERNAL
 from logstore.errors import LogStoreError, UnknownGroupError
 from logstore.records.offset_record import OFFSETS_TOPIC

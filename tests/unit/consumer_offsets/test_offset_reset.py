@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from consumer_offsets.group_coordinator import GroupCoordinator, GroupListing, OffsetToCommit
+from consumer_offsets.group_coordinator import GroupCoordinator, GroupListing
 from consumer_offsets.groups.events import ConsumerGroupHeartbeat
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo
+from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
 from logstore.errors import (

@@ -4,9 +4,20 @@ import math
 
 import pytest
 
-from logstore.client.consumer.classic_member import ClassicMember
-from logstore.client.consumer.consumer_member import ConsumerMember
-from logstore.client.consumer.group_requests import (
+from logstore.errors import (
+    CommitFailedError,
+    FencedInstanceIdError,
+    FencedMemberEpochError,
+    GroupMaxSizeReachedError,
+    IllegalGenerationError,
+    NetworkError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from logstore.protocol.consumer_protocol import Assignment, decode_assignment, decode_subscription, encode_assignment
+from logstore.protocol.members.classic_member import ClassicMember
+from logstore.protocol.members.consumer_member import ConsumerMember
+from logstore.protocol.members.group_requests import (
     AssignedPartition,
     ConsumerHeartbeat,
     ConsumerHeartbeatAnswer,
@@ -19,7 +30,8 @@ from logstore.client.consumer.group_requests import (
     SyncedGroup,
     SyncGroup,
 )
-from logstore.client.consumer.membership import (
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
+from logstore.protocol.members.membership import (
     Assigned,
     Lost,
     MemberOptions,
@@ -29,18 +41,6 @@ from logstore.client.consumer.membership import (
     State,
     Step,
 )
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.errors import (
-    CommitFailedError,
-    FencedInstanceIdError,
-    FencedMemberEpochError,
-    GroupMaxSizeReachedError,
-    IllegalGenerationError,
-    NetworkError,
-    RebalanceInProgressError,
-    UnknownMemberIdError,
-)
-from logstore.protocol.consumer_protocol import Assignment, decode_assignment, decode_subscription, encode_assignment
 
 ME = "me-1"
 

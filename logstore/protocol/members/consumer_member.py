@@ -6,13 +6,15 @@ heartbeat, at once. Then it takes what is new.
 
 from collections.abc import Mapping
 
-from logstore.client.consumer.group_requests import (
+from logstore.errors import FencedMemberEpochError, LogStoreError, UnknownMemberIdError
+from logstore.protocol.members.group_requests import (
     ConsumerHeartbeat,
     ConsumerHeartbeatAnswer,
     GroupRequest,
     OwnedPartition,
 )
-from logstore.client.consumer.membership import (
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
+from logstore.protocol.members.membership import (
     Assigned,
     MemberOptions,
     Membership,
@@ -21,8 +23,6 @@ from logstore.client.consumer.membership import (
     Step,
     Todo,
 )
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.errors import FencedMemberEpochError, LogStoreError, UnknownMemberIdError
 
 _JOIN_EPOCH = 0
 _LEAVE_EPOCH = -1
@@ -71,6 +71,11 @@ class ConsumerMember(Membership):
             member_epoch=_LEAVE_EPOCH if instance_id is None else _LEAVE_EPOCH_STATIC,
             group_instance_id=instance_id,
         )
+
+    def resume(self, epoch: int, owned: Mapping[TopicPartition, str]) -> None:
+        """Go on as the member that the group knows: in ``epoch``, with ``owned`` (by topic id)."""
+        self._resume(MemberIdentity(self.options.member_id, epoch), owned)
+        self._epoch = epoch
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 

@@ -19,15 +19,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, TypeAlias
 
-from logstore.client.consumer.group_requests import GroupRequest
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.client.transport import backoffs
+from logstore.backoff import backoffs
 from logstore.errors import (
     CommitFailedError,
     FencedInstanceIdError,
     LogStoreError,
     ThrottledError,
 )
+from logstore.protocol.members.group_requests import GroupRequest
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
 
 _NAMED_MAX: Final = 5
 
@@ -207,6 +207,13 @@ class Membership(ABC):
         owned = frozenset(self.owned)
         self._forget(owned)
         return owned
+
+    def _resume(self, identity: MemberIdentity, owned: Mapping[TopicPartition, str]) -> None:
+        """Be the member that the group knows already, with what it may hold."""
+        self.identity, self.state = identity, State.STABLE
+        self.owned, self._target = dict(owned), dict(owned)
+        self._assignments += 1
+        self._since = dict.fromkeys(owned, self._assignments)
 
     def broken(self, error: LogStoreError) -> None:
         """An answer has a content that cannot be read."""

@@ -5,10 +5,20 @@ everything is revoked in PREPARING; with cooperative-sticky alone only what move
 joins once more.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
-from logstore.client.consumer.group_requests import (
+from logstore.errors import (
+    IllegalGenerationError,
+    LogStoreError,
+    RebalanceInProgressError,
+    UnknownMemberIdError,
+)
+from logstore.protocol.assignors.assignor import MemberSubscription
+from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
+from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
+from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
+from logstore.protocol.members.group_requests import (
     GroupRequest,
     Heartbeat,
     JoinedGroup,
@@ -20,7 +30,8 @@ from logstore.client.consumer.group_requests import (
     SyncedGroup,
     SyncGroup,
 )
-from logstore.client.consumer.membership import (
+from logstore.protocol.members.identity import MemberIdentity, TopicPartition
+from logstore.protocol.members.membership import (
     Assigned,
     MemberOptions,
     Membership,
@@ -30,17 +41,6 @@ from logstore.client.consumer.membership import (
     Step,
     Todo,
 )
-from logstore.client.metadata import MemberIdentity, TopicPartition
-from logstore.errors import (
-    IllegalGenerationError,
-    LogStoreError,
-    RebalanceInProgressError,
-    UnknownMemberIdError,
-)
-from logstore.protocol.assignors.assignor import MemberSubscription
-from logstore.protocol.assignors.member_metadata import decode_metadata, encode_metadata
-from logstore.protocol.assignors.registry import CLIENT_ASSIGNORS
-from logstore.protocol.consumer_protocol import Assignment, decode_assignment, encode_assignment
 
 _COOPERATIVE: Final = "cooperative-sticky"
 _NO_GENERATION: Final = -1
@@ -107,6 +107,16 @@ class ClassicMember(Membership):
         if self.options.group_instance_id is not None or self.state in (State.UNJOINED, State.FENCED):
             return None
         return LeaveGroup(members=(LeavingMember(self.options.member_id, None, reason),))
+
+    def resume(self, generation: int, owned: Iterable[TopicPartition], partitions: Mapping[str, int]) -> None:
+        """Go on as the member that the group knows: it is stable in ``generation``, and has assigned ``owned`` to this
+        one. ``partitions`` are the numbers of those of the topics subscribed to: if this one leads, it follows them.
+        """
+        self._resume(MemberIdentity(self.options.member_id, generation), dict.fromkeys(owned, ""))
+        self._generation = generation
+        self._before = tuple(self.owned), generation
+        self._told = True
+        self._assigned_by, self._assigned_for = partitions, self.topics or frozenset()
 
     # ---- outcomes ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,152 @@
+"""All consumer instances whose groups this broker coordinates: made, found, timed out, resumed after a restart.
+
+Invariant: there is one ConsumerInstance for each instance that a loaded shard has a record of.
+"""
+
+import asyncio
+import contextlib
+from typing import Final
+from uuid import uuid4
+
+import structlog
+
+from consumer_offsets.group_shards import GroupShard, GroupShards, answered
+from consumer_offsets.instances.consumer_instance import ConsumerInstance, InstanceHome
+from consumer_offsets.instances.instance_record import InstanceConfig, InstanceValue
+from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
+from logstore.broker.authorizer import Operation, ResourceType
+from logstore.broker.context import RequestContext
+from logstore.errors import InvalidInstanceConfigError, LogStoreError, ThrottledError
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.names import is_legal_name
+from logstore.observability import THROTTLED
+from logstore.records.offset_record import InstanceKey
+
+log = structlog.stdlib.get_logger(__name__)
+
+_TIMEOUT_MS: Final = 30_000
+_LOOK_S: Final = 1.0
+
+
+class ConsumerInstances:
+    """``start`` it before the shards load."""
+
+    def __init__(self, home: InstanceHome, shards: GroupShards) -> None:
+        self._home = home
+        self._shards = shards
+        self._settings = home.broker.settings
+        self._instances: dict[InstanceKey, ConsumerInstance] = {}
+        #: Creations under way count for the limit, too.
+        self._creating = 0
+        self._looking: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._shards.listeners.append(self._on_shard)
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    async def close(self) -> None:
+        """Stop, without a word to the groups: after a restart the instances go on."""
+        self._shards.listeners.remove(self._on_shard)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+        for instance in self._instances.values():
+            instance.close()
+        self._instances.clear()
+
+    def topics_changed(self) -> None:
+        """Topics were made, deleted or have grown."""
+        for instance in self._instances.values():
+            instance.topics_changed()
+
+    async def create(self, context: RequestContext, group: str, name: str | None, config: InstanceConfig) -> str:
+        """The name of a new instance, ``name`` if it has one.
+
+        Raises GroupAuthorizationError, InvalidGroupError, InvalidInstanceConfigError (the name), InstanceExistsError,
+        ThrottledError (``max.consumer.instances``), and as ``GroupCoordinator.commit``.
+        """
+        self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        if name is None:
+            name = f"rest-consumer-{uuid4()}"
+        elif not is_legal_name(name, GROUP_NAME_LENGTH_MAX):
+            raise InvalidInstanceConfigError(
+                f"Invalid consumer configuration: name {name[:64]!r} is not allowed, use 1 to {GROUP_NAME_LENGTH_MAX} "
+                "of A-Z a-z 0-9 . _ - (but not '.' or '..'), or leave it out."
+            )
+        key = InstanceKey(group, name)
+        if len(self._instances) + self._creating >= self._settings.max_consumer_instances:
+            THROTTLED.labels("consumer_instances").inc()
+            raise ThrottledError(
+                f"All {self._settings.max_consumer_instances} consumer instances are taken (max.consumer.instances): "
+                "delete those that are not used, try later, or raise it."
+            )
+        self._creating += 1
+        try:
+            shard = await self._shards.of(group, _TIMEOUT_MS)
+            value = InstanceValue(str(uuid4()), config)
+            answer = shard.request(lambda token: PutInstance(token, key, None, value))
+            await answered(group, answer, _TIMEOUT_MS)
+            self._add(shard, key, value)
+        finally:
+            self._creating -= 1
+        return name
+
+    def get(self, context: RequestContext, group: str, name: str) -> ConsumerInstance:
+        """The instance. GroupAuthorizationError, UnknownInstanceError; CoordinatorLoadInProgressError and others, as
+        ``GroupShards.machine``.
+        """
+        self._home.broker.authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
+        key = InstanceKey(group, name)
+        instance = self._instances.get(key)
+        if instance is None:
+            shard = self._shards.found(group)
+            if shard is not None:
+                shard.require_active()
+            raise unknown_instance(key)
+        instance.value  # noqa: B018 (it tells if the instance is gone)
+        return instance
+
+    async def delete(self, context: RequestContext, group: str, name: str) -> None:
+        """Delete the instance: its polls end, and it leaves its group. Raises as ``get``."""
+        instance = self.get(context, group, name)
+        await instance.delete(reason="The consumer instance was deleted.", commits=True)
+        self._remove(instance)
+
+    def _add(self, shard: GroupShard, key: InstanceKey, value: InstanceValue) -> None:
+        before = self._instances.get(key)
+        if before is not None and before.id == value.id and before.shard is shard:
+            return
+        if before is not None:
+            before.close()
+        instance = self._instances[key] = ConsumerInstance(self._home, shard, key, value.id)
+        instance.start()
+
+    def _remove(self, instance: ConsumerInstance) -> None:
+        if self._instances.get(instance.key) is instance:
+            del self._instances[instance.key]
+
+    def _on_shard(self, shard: GroupShard) -> None:
+        """The shard has loaded its machine, anew perhaps; or another broker leads it now."""
+        table = shard.machine.instances if shard.is_active else None
+        for key, instance in list(self._instances.items()):
+            if instance.shard is shard and (table is None or table.get(key) is None):
+                instance.close()
+                self._remove(instance)
+        for key in table or ():
+            value = table.get(key) if table is not None else None
+            if value is not None:
+                self._add(shard, key, value)
+
+    async def _look(self) -> None:
+        """Remove instances that nobody uses."""
+        while True:
+            await asyncio.sleep(min(_LOOK_S, self._settings.consumer_instance_timeout_ms / 4000))
+            idle_since = self._home.clock.monotonic() - self._settings.consumer_instance_timeout_ms / 1000
+            for instance in list(self._instances.values()):
+                if instance.is_used or instance.used_at > idle_since:
+                    continue
+                # What was handed out last may not be done: it is not committed.
+                with contextlib.suppress(LogStoreError):
+                    await instance.delete(reason="The consumer instance was not used.", commits=False)
+                    self._remove(instance)
+                    log.info("instance.timed_out", group=instance.key.group, instance=instance.key.instance)

@@ -1,0 +1,262 @@
+"""The membership of a consumer instance, carried out on the event loop: its heartbeats are the store's own.
+
+Requests go to the one machine of groups, as those of any other member do.
+"""
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from contextlib import suppress
+from uuid import UUID
+
+import structlog
+
+from consumer_offsets.followed_topics import FollowedTopics
+from consumer_offsets.group_members import GroupMembers
+from consumer_offsets.groups import events
+from consumer_offsets.groups.description import GroupDescription
+from logstore.broker.context import INTERNAL
+from logstore.clock import Clock
+from logstore.errors import LogStoreError
+from logstore.protocol.consumer_protocol import PROTOCOL_TYPE
+from logstore.protocol.members.classic_member import ClassicMember
+from logstore.protocol.members.consumer_member import ConsumerMember
+from logstore.protocol.members.group_requests import (
+    AssignedPartition,
+    ConsumerHeartbeat,
+    ConsumerHeartbeatAnswer,
+    GroupRequest,
+    Heartbeat,
+    JoinedGroup,
+    JoinedMember,
+    JoinGroup,
+    LeaveGroup,
+    SyncedGroup,
+    SyncGroup,
+)
+from logstore.protocol.members.identity import TopicPartition
+from logstore.protocol.members.membership import MemberOptions, Membership, PartitionCounts, Step, Todo
+
+log = structlog.stdlib.get_logger(__name__)
+
+_FAREWELL_S = 5.0
+
+
+class InstanceMember:
+    """``woken`` is called when there may be a ``step``. ``start`` it once; ``stop`` it, and ``leave``."""
+
+    def __init__(
+        self,
+        group: str,
+        client_id: str,
+        membership: Membership,
+        members: GroupMembers,
+        topics: FollowedTopics,
+        clock: Clock,
+        woken: Callable[[], None],
+    ) -> None:
+        self.membership = membership
+        self._group = group
+        self._client_id = client_id
+        self._members = members
+        self._topics = topics
+        self._clock = clock
+        self._woken = woken
+        self._changed = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        # The interval between polls begins, also if none ever comes.
+        self.membership.end_poll(self._clock.monotonic())
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    def stop(self) -> None:
+        """Send nothing more."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    async def leave(self, reason: str) -> None:
+        """Leave the group; if that cannot be, the session ends by itself."""
+        self.stop()
+        farewell = self.membership.farewell(reason)
+        if farewell is not None:
+            with suppress(LogStoreError, TimeoutError):
+                await asyncio.wait_for(self._send(farewell), _FAREWELL_S)
+
+    def begin_poll(self) -> None:
+        self.membership.begin_poll()
+        self._changed.set()
+
+    def end_poll(self) -> None:
+        self.membership.end_poll(self._clock.monotonic())
+        self._changed.set()
+
+    def step(self) -> Step | None:
+        """As ``Membership.step``."""
+        try:
+            return self.membership.step()
+        finally:
+            self._changed.set()
+
+    def done(self, step: Step) -> None:
+        self.membership.done(step)
+        self._changed.set()
+
+    def resubscribe(self, topics: frozenset[str] | None, regex: str | None) -> None:
+        self.membership.resubscribe(topics, regex)
+        self._changed.set()
+
+    def found_topics(self, subscribed: frozenset[str]) -> None:
+        """Topics have changed; those of the subscription are ``subscribed``."""
+        self.membership.found_topics(subscribed, self._counts(subscribed | self.membership.followed))
+        self._changed.set()
+
+    def _counts(self, topics: frozenset[str]) -> dict[str, int]:
+        image = self._topics.topics
+        return {name: image[name].partitions for name in topics if name in image}
+
+    async def _run(self) -> None:
+        membership = self.membership
+        while True:
+            self._changed.clear()
+            todo = membership.next(self._clock.monotonic())
+            if isinstance(todo, float):
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), min(todo, 3600))
+                continue
+            answer: object = None
+            failure: LogStoreError | None = None
+            try:
+                answer = self._counts(todo.topics) if isinstance(todo, PartitionCounts) else await self._send(todo)
+            except LogStoreError as error:
+                failure = error
+            except Exception as error:
+                log.exception("instance.member_failed", group=self._group)
+                failure = LogStoreError(f"The group cannot be followed: {error!r}")
+            self._tell(todo, answer, failure)
+            if membership.wants_poll:
+                self._woken()
+
+    def _tell(self, todo: Todo, answer: object, failure: LogStoreError | None) -> None:
+        now = self._clock.monotonic()
+        try:
+            if failure is None:
+                self.membership.answered(todo, answer, now)
+            else:
+                self.membership.failed(todo, failure, now)
+        except LogStoreError as error:
+            # What other members or the leader have sent cannot be read.
+            self.membership.broken(error)
+
+    async def _send(self, request: GroupRequest) -> object:
+        match request:
+            case JoinGroup():
+                joined = await self._members.join(INTERNAL, self._group, self._join_event(request))
+                return JoinedGroup(
+                    joined.generation,
+                    joined.member_id,
+                    joined.leader,
+                    joined.protocol or "",
+                    joined.skip_assignment,
+                    tuple(JoinedMember(*member) for member in joined.members),
+                )
+            case SyncGroup():
+                assignments = tuple((each.member_id, each.assignment) for each in request.assignments)
+                event = events.SyncGroup(
+                    0, request.member_id, request.generation, assignments, None, PROTOCOL_TYPE, request.protocol
+                )
+                return SyncedGroup((await self._members.sync(INTERNAL, self._group, event)).assignment)
+            case Heartbeat():
+                beat = events.Heartbeat(0, request.member_id, request.generation)
+                await self._members.heartbeat(INTERNAL, self._group, beat)
+                return None
+            case LeaveGroup():
+                leaving = tuple(events.LeavingMember(each.member_id, None, each.reason) for each in request.members)
+                await self._members.leave(INTERNAL, self._group, events.LeaveGroup(0, leaving))
+                return None
+            case ConsumerHeartbeat():
+                return await self._consumer_heartbeat(request)
+        raise AssertionError(request)
+
+    def _join_event(self, request: JoinGroup) -> events.JoinGroup:
+        return events.JoinGroup(
+            request=0,
+            member_id=request.member_id,
+            new_member_id=request.member_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=tuple(events.JoinProtocol(each.name, each.metadata) for each in request.protocols),
+            session_timeout_ms=request.session_timeout_ms,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            client_id=self._client_id,
+            reason=request.reason,
+        )
+
+    async def _consumer_heartbeat(self, request: ConsumerHeartbeat) -> ConsumerHeartbeatAnswer:
+        owned = None
+        if request.owned is not None:
+            owned = frozenset(events.TopicIdPartition(UUID(each.topic_id), each.partition) for each in request.owned)
+        topics = request.subscribed_topics
+        beat = await self._members.consumer_heartbeat(
+            INTERNAL,
+            self._group,
+            events.ConsumerGroupHeartbeat(
+                request=0,
+                member_id=request.member_id,
+                member_epoch=request.member_epoch,
+                rebalance_timeout_ms=request.rebalance_timeout_ms,
+                subscribed_topics=None if topics is None else frozenset(topics),
+                subscribed_regex=request.subscribed_regex,
+                server_assignor=request.server_assignor,
+                owned=owned,
+                client_id=self._client_id,
+            ),
+        )
+        assignment = None
+        if beat.assignment is not None:
+            assignment = tuple(
+                AssignedPartition(entry.topic, str(entry.topic_id), partition)
+                for entry in beat.assignment
+                for partition in entry.partitions
+            )
+        return ConsumerHeartbeatAnswer(beat.member_epoch, beat.heartbeat_interval_ms, assignment)
+
+
+def new_membership(described: GroupDescription | None, options: MemberOptions) -> Membership:
+    """Of the kind that the members of the group have now; a group without any is a classic one."""
+    if described is not None and described.kind == "consumer" and described.members:
+        return ConsumerMember(_of_store(options))
+    return ClassicMember(options)
+
+
+def resumed_membership(
+    described: GroupDescription | None, options: MemberOptions, topics: FollowedTopics
+) -> Membership | None:
+    """The membership that the group has a record of; None if it has none that can go on."""
+    member = (
+        next((each for each in described.members if each.member_id == options.member_id), None) if described else None
+    )
+    if described is None or member is None:
+        return None
+    if described.kind == "consumer":
+        resumed = ConsumerMember(_of_store(options))
+        resumed.resume(
+            member.member_epoch,
+            {
+                TopicPartition(entry.topic, partition): str(entry.topic_id)
+                for entry in member.assigned
+                for partition in entry.partitions
+            },
+        )
+        return resumed
+    if described.state != "Stable" or options.topics is None:
+        return None
+    classic = ClassicMember(options)
+    counts = {name: topics.topics[name].partitions for name in options.topics if name in topics.topics}
+    classic.resume(described.generation, [TopicPartition(*place) for place in member.assignment], counts)
+    return classic
+
+
+def _of_store(options: MemberOptions) -> MemberOptions:
+    """The store assigns by its own default, and finds the topics of a regular expression."""
+    return dataclasses.replace(options, assignors=(), topics=options.topics if options.regex is None else None)

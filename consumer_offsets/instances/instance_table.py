@@ -1,0 +1,94 @@
+"""The consumer instances of a partition of ``__consumer_offsets``, as their records say. Pure: events in, effects out.
+
+Invariants, with which an instance goes on after a restart without passing over a record (decision 47):
+
+* A start is there from before the first record that is read from it, until the first commit of its partition, and is
+  removed in the frame of that commit.
+* A start is removed before its partition is given up. One of a member that is no longer in the group is void, as is one
+  of a partition that is not assigned to it: an id is of one membership only.
+"""
+
+from collections.abc import Container, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from consumer_offsets.committed_offsets import TopicPartition
+from consumer_offsets.effects import Answer, AppendRecord, Effect
+from consumer_offsets.instances.instance_record import InstanceRecord, InstanceValue
+from logstore.errors import InstanceExistsError, LogStoreError, UnknownInstanceError
+from logstore.limits import GROUP_NAME_LENGTH_MAX
+from logstore.records.offset_record import InstanceKey
+
+
+@dataclass(frozen=True, slots=True)
+class PutInstance:
+    """Make an instance (``id`` None), change or delete (``value`` None) the one with ``id``. Answered with None,
+    InstanceExistsError or UnknownInstanceError.
+    """
+
+    request: int
+    key: InstanceKey
+    id: str | None
+    value: InstanceValue | None
+
+
+class InstanceTable:
+    def __init__(self) -> None:
+        self._instances: dict[InstanceKey, InstanceValue] = {}
+
+    def __iter__(self) -> Iterator[InstanceKey]:
+        return iter(list(self._instances))
+
+    def get(self, key: InstanceKey) -> InstanceValue | None:
+        return self._instances.get(key)
+
+    def require(self, key: InstanceKey, id: str) -> InstanceValue:
+        """The instance of that id; UnknownInstanceError."""
+        value = self._instances.get(key)
+        if value is None or value.id != id:
+            raise unknown_instance(key)
+        return value
+
+    def replay(self, key: InstanceKey, value: InstanceValue | None) -> None:
+        """A record of the log, in its order."""
+        if value is None:
+            self._instances.pop(key, None)
+        else:
+            self._instances[key] = value
+
+    def put(self, event: PutInstance) -> Iterator[Effect]:
+        """The effects of the event."""
+        error: LogStoreError | None = None
+        if event.id is None:
+            if event.key in self._instances:
+                error = InstanceExistsError(
+                    f"Group {event.key.group!r} has a consumer instance {event.key.instance!r}: choose another name, "
+                    "or leave it out."
+                )
+        else:
+            try:
+                self.require(event.key, event.id)
+            except UnknownInstanceError as unknown:
+                error = unknown
+        if error is None:
+            self.replay(event.key, event.value)
+            yield AppendRecord(InstanceRecord(event.key, event.value))
+        yield Answer(event.request, error)
+
+    def committed(self, key: InstanceKey, places: Container[TopicPartition]) -> Iterator[Effect]:
+        """The instance commits offsets of ``places``: its starts there have had their time."""
+        value = self._instances[key]
+        kept = [start for start in value.starts if TopicPartition(start.topic, start.partition) not in places]
+        if len(kept) < len(value.starts):
+            changed = msgspec.structs.replace(value, starts=kept)
+            self.replay(key, changed)
+            yield AppendRecord(InstanceRecord(key, changed))
+
+
+def unknown_instance(key: InstanceKey) -> UnknownInstanceError:
+    group, instance = (name[:GROUP_NAME_LENGTH_MAX] for name in (key.group, key.instance))
+    return UnknownInstanceError(
+        f"Consumer instance not found: group {group!r} has no {instance!r}. It was deleted, or not used for so long "
+        "that it was removed (consumer.instance.timeout.ms): create it again."
+    )

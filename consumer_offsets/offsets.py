@@ -1,0 +1,29 @@
+"""Offsets to commit, and who commits them."""
+
+from dataclasses import dataclass
+
+from consumer_offsets.groups.events import UNKNOWN_MEMBER_ID
+from logstore.records.offset_record import NO_GENERATION
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetToCommit:
+    """``offset`` is the next one to read; ``metadata`` is the consumer's own text.
+
+    ``topic_id`` is the id of the topic that was read; None: whichever topic has the name now.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    metadata: str = ""
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittingMember:
+    """``generation`` is the member epoch in a consumer group. By default nobody in particular: the group is empty."""
+
+    member_id: str = UNKNOWN_MEMBER_ID
+    generation: int = NO_GENERATION
+    instance_id: str | None = None

@@ -1,0 +1,17 @@
+"""Pauses between tries."""
+
+import random
+from collections.abc import Iterator
+from typing import Final
+
+_SECONDS: Final = 0.1
+_SECONDS_MAX: Final = 2.0
+
+
+def backoffs() -> Iterator[float]:
+    """Seconds to wait before each further try."""
+    wait = _SECONDS
+    while True:
+        # Jitter, so that many clients do not come back in one moment.
+        yield wait * random.uniform(0.5, 1.0)  # noqa: S311 (not a secret)
+        wait = min(2 * wait, _SECONDS_MAX)
