@@ -221,3 +221,20 @@ def test_no_connection_is_kept_after_close_whatever_was_on_its_way():
 
         connections.exchange("GET", "/", None, {}, 5, read=read)
         assert used[0].sock is None
+
+
+def test_a_connection_that_is_interrupted_as_its_answer_comes_is_not_kept():
+    """Its socket is shut down: the next request would break on it."""
+    with answering([OK, OK]) as (url, asked):
+        connections = Connections(url)
+
+        def read(response: http.client.HTTPResponse) -> bytes:
+            body = response.read()
+            connections.interrupt()
+            return body
+
+        assert connections.exchange("GET", "/", None, {}, 5, read=read).status_code == 200
+        assert connections.exchange("GET", "/", None, {}, 5).status_code == 200
+        assert len(asked) == 2
+        assert not connections._busy
+        connections.close()
