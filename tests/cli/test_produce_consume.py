@@ -249,8 +249,8 @@ def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, sta
         _wait_for_progress(following, "Consumed ")
         assert following.stdout.readline() == printed if printed else True
         following.send_signal(signal_number)
-        following.communicate(timeout=30)
-        assert following.returncode == 130
+        _, said = following.communicate(timeout=30)
+        assert following.returncode == 130, said.decode()
 
     if first:
         follow_until(signal.SIGTERM, printed=b"")

@@ -274,9 +274,11 @@ def _check_descriptions(group: _Group) -> Iterator[Anomaly]:
     told.sort(key=lambda each: each[1].t)
     ends = [each.t for _, each in told]
     highest = list(accumulate((each.generation for _, each in told), max))
+    fell = False
     for call, description in told:
         known = bisect_left(ends, call.begin)
-        if known and description.generation < highest[known - 1]:
+        if not fell and known and description.generation < highest[known - 1]:
+            fell = True
             where = f"group {group.name}: {description.generation} after {highest[known - 1]}"
             yield Anomaly("G2", "generation fell", where, call.events)
         owners: dict[TopicPartition, str] = {}

@@ -1,9 +1,10 @@
 """A process that is a member of a group: it processes records, then commits, and writes both into the history.
 
-    python -m tests.faults.bench.group_member URL HISTORY NAME GROUP TOPICS OPTIONS
+    python -m tests.faults.bench.group_member URL HISTORY NAME GROUP TOPICS SECONDS OPTIONS
 
-TOPICS is a list, OPTIONS those of the consumer, both as JSON. SIGTERM closes the consumer. Invariants: ``processed`` is
-told before the commit is begun; a commit that was not acknowledged counts as open, whatever the reason.
+TOPICS is a list, OPTIONS those of the consumer, both as JSON; SECONDS are what it takes to process a batch. SIGTERM
+closes the consumer. Invariants: ``processed`` is told before the commit is begun; a commit that was not acknowledged
+counts as open, whatever the reason.
 """
 
 import json
@@ -20,7 +21,6 @@ from logstore import Consumer, ConsumerRebalanceListener, TopicPartition
 from logstore.errors import LogStoreError, WakeupError
 from tests.faults.bench.history import Recorder
 
-_SECONDS_A_BATCH = 0.03
 _POLL_S = 0.2
 _TICK_S, _STALLED_S = 0.05, 0.4
 #: After an error, which an answer may be soon again.
@@ -28,8 +28,9 @@ _REST_S = 0.1
 
 
 class Member(ConsumerRebalanceListener):
-    def __init__(self, recorder: Recorder, name: str, group: str) -> None:
+    def __init__(self, recorder: Recorder, name: str, group: str, seconds_a_batch: float) -> None:
         self._recorder = recorder
+        self._seconds_a_batch = seconds_a_batch
         self._name = name
         self._group = group
 
@@ -53,7 +54,7 @@ class Member(ConsumerRebalanceListener):
             done.setdefault(TopicPartition(record.topic, record.partition), []).append((record.offset, record_id))
         if not done:
             return
-        time.sleep(_SECONDS_A_BATCH)
+        time.sleep(self._seconds_a_batch)
         for (topic, partition), rows in done.items():
             self._tell("processed", topic=topic, partition=partition, rows=rows)
         for topic in sorted({topic for topic, _ in done}):
@@ -80,10 +81,12 @@ class Member(ConsumerRebalanceListener):
             last = now
 
 
-def main(url: str, history: str, name: str, group: str, topics: list[str], options: dict[str, Any]) -> None:
+def main(
+    url: str, history: str, name: str, group: str, topics: list[str], seconds_a_batch: float, options: dict[str, Any]
+) -> None:
     stopping = threading.Event()
     with Recorder(Path(history)) as recorder:
-        member = Member(recorder, name, group)
+        member = Member(recorder, name, group, seconds_a_batch)
         watching = threading.Thread(target=member.watch, args=(stopping,), daemon=True)
         consumer = Consumer(
             url, group_id=group, client_id=name, auto_offset_reset="earliest", enable_auto_commit=False, **options
@@ -110,4 +113,4 @@ def main(url: str, history: str, name: str, group: str, topics: list[str], optio
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5], json.loads(sys.argv[5]), json.loads(sys.argv[6]))
+    main(*sys.argv[1:5], json.loads(sys.argv[5]), float(sys.argv[6]), json.loads(sys.argv[7]))

@@ -42,12 +42,15 @@ _ENDS = {0, -signal.SIGTERM}
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """``members`` at the beginning, at most ``members_max``; every other one is static."""
+    """``members`` at the beginning, at most ``members_max``; every other one is static. Each takes ``seconds_a_batch``
+    to process what a poll has given it.
+    """
 
     name: str
     options: Mapping[str, Any]
     members: int = 2
     members_max: int = 3
+    seconds_a_batch: float = 0.03
 
 
 RANGE = GroupSpec("range", _CLASSIC)
@@ -120,7 +123,8 @@ class Groups:
     def add(self, spec: GroupSpec, instance_id: str | None = None) -> Member:
         name = f"{spec.name}-m{next(self._numbers)}"
         options = {**spec.options, **({"group_instance_id": instance_id} if instance_id else {})}
-        given = [self._url, str(self._recorder.path), name, spec.name, json.dumps(sorted(self.topics))]
+        topics, seconds = json.dumps(sorted(self.topics)), str(spec.seconds_a_batch)
+        given = [self._url, str(self._recorder.path), name, spec.name, topics, seconds]
         with (self._directory / f"{name}.err").open("wb") as stderr:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.bench.group_member", *given, json.dumps(options)],

@@ -127,7 +127,7 @@ def load_of(exposure: Exposure) -> Load:
     )
     return Load(
         (*topics, *SHARED) if exposure.grouped else topics,
-        groups=(COOPERATIVE, CONSUMER) if exposure.grouped else (),
+        groups=[replace(group, seconds_a_batch=0.3) for group in (COOPERATIVE, CONSUMER)] if exposure.grouped else (),
         producers=3,
         readers=exposure.readers,
         pause_s=0.01,
