@@ -78,6 +78,13 @@ class MemberRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Barrier:
+    """Changes nothing. Answered with None, as every answer when all that was done before is durable."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicsChanged:
     """``matches`` gives the topics that each of some regexes matches."""
 
@@ -85,7 +92,9 @@ class TopicsChanged:
     matches: Callable[[frozenset[str]], Mapping[str, frozenset[str]]]
 
 
-Event = CommitOffsets | DeleteOffsets | DeleteGroup | ExpireOffsets | MemberRequest | TopicsChanged | TimerFired
+Event = (
+    CommitOffsets | DeleteOffsets | DeleteGroup | ExpireOffsets | MemberRequest | Barrier | TopicsChanged | TimerFired
+)
 
 
 class GroupsMachine:
@@ -106,7 +115,7 @@ class GroupsMachine:
         return list(self._groups)
 
     def describe(self, group: str) -> GroupDescription | None:
-        """None: it never had a member."""
+        """As the group is now: durable after a Barrier. None: it never had a member."""
         found = self._groups.get(group)
         return None if found is None else found.describe()
 
@@ -173,6 +182,8 @@ class GroupsMachine:
                 if group in self._groups and len(expired) == len(self.keys(group)):
                     yield from self._asked(group, events.DeleteGroup(OWN_REQUEST), now_ms)
                 yield Answer(request, len(expired))
+            case Barrier(request):
+                yield Answer(request, None)
             case TopicsChanged(topics, matches):
                 for name, group in list(self._groups.items()):
                     changed = events.TopicsChanged(topics, matches(group.regexes))

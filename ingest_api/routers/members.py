@@ -200,6 +200,7 @@ def _assigned(topics: tuple[AssignedTopic, ...]) -> list[AssignedPartition]:
 async def describe_group(state: State, context: Context, group: GroupName) -> GroupDescription:
     """State, kind, generation and members of a group, with the partitions of each member."""
     found = state.groups.describe(context, group)
+    await state.groups.members.until_durable(context, group)
     return GroupDescription(
         group=found.group,
         kind=found.kind,

@@ -291,6 +291,18 @@ def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, sta
     assert run_json("group", "describe", group)["partitions"][0]["committed_offset"] == 2
 
 
+def test_sigterm_ends_it_also_while_nobody_reads_its_output(run_json, start, server, topic):
+    group = f"group-of-{topic}"
+    post(server.url, topic, 0, [b"x" * 1_000] * 500)
+    blocked = start("consume", topic, "--follow", "--from-beginning", "-g", group)
+    blocked.stdout.read(1)
+    # A pipe takes less than that.
+    blocked.send_signal(signal.SIGTERM)
+    assert blocked.wait(30) == 130
+    blocked.communicate()
+    assert run_json("group", "describe", group)["partitions"][0]["committed_offset"] == 0
+
+
 def _wait_for_progress(process: subprocess.Popen[bytes], text: str) -> None:
     while text.encode() not in process.stderr.readline():
         assert process.poll() is None

@@ -85,6 +85,13 @@ def test_sends_again_after_a_throttled_answer_whatever_the_method():
         assert len(asked) == 3
 
 
+def test_sends_again_while_the_groups_are_being_read():
+    loading = (503, {}, json.dumps({"error_code": 50305, "message": "being read"}).encode())
+    with answering([loading, OK]) as (url, asked), Transport(url) as transport:
+        transport.request("POST", "/groups/g/offsets")
+        assert len(asked) == 2
+
+
 def test_gives_up_when_the_server_says_to_wait_longer_than_allowed():
     throttled = (429, {"Retry-After": "30"}, THROTTLED[2])
     with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=1) as transport:
