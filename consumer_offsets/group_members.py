@@ -17,7 +17,7 @@ from consumer_offsets.groups.responses import (
     Response,
     SyncGroupResponse,
 )
-from consumer_offsets.groups_machine import MemberRequest
+from consumer_offsets.groups_machine import Barrier, MemberRequest
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
 from logstore.errors import InvalidRequestError
@@ -88,6 +88,14 @@ class GroupMembers:
         response = await self._asked(shard, group, event, _TIMEOUT_MS)
         assert isinstance(response, ConsumerGroupHeartbeatResponse)
         return response
+
+    async def until_durable(self, context: RequestContext, group: str) -> None:
+        """Wait until what can be read of the group's members now is durable, to tell of it: a generation that a failed
+        append takes back was never there.
+        """
+        self._authorizer.require(context, Operation.DESCRIBE, ResourceType.GROUP, group)
+        shard = await self._shards.of(group, _TIMEOUT_MS)
+        await answered(group, shard.request(Barrier), _TIMEOUT_MS)
 
     async def _shard(self, context: RequestContext, group: str) -> GroupShard:
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)

@@ -85,6 +85,13 @@ class MemberRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Barrier:
+    """Changes nothing. Answered with None, as every answer when all that was done before is durable."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicsChanged:
     """``matches`` gives the topics that each of some regexes matches."""
 
@@ -99,6 +106,7 @@ Event = (
     | ExpireOffsets
     | MemberRequest
     | PutInstance
+    | Barrier
     | TopicsChanged
     | TimerFired
 )
@@ -123,7 +131,7 @@ class GroupsMachine:
         return list(self._groups)
 
     def describe(self, group: str) -> GroupDescription | None:
-        """None: it never had a member."""
+        """As the group is now: durable after a Barrier. None: it never had a member."""
         found = self._groups.get(group)
         return None if found is None else found.describe()
 
@@ -203,6 +211,8 @@ class GroupsMachine:
                 if group in self._groups and len(expired) == len(self.keys(group)):
                     yield from self._asked(group, events.DeleteGroup(OWN_REQUEST), now_ms)
                 yield Answer(request, len(expired))
+            case Barrier(request):
+                yield Answer(request, None)
             case TopicsChanged(topics, matches):
                 for name, group in list(self._groups.items()):
                     changed = events.TopicsChanged(topics, matches(group.regexes))

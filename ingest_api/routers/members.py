@@ -175,4 +175,6 @@ def _assigned(topics: tuple[AssignedTopic, ...]) -> list[AssignedPartition]:
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
 async def describe_group(state: State, context: Context, group: GroupName) -> GroupDescription:
     """State, kind, generation and members of a group, with the partitions of each member."""
-    return GroupDescription.model_validate(state.groups.describe(context, group))
+    found = state.groups.describe(context, group)
+    await state.groups.members.until_durable(context, group)
+    return GroupDescription.model_validate(found)

@@ -4,8 +4,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import typer
@@ -17,6 +18,7 @@ from logstore.errors import (
     UnknownGroupError,
     UnknownHostError,
     UnknownTopicError,
+    WakeupError,
 )
 
 FAILED = 1
@@ -69,17 +71,49 @@ def fail(message: str, code: int = FAILED) -> NoReturn:
     raise typer.Exit(code) from None
 
 
+class Interrupts:
+    """Ctrl-C and SIGTERM (a container's stop, ``timeout``) while a consumer reads.
+
+    The first one wakes the consumer: an exception in the middle of its locks could leave one of them held. It is raised
+    ``at_once`` where output may block, and so is the second one everywhere.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.asked = False
+        self._wake = wake
+        self._at_once = False
+
+    def handle(self, _: int, __: FrameType | None) -> None:
+        again, self.asked = self.asked, True
+        if again or self._at_once:
+            raise KeyboardInterrupt
+        self._wake()
+
+    @contextmanager
+    def at_once(self) -> Iterator[None]:
+        self._at_once = True
+        try:
+            yield
+        finally:
+            self._at_once = False
+
+
 @contextmanager
-def sigterm_as_ctrl_c() -> Iterator[None]:
-    """Make SIGTERM (a container's stop, ``timeout``) raise KeyboardInterrupt, as Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # Signals are the main thread's.
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def waking(wake: Callable[[], None]) -> Iterator[Interrupts]:
+    """KeyboardInterrupt at the end of the block if there was a Ctrl-C or SIGTERM; ``wake`` has WakeupError raised."""
+    interrupts = Interrupts(wake)
+    # Signals are the main thread's.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = [(number, signal.signal(number, interrupts.handle)) for number in numbers]
     try:
-        yield
+        yield interrupts
+    except WakeupError:
+        raise KeyboardInterrupt from None
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before:
+            signal.signal(number, handler)
+    if interrupts.asked:
+        raise KeyboardInterrupt
 
 
 def confirm(question: str, *, otherwise: str) -> None:

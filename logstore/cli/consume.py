@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from logstore.cli.command_group import fail, sigterm_as_ctrl_c
+from logstore.cli.command_group import Interrupts, fail, waking
 from logstore.cli.meter import Meter, metered
 from logstore.cli.options import (
     CLIENT_ID,
@@ -179,12 +179,20 @@ def consume(
         written = _Written(consumer, commits=group is not None)
         try:
             with ExitStack() as stack:
-                stack.enter_context(sigterm_as_ctrl_c())
+                interrupts = stack.enter_context(waking(consumer.wakeup))
                 written.begin()
                 sink = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
                 writer = stack.enter_context(record_writer(chosen, sink, string_keys=string_keys))
                 meter = stack.enter_context(metered(shown=output is not None if progress is None else progress))
-                _write_records(consumer, writer, meter, written, ends=None if follow else ends, remaining=max_records)
+                _write_records(
+                    consumer,
+                    writer,
+                    meter,
+                    written,
+                    interrupts,
+                    ends=None if follow else ends,
+                    remaining=max_records,
+                )
         except KeyboardInterrupt:
             # Every record up to here is in the output.
             written.commit()
@@ -279,6 +287,7 @@ def _write_records(
     writer: RecordWriter,
     meter: Meter,
     written: _Written,
+    interrupts: Interrupts,
     *,
     ends: dict["TopicPartition", int] | None,
     remaining: int | None,
@@ -291,9 +300,10 @@ def _write_records(
             at = TopicPartition(fetched.topic, fetched.partition)
             if ends is not None:
                 fetched = fetched.before(ends[at])
-            writer.write(fetched)
-            # A pipe gets whole batches at once, so that followers see them.
-            writer.flush()
+            with interrupts.at_once():
+                writer.write(fetched)
+                # A pipe gets whole batches at once, so that followers see them.
+                writer.flush()
             if len(fetched):
                 written.next_offsets[at] = fetched.next_offset
             meter.add(len(fetched), fetched.batch.nbytes)

@@ -3,7 +3,8 @@
 Each request has a connection to itself; between requests the connection waits here. ``http.client`` takes a third of
 the time of a full HTTP client, which is most of the time of a producer's small request.
 
-Invariant: an exception leaves no connection behind on which an answer may still come.
+Invariants: an exception leaves no connection behind on which an answer may still come; a connection is idle, busy or
+interrupted, and the step from busy is taken by one thread alone: an interrupted connection is never kept.
 """
 
 import http.client
@@ -89,11 +90,12 @@ class Connections:
             response = connection.getresponse()
             answer = Answer(response.status, response.headers, read(response))
         except BaseException:
+            self._busy.discard(connection)
             connection.close()
             raise
-        finally:
-            self._busy.discard(connection)
-        if connection.sock is not None:
+        if not self._take_from_busy(connection):
+            connection.close()
+        elif connection.sock is not None:
             self._idle.append((connection, time.monotonic()))
             if self._closed:
                 self._close_idle()
@@ -109,9 +111,17 @@ class Connections:
         """Requests that wait for an answer fail."""
         for connection in list(self._busy):
             # Not closed here: the thread that reads from the connection closes it.
-            if (sock := connection.sock) is not None:
+            if self._take_from_busy(connection) and (sock := connection.sock) is not None:
                 with suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+
+    def _take_from_busy(self, connection: http.client.HTTPConnection) -> bool:
+        """Whether this thread was the first to do so."""
+        try:
+            self._busy.remove(connection)
+        except KeyError:
+            return False
+        return True
 
     def _close_idle(self) -> None:
         while self._idle:

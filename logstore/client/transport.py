@@ -38,7 +38,12 @@ class _ErrorBody(msgspec.Struct):
     message: str
 
 
-_NOTHING_STORED = (errors.ThrottledError, errors.BrokerNotReadyError, errors.StorageFullError)
+_NOTHING_STORED = (
+    errors.ThrottledError,
+    errors.BrokerNotReadyError,
+    errors.StorageFullError,
+    errors.CoordinatorLoadInProgressError,
+)
 
 
 class Transport:

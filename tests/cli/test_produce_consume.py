@@ -249,8 +249,8 @@ def test_a_group_has_an_offset_also_where_there_was_no_record(run, run_json, sta
         _wait_for_progress(following, "Consumed ")
         assert following.stdout.readline() == printed if printed else True
         following.send_signal(signal_number)
-        following.communicate(timeout=30)
-        assert following.returncode == 130
+        _, said = following.communicate(timeout=30)
+        assert following.returncode == 130, said.decode()
 
     if first:
         follow_until(signal.SIGTERM, printed=b"")
@@ -289,6 +289,18 @@ def test_ctrl_c_leaves_a_whole_file_and_commits_what_is_in_it(run, run_json, sta
     assert following.returncode == 130
     assert parquet.read_table(tmp_path / "t.parquet")["value"].to_pylist() == [b"a", b"b"]
     assert run_json("group", "describe", group)["partitions"][0]["committed_offset"] == 2
+
+
+def test_sigterm_ends_it_also_while_nobody_reads_its_output(run_json, start, server, topic):
+    group = f"group-of-{topic}"
+    post(server.url, topic, 0, [b"x" * 1_000] * 500)
+    blocked = start("consume", topic, "--follow", "--from-beginning", "-g", group)
+    blocked.stdout.read(1)
+    # A pipe takes less than that.
+    blocked.send_signal(signal.SIGTERM)
+    assert blocked.wait(30) == 130
+    blocked.communicate()
+    assert run_json("group", "describe", group)["partitions"][0]["committed_offset"] == 0
 
 
 def _wait_for_progress(process: subprocess.Popen[bytes], text: str) -> None:

@@ -1746,3 +1746,212 @@ def test_a_history_is_judged_as_it_was_recorded(tmp_path: Path) -> None:
     (anomaly,) = check(read_history(path))
     assert str(anomaly).startswith("A1 acknowledged record is lost: plain-0 offsets 4 of [0, 17)")
     assert [event.process for event in anomaly.events] == ["producer", "producer", "reader", "final"]
+
+
+# G: members of groups.
+
+SHARED, GROUP = "shared", "members"
+SHARED_1 = (SHARED, 1)
+
+
+def of_group(*more: Callable[[ModelStore], object]) -> list[Event]:
+    """Two members share two partitions, and hand one over; then ``more``."""
+
+    def share(store: ModelStore) -> None:
+        store.topic(SHARED, 2)
+        store.group(GROUP, SHARED)
+        store.assign("a", GROUP, SHARED, 0, 1)
+        for _ in range(2):
+            for partition in (0, 1):
+                store.do(store.produce(SHARED, 3, partition))
+                store.process("a", GROUP, SHARED, partition)
+        store.describe(GROUP, SHARED)
+        store.give_up("a", GROUP, SHARED, 1)
+        store.assign("b", GROUP, SHARED, 1)
+        store.describe(GROUP, SHARED)
+        store.do(store.produce(SHARED, 3, 1))
+        store.process("b", GROUP, SHARED, 1)
+
+    return story(share, *more)
+
+
+def silence(store: ModelStore, member: str) -> None:
+    """It stands still for longer than its session, and its partitions become others'."""
+    store.wait(5)
+    store.tell(member, "stall", since=store._time - 5_000_000_000)
+
+
+def test_groups_whose_members_come_and_go_have_no_anomaly() -> None:
+    def moves(store: ModelStore) -> None:
+        # "a" dies after it has processed, and before it has committed.
+        store.do(store.produce(SHARED, 2, 0))
+        store.process("a", GROUP, SHARED, 0, commits=False)
+        store.tell("nemesis", "fault", kind="member_killed", member="a")
+        store.assign("b", GROUP, SHARED, 0)
+        store.process("b", GROUP, SHARED, 0)
+        # "b" is fenced, and notices later.
+        store.assign("c", GROUP, SHARED, 0, 1)
+        store.process("b", GROUP, SHARED, 0, commits=False)
+        silence(store, "b")
+        store.give_up("b", GROUP, SHARED, 0, 1, op="lost")
+        store.owners[GROUP, SHARED].update({0: "c", 1: "c"})
+        before = store.generations[GROUP]
+        store.restart()
+        store.tell("nemesis", "heal")
+        store.tell("nemesis", "group_restarted", group=GROUP, before=before, after=before + 1)
+
+    assert check(of_group(moves)) == []
+
+
+@anomaly("G1: partition has two owners")
+def assigned_before_it_was_revoked() -> list[Event]:
+    def steal(store: ModelStore) -> None:
+        store.assign("a", GROUP, SHARED, 1)
+        store.wait(1)
+        store.give_up("b", GROUP, SHARED, 1)
+
+    return of_group(steal)
+
+
+@anomaly("G1: partition is assigned again")
+def assigned_twice() -> list[Event]:
+    return of_group(lambda store: store.assign("b", GROUP, SHARED, 1))
+
+
+@anomaly("G1: records of a partition that is not owned")
+def processed_after_it_was_revoked() -> list[Event]:
+    def go_on(store: ModelStore) -> None:
+        store.give_up("b", GROUP, SHARED, 1)
+        store.process("b", GROUP, SHARED, 1, commits=False)
+        store.assign("a", GROUP, SHARED, 1)
+
+    return of_group(go_on)
+
+
+@anomaly("G1: two members are assigned a partition")
+def described_with_two_owners() -> list[Event]:
+    events = of_group()
+    the(events, "described", nth=1)["members"]["a"].append(SHARED_1)
+    return events
+
+
+@anomaly("G1: partition without an owner")
+def nobody_owns_it_in_the_end() -> list[Event]:
+    events = of_group()
+    the(events, "described", nth=-1)["members"]["b"].remove(SHARED_1)
+    return events
+
+
+@anomaly("G7: member that is gone is in its group")
+def a_dead_member_is_kept() -> list[Event]:
+    events = of_group()
+    the(events, "described", nth=-1)["live"].remove("b")
+    return events
+
+
+@anomaly("G7: member that was heard of is out of its group")
+def lost_without_a_reason() -> list[Event]:
+    def lose(store: ModelStore) -> None:
+        store.give_up("b", GROUP, SHARED, 1, op="lost")
+        store.assign("b", GROUP, SHARED, 1)
+
+    return of_group(lose)
+
+
+@anomaly("G2: commit of a former owner is accepted")
+def a_fenced_member_commits() -> list[Event]:
+    def fence(store: ModelStore) -> None:
+        store.assign("a", GROUP, SHARED, 1)
+        silence(store, "b")
+        offsets = {1: store.topics[SHARED].logs[1].end}
+        store.do(store.commit(GROUP, SHARED, offsets, process="b"))
+        store.give_up("b", GROUP, SHARED, 1, op="lost")
+        store.owners[GROUP, SHARED][1] = "a"
+
+    return of_group(fence)
+
+
+@anomaly("G2: generation fell")
+def a_generation_is_used_again() -> list[Event]:
+    events = of_group()
+    the(events, "described", nth=-1)["generation"] = 1
+    return events
+
+
+@anomaly("G2: more than one rebalance after a restart")
+def a_restart_disturbs_its_groups() -> list[Event]:
+    return of_group(lambda store: store.tell("nemesis", "group_restarted", group=GROUP, before=3, after=5))
+
+
+@anomaly("G3: owner begins before the committed offset")
+def a_new_owner_is_told_an_old_offset() -> list[Event]:
+    events = of_group()
+    processed = the(events, "processed", process="b")
+    processed["rows"] = [the(events, "processed", process="a", partition=1, nth=1)["rows"][-1], *processed["rows"]]
+    return events
+
+
+@anomaly(
+    "C2: records skipped by a member",
+    "G5: commit of records that nobody has processed",
+    "G5: record was never processed",
+)
+def a_member_passes_over_a_record() -> list[Event]:
+    events = of_group()
+    del the(events, "processed", process="b")["rows"][1]
+    return events
+
+
+@anomaly("G5: commit of records that nobody has processed", "G5: record was never processed")
+def committed_before_it_was_processed() -> list[Event]:
+    def pass_over(store: ModelStore) -> None:
+        store.give_up("b", GROUP, SHARED, 1)
+        store.do(store.produce(SHARED, 2, 1))
+        store.do(store.commit(GROUP, SHARED, {1: store.topics[SHARED].logs[1].end}, process="b"))
+        store.assign("a", GROUP, SHARED, 1)
+
+    return of_group(pass_over)
+
+
+@anomaly(
+    "G5: commit of records that nobody has processed",
+    "G5: owner begins after the committed offset",
+    "G5: record was never processed",
+)
+def a_new_owner_skips_a_record() -> list[Event]:
+    def skip(store: ModelStore) -> None:
+        store.give_up("b", GROUP, SHARED, 1)
+        store.do(store.produce(SHARED, 2, 1))
+        store.assign("a", GROUP, SHARED, 1)
+        log = store.topics[SHARED].logs[1]
+        rows = [(log.end - 1, log.rows[log.end - 1][2])]
+        store.tell("a", "processed", group=GROUP, topic=SHARED, partition=1, rows=rows)
+        store.do(store.commit(GROUP, SHARED, {1: log.end}, process="a"))
+
+    return of_group(skip)
+
+
+@anomaly("C2: records of a member go back")
+def a_member_reads_again() -> list[Event]:
+    events = of_group()
+    processed = the(events, "processed", process="b")
+    processed["rows"] = [*processed["rows"], processed["rows"][0]]
+    return events
+
+
+@anomaly("A4: a member and another reader, two records")
+def a_member_reads_something_else() -> list[Event]:
+    events = of_group()
+    processed = the(events, "processed", process="b")
+    processed["rows"][0] = (processed["rows"][0][0], "r0")
+    return events
+
+
+@anomaly("G1: partition without an owner", "G5: record was never processed")
+def a_new_partition_is_never_read() -> list[Event]:
+    def share(store: ModelStore) -> None:
+        store.topic(SHARED, 2)
+        store.group(GROUP, SHARED)
+        store.assign("a", GROUP, SHARED, 0)
+
+    return story(share)

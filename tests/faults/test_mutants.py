@@ -20,12 +20,15 @@ from tests.support.torture import TORTURE
 pytestmark = pytest.mark.system
 
 QUICK_TO_CATCH = (mutants.ack_before_fsync,)
-#: One for each way to lose acknowledged or read records; the others are like one of them, or have their own tests.
+#: One for each way to lose acknowledged or read records, two for groups; the others are like one of them,
+#: or have their own tests.
 SLOW_TO_CATCH = (
     mutants.skip_seal_check,
     mutants.no_entry_sync,
     mutants.hw_is_leo,
     mutants.free_journal_before_commit,
+    mutants.accept_commits_of_former_members,
+    mutants.answer_before_the_group_is_recorded,
 )
 MUTANTS = tuple(EXPOSED_BY) if TORTURE else (*QUICK_TO_CATCH, *SLOW_TO_CATCH)
 
@@ -50,7 +53,8 @@ def test_the_same_faults_do_no_harm_to_the_server_itself(tmp_path: Path) -> None
         first = EXPOSED_BY[mutant].faults[0]
         # Nothing but the mutant itself leads to a point of the mutant's own.
         faults += [] if first in faults or first is mutants.POWER_CUT_WHEN_SHOWN else [first]
-    report = Bench(tmp_path, 1, load_of(Exposure(tuple(faults), "", observed=True))).run(faults)
+    grouped = any(EXPOSED_BY[mutant].grouped for mutant in MUTANTS)
+    report = Bench(tmp_path, 1, load_of(Exposure(tuple(faults), "", observed=True, grouped=grouped))).run(faults)
     print(report)
     assert not report.anomalies
     assert all(report.faults[fault.kind] for fault in faults)

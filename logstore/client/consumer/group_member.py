@@ -176,15 +176,9 @@ class GroupMember:
         self._membership = None
         self._state.give_up(membership.give_up())
         if (farewell := membership.farewell("The consumer was closed, or has unsubscribed.")) is not None:
-            self._say(farewell)
-
-    def _say(self, farewell: GroupRequest) -> None:
-        # The connection that ``_stop`` interrupts may have had its answer already: it is kept then, and broken. If the
-        # second try fails too, the session ends by itself.
-        for _ in range(2):
+            # If it does not arrive, the session ends by itself.
             with suppress(LogStoreError):
                 self._send(farewell, _LEAVE_SECONDS_MAX)
-                return
 
     def _take(self, membership: Membership, step: Step) -> None:
         partitions = sorted(step.partitions)

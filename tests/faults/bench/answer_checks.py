@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.faults.bench.evidence import FOREVER, Anomaly, Call, Evidence
-from tests.faults.bench.history import Fetch, Final, Produce
+from tests.faults.bench.history import Fetch, Final, Processed, Produce
 
 #: J1: calls that waited may still end so long after all faults are over.
 SETTLED_S = 5
 #: J2: within this time after all faults are over each log takes a produce and gives a fetch.
 PROGRESS_S = 30
 #: The 5xx of docs/http-api.md, without that of a bug. No answer at all has no code.
-_DOCUMENTED = frozenset({50002, 50003, 50004, 50301, 50302, 50303, 50401})
+_DOCUMENTED = frozenset({50002, 50003, 50004, 50301, 50302, 50303, 50305, 50401})
 
 
 def check_answers(evidence: Evidence) -> Iterator[Anomaly]:
@@ -74,6 +74,8 @@ def _check_progress(evidence: Evidence) -> Iterator[Anomaly]:
     for read in reads:
         if read.told and read.ok:
             fetched.setdefault((read.asked.topic, read.asked.partition), []).append(read.told.t)
+    for processed in evidence.singles(Processed):
+        fetched.setdefault((processed.topic, processed.partition), []).append(processed.t)
     faults = [fault.t for fault in evidence.faults]
     for heal in evidence.heals:
         following = bisect_right(faults, heal.t)

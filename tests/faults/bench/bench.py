@@ -20,8 +20,11 @@ import httpx
 from logstore.records.offset_record import OFFSETS_TOPIC
 from tests.faults.bench.checker import check
 from tests.faults.bench.delta_observer import READERS, committed_offsets, read_version
+from tests.faults.bench.groups import ENVIRONMENT as GROUP_ENVIRONMENT
+from tests.faults.bench.groups import Groups, GroupSpec
 from tests.faults.bench.history import (
     AnyEvent,
+    Assigned,
     Commit,
     Committed,
     Delta,
@@ -32,11 +35,12 @@ from tests.faults.bench.history import (
     Stream,
     read_history,
 )
-from tests.faults.bench.meddling import Meddler
 from tests.faults.bench.neighbours import DeltaObserver, JobLoop, Neighbour, StreamingReader
 from tests.faults.bench.nemesis import READY_S, StoreBrokenError
+from tests.faults.bench.nemesis import Neighbour as Killed
+from tests.faults.bench.rebalancing import Rebalancer
 from tests.faults.bench.schedule import HOUR_MS, Fault
-from tests.faults.bench.workload import Client, TopicSpec, Workload
+from tests.faults.bench.workload import Client, TopicSpec, Workload, tell_topic
 from tests.support.server_process import FaultyServerProcess, free_port
 
 _COMPACT = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0", "delete.retention.ms": "0"}
@@ -50,8 +54,13 @@ TOPICS = (
 BOTH = TopicSpec(
     "both", 2, {**_COMPACT, "segment.ms": "700", "cleanup.policy": "compact,delete", "retention.bytes": "3000"}
 )
+#: Read by the members of groups.
+SHARED = (
+    TopicSpec("shared", 4, {"segment.ms": "500"}, shared=True),
+    TopicSpec("shared-too", 2, {"segment.ms": "700"}, shared=True),
+)
 #: Small journal files, so that they are begun and freed many times.
-_ENVIRONMENT = {"LOGSTORE_JOURNAL_MAX_BYTES": str(32 << 20), "LOGSTORE_LOG_LEVEL": "info"}
+_ENVIRONMENT = {"LOGSTORE_JOURNAL_MAX_BYTES": str(32 << 20), "LOGSTORE_LOG_LEVEL": "info", **GROUP_ENVIRONMENT}
 #: Within that time each job has something to do on each topic of its own, and does it.
 _JOBS_S = 300.0
 _CALLS = (Produce, Fetch, Commit, Committed, Delta, Job)
@@ -77,6 +86,8 @@ class Load:
     observed: bool = True
     #: Topics on which streaming queries of Spark run; these start a JVM.
     streamed: Sequence[str] = ()
+    #: Their members are processes that read all shared topics.
+    groups: Sequence[GroupSpec] = ()
     #: Whether most producers send a request again while its outcome is open.
     sent_again: bool = True
     #: How long a healed store may take until every log takes and gives records.
@@ -94,6 +105,8 @@ class Report:
     job_commits: Counter[tuple[str, str]] = field(default_factory=Counter)
     #: Records that each kind of streaming query was given, by topic.
     streamed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    #: Partitions that members of each group were given.
+    moves: Counter[str] = field(default_factory=Counter)
     anomalies: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -107,6 +120,7 @@ class Report:
             f"calls: {counts(self.calls)}",
             f"commits of jobs: {counts(self.job_commits)}",
             f"records streamed: {counts(self.streamed)}",
+            f"partitions assigned to members: {counts(self.moves)}",
             f"faults: {counts(self.faults)}",
             f"of the disk, as they struck: {counts(self.injected)}",
             f"anomalies: {len(self.anomalies)}",
@@ -127,6 +141,8 @@ class Bench:
         self.history = directory / "history.jsonl"
         self._data = directory / "data"
         self.report = Report(seed)
+        #: With the partitions that they have in the end.
+        self._topics = list(load.topics)
 
     def run(self, schedule: Iterable[Fault], *, seconds: float = math.inf) -> Report:
         """Strike the faults one after the other, under load, until none is left or the time is over; returns the
@@ -158,8 +174,10 @@ class Bench:
         jobs = JobLoop(self._data, self.history, load.jobs, pause_s=load.job_pause_s) if load.jobs else None
         observer = DeltaObserver(self._data, self.history) if load.observed else None
         streams = StreamingReader(self._data, self.history, server.url, load.streamed) if load.streamed else None
-        neighbours: list[Neighbour] = [neighbour for neighbour in (jobs, observer, streams) if neighbour]
-        nemesis = Meddler(server, recorder, load.topics, neighbours, jobs, streams=streams, patience_s=load.patience_s)
+        neighbours: list[Killed] = [neighbour for neighbour in (jobs, observer, streams) if neighbour]
+        shared = {topic.name: topic.partitions for topic in load.topics if topic.shared}
+        groups = Groups(server.url, recorder, load.groups, shared, self._directory)
+        neighbours.append(groups)
         workload = Workload(
             server.url,
             recorder,
@@ -171,6 +189,17 @@ class Bench:
             large=load.large,
             deletes=load.deletes,
             sent_again=load.sent_again,
+        )
+        nemesis = Rebalancer(
+            server,
+            recorder,
+            load.topics,
+            neighbours,
+            jobs,
+            groups,
+            workload,
+            streams=streams,
+            patience_s=load.patience_s,
         )
         try:
             for neighbour in neighbours:
@@ -187,6 +216,8 @@ class Bench:
                 nemesis.write_by_hand()
                 if stuck := workload.wait_for_progress(seconds=load.patience_s):
                     raise StoreBrokenError(f"healed, the store takes or gives nothing: {stuck}")
+            self._topics = [*(topic for topic in load.topics if not topic.shared), *nemesis.shared]
+            self._drain(server, groups, nemesis.shared)
             self._roll_all(server)
             if jobs:
                 jobs.end()
@@ -196,18 +227,33 @@ class Bench:
                 observer.end()
             if streams:
                 streams.end()
-            self._read_over_http(server, recorder, workload.groups)
+            names = [*workload.groups, *(spec.name for spec in load.groups)]
+            self._read_over_http(server, recorder, names)
             if code := server.stop():
                 self.report.anomalies.append(f"SIGTERM ended the healed server with {code}")
-            self._read_tables(recorder, workload.groups)
+            self._read_tables(recorder, names)
         finally:
-            for neighbour in neighbours:
-                Neighbour.kill(neighbour)
+            groups.abandon()
+            for neighbour in (jobs, observer, streams):
+                if neighbour:
+                    Neighbour.kill(neighbour)
             nemesis.close()
             self.report.acknowledged = workload.acknowledged.total()
             self.report.faults, self.report.injected = nemesis.faults, nemesis.injected
-            self.report.anomalies += nemesis.broken
+            self.report.anomalies += [*nemesis.broken, *groups.failures]
             self.report.job_commits = jobs.commits if jobs else Counter()
+
+    def _drain(self, server: FaultyServerProcess, groups: Groups, shared: Sequence[TopicSpec]) -> None:
+        """The members process what is left; then they are closed."""
+        if not groups.specs:
+            return
+        logs = [(topic.name, partition) for topic in shared for partition in range(topic.partitions)]
+        ends = {}
+        for topic, partition in logs:
+            answer = httpx.get(f"{server.url}/topics/{topic}/partitions/{partition}/offsets", timeout=READY_S)
+            ends[topic, partition] = int(answer.raise_for_status().json()["end_offset"])
+        self.report.anomalies += groups.drain(ends, self._load.patience_s)
+        groups.end()
 
     def _wait_for_jobs(self, jobs: JobLoop | None) -> None:
         deadline = time.monotonic() + _JOBS_S
@@ -217,12 +263,12 @@ class Bench:
             time.sleep(0.2)
 
     def _roll_all(self, server: FaultyServerProcess) -> None:
-        for topic in self._load.topics:
+        for topic in self._topics:
             httpx.post(f"{server.url}/topics/{topic.name}/roll", timeout=READY_S).raise_for_status()
 
     def _read_over_http(self, server: FaultyServerProcess, recorder: Recorder, groups: Sequence[str]) -> None:
         client = Client(server.url, "final", recorder)
-        for topic in self._load.topics:
+        for topic in self._topics:
             for partition in range(topic.partitions):
                 told = read_partition(client, topic.name, partition)
                 recorder.tell("final", "final", topic=topic.name, partition=partition, **told)
@@ -234,7 +280,7 @@ class Bench:
         client.close()
 
     def _read_tables(self, recorder: Recorder, groups: Sequence[str]) -> None:
-        for topic in self._load.topics:
+        for topic in self._topics:
             for reader in READERS:
                 told = read_version(
                     self._data / "topics" / topic.name, None, reader=reader, partitions=topic.partitions
@@ -242,7 +288,7 @@ class Bench:
                 recorder.tell(f"final-{reader}", "final_delta", topic=topic.name, **told)
         offsets = self._data / "topics" / OFFSETS_TOPIC
         committed = committed_offsets(offsets) if offsets.is_dir() else {}
-        for group, topic in itertools.product(groups, self._load.topics):
+        for group, topic in itertools.product(groups, self._topics):
             of_topic = committed.get((group, topic.name), {})
             recorder.tell("final-delta-rs", "final_commits", group=group, topic=topic.name, offsets=of_topic)
 
@@ -250,6 +296,8 @@ class Bench:
         for event in events:
             if event.phase != "invoke" and isinstance(event, _CALLS):
                 self.report.calls[f"{type(event).__struct_config__.tag} {event.phase}"] += 1
+            if isinstance(event, Assigned):
+                self.report.moves[event.group] += len(event.partitions)
             if isinstance(event, Stream):
                 self.report.streamed[event.query, event.topic] += len(event.rows)
             if isinstance(event, Delta) and event.phase != "ok":
@@ -275,8 +323,7 @@ def create_topic(url: str, topic: TopicSpec, recorder: Recorder) -> None:
         "configs": [{"name": name, "value": value} for name, value in {**_REMEMBER, **topic.configs}.items()],
     }
     httpx.post(f"{url}/v3/clusters/{cluster}/topics", json=body, timeout=60).raise_for_status()
-    made = {"partitions": topic.partitions, "configs": dict(topic.configs), "now_ms": time.time_ns() // 1_000_000}
-    recorder.tell("bench", "topic", topic=topic.name, **made)
+    tell_topic(recorder, topic)
 
 
 def read_partition(client: Client, topic: str, partition: int) -> dict[str, Any]:

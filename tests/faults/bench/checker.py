@@ -11,6 +11,7 @@ from typing import Any
 from tests.faults.bench.answer_checks import check_answers
 from tests.faults.bench.commit_checks import check_commits
 from tests.faults.bench.evidence import Anomaly, Evidence
+from tests.faults.bench.group_checks import check_groups
 from tests.faults.bench.history import AnyEvent, Fetch, typed
 from tests.faults.bench.order_checks import check_order
 from tests.faults.bench.read_checks import check_reads
@@ -31,6 +32,7 @@ def check(events: Iterable[AnyEvent | Mapping[str, Any]]) -> list[Anomaly]:
         check_tables,
         check_streams,
         check_commits,
+        check_groups,
         check_answers,
     ):
         found += judge(evidence)

@@ -15,8 +15,10 @@ from typing import Any, Generic, TypeVar
 
 from tests.faults.bench.history import (
     AnyEvent,
+    Assigned,
     DeleteRecords,
     Delta,
+    Described,
     Entry,
     Event,
     Fault,
@@ -25,12 +27,18 @@ from tests.faults.bench.history import (
     FinalCommits,
     FinalDelta,
     Foreign,
+    Group,
+    GroupRestarted,
     Heal,
     Job,
     Look,
+    Lost,
     Place,
+    Processed,
     Produce,
+    Revoked,
     Row,
+    Stall,
     Start,
     Stream,
     Topic,
@@ -331,7 +339,10 @@ class Evidence:
     # ---- putting together -------------------------------------------------------------------------------------------
 
     def _pair(self, events: list[AnyEvent]) -> None:
-        single = (Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job, Stream)
+        single = (
+            *(Topic, Entry, Fault, Foreign, Heal, Start, Final, Delta, FinalDelta, FinalCommits, Job, Stream),
+            *(Group, Assigned, Revoked, Lost, Processed, Stall, Described, GroupRestarted),
+        )
         asked: dict[str, AnyEvent] = {}
         for event in events:
             if event.phase == "invoke":

@@ -23,6 +23,7 @@ SentRecord = tuple[str, str | None, str | None, int | None]
 Place = tuple[int, int]
 #: offset, timestamp in ms, record id (None: the header is not there), key, value
 Row = tuple[int, int, str | None, str | None, str | None]
+TopicPartition = tuple[str, int]
 #: partition, then as ``Row``
 TableRow = tuple[int, int, int, str | None, str | None, str | None]
 
@@ -93,6 +94,66 @@ class Committed(Event, tag="committed", frozen=True, kw_only=True):
     offsets: dict[int, int] = {}
 
 
+class Group(Event, tag="group", frozen=True, kw_only=True):
+    """A consumer group whose members are processes of the bench; members are named by their ``process``."""
+
+    group: str
+    topics: list[str]
+    session_ms: int
+
+
+class Assigned(Event, tag="assigned", frozen=True, kw_only=True):
+    """Told by the member, in its rebalance listener, as are ``revoked`` and ``lost``."""
+
+    group: str
+    partitions: list[TopicPartition]
+
+
+class Revoked(Event, tag="revoked", frozen=True, kw_only=True):
+    group: str
+    partitions: list[TopicPartition]
+
+
+class Lost(Event, tag="lost", frozen=True, kw_only=True):
+    group: str
+    partitions: list[TopicPartition]
+
+
+class Processed(Event, tag="processed", frozen=True, kw_only=True):
+    """Offsets and record ids that a member is done with, before it commits them."""
+
+    group: str
+    topic: str
+    partition: int
+    rows: list[tuple[int, str | None]]
+
+
+class Stall(Event, tag="stall", frozen=True, kw_only=True):
+    """The process of a member did not run from ``since`` until now."""
+
+    since: int
+
+
+class Described(Event, tag="described", frozen=True, kw_only=True):
+    """A group as the store describes it: the partitions of each member, by process. ``live`` at the end of a run: the
+    members that there are, none of which comes or goes any more.
+    """
+
+    group: str = ""
+    state: str = ""
+    generation: int = -1
+    members: dict[str, list[TopicPartition]] = {}
+    live: list[str] | None = None
+
+
+class GroupRestarted(Event, tag="group_restarted", frozen=True, kw_only=True):
+    """The store was killed and started under a settled group, which is settled again with the same members."""
+
+    group: str
+    before: int
+    after: int
+
+
 class Look(Event, frozen=True, kw_only=True):
     """The rows that a Delta reader that is not ours saw in one version, from each partition's ``since`` on."""
 
@@ -139,7 +200,8 @@ class Job(Event, tag="job", frozen=True, kw_only=True):
 
 class Fault(Event, tag="fault", frozen=True, kw_only=True):
     """``topic`` and ``version`` belong to an ``overwrite`` (``quiet`` if no other commit to that table was under way)
-    and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault.
+    and to an ``entry_lost`` (the entry that a power cut took). ``offset_ms`` is the step of a ``clock`` fault,
+    ``member`` the process of a group's member that the fault is about.
     """
 
     kind: str
@@ -147,6 +209,7 @@ class Fault(Event, tag="fault", frozen=True, kw_only=True):
     version: int | None = None
     quiet: bool = False
     offset_ms: int = 0
+    member: str = ""
 
 
 class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
@@ -187,6 +250,14 @@ AnyEvent = (
     | DeleteRecords
     | Commit
     | Committed
+    | Group
+    | Assigned
+    | Revoked
+    | Lost
+    | Processed
+    | Stall
+    | Described
+    | GroupRestarted
     | Delta
     | FinalDelta
     | Stream

@@ -1,4 +1,5 @@
-"""A topic that is deleted and made again under consumers that have positions in it, one of them paused; and a producer.
+"""A topic that is deleted and made again under consumers that have positions in it: one reads, one is paused, two are
+members of their groups, of either protocol; and under a producer.
 
 The topic is in no history, because the checker knows a log by its name. So its guarantees are checked here: the new
 topic holds the records acknowledged for it, from offset 0 on; each consumer, by ``auto_offset_reset``, reads those and
@@ -9,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from logstore import Consumer, Producer, TopicPartition
 from logstore.client.admin import Admin
@@ -37,7 +38,7 @@ class MadeAgain:
         self._log = TopicPartition(name, 0)
         self._admin = Admin(url)
         self._producer = Producer(url)
-        self._readers = [self._reader(url, how) for how in ("reading", "paused")]
+        self._readers = [self._reader(url, how) for how in ("reading", "paused", "classic", "consumer")]
 
     def __enter__(self) -> Self:
         self._create()
@@ -87,8 +88,13 @@ class MadeAgain:
 
     def _reader(self, url: str, how: str) -> _Reader:
         group = f"{self._log.topic}-{how}"
-        consumer = Consumer(url, group_id=group, auto_offset_reset="earliest", enable_auto_commit=False)
-        consumer.assign([self._log])
+        options: dict[str, Any] = {"group_id": group, "auto_offset_reset": "earliest", "enable_auto_commit": False}
+        if how in ("reading", "paused"):
+            consumer = Consumer(url, **options)
+            consumer.assign([self._log])
+        else:
+            consumer = Consumer(url, **options, group_protocol=how, metadata_max_age_ms=1_000)
+            consumer.subscribe([self._log.topic])
         return _Reader(consumer, group, how == "paused")
 
     def _create(self) -> None:

@@ -67,6 +67,9 @@ class ModelStore:
         self.topics: dict[str, ModelTopic] = {}
         self.groups: dict[tuple[str, str], dict[str, int]] = {}
         self.streams: dict[tuple[str, str], ModelStream] = {}
+        #: By group and topic, the member that owns each partition; and the generation of each group.
+        self.owners: dict[tuple[str, str], dict[int, str]] = {}
+        self.generations: dict[str, int] = {}
         self.pending: list[Pending] = []
         self._numbers = itertools.count()
         self._records = itertools.count()
@@ -225,6 +228,45 @@ class ModelStore:
         asked = {"topic": topic, "partition": partition, "before_offset": before_offset}
         return self.begin("reader", "delete_records", act, **asked)
 
+    # ---- members of groups ------------------------------------------------------------------------------------------
+
+    def group(self, group: str, topic: str, session_ms: int = 2_000) -> None:
+        self.tell("bench", "group", group=group, topics=[topic], session_ms=session_ms)
+        self.owners[group, topic] = {}
+        self.generations[group] = 0
+
+    def assign(self, member: str, group: str, topic: str, *partitions: int) -> None:
+        self.generations[group] += 1
+        self.owners[group, topic].update(dict.fromkeys(partitions, member))
+        self.tell(member, "assigned", group=group, partitions=[(topic, p) for p in partitions])
+
+    def give_up(self, member: str, group: str, topic: str, *partitions: int, op: str = "revoked") -> None:
+        """``op``: "revoked", or "lost" of a member that was fenced."""
+        for partition in partitions:
+            if self.owners[group, topic].get(partition) == member:
+                del self.owners[group, topic][partition]
+        self.tell(member, op, group=group, partitions=[(topic, p) for p in partitions])
+
+    def process(self, member: str, group: str, topic: str, partition: int, *, commits: bool = True) -> None:
+        """All that there is from the committed offset on."""
+        log = self.topics[topic].logs[partition]
+        first = self.groups.get((group, topic), {}).get(str(partition), 0)
+        rows = [(row[0], row[2]) for row in log.rows.values() if row[0] >= first]
+        self.tell(member, "processed", group=group, topic=topic, partition=partition, rows=rows)
+        if commits:
+            self.do(self.commit(group, topic, {partition: log.end}, process=member))
+
+    def describe(self, group: str, topic: str, *, live: list[str] | None = None) -> None:
+        members: dict[str, list[tuple[str, int]]] = {}
+        for partition, member in self.owners[group, topic].items():
+            members.setdefault(member, []).append((topic, partition))
+
+        def act() -> Told:
+            told = {"state": "Stable", "generation": self.generations[group], "members": members}
+            return told if live is None else {**told, "live": live}
+
+        self.do(self.begin("watch", "described", act, group=group))
+
     # ---- the table --------------------------------------------------------------------------------------------------
 
     def roll(self, topic: str) -> None:
@@ -318,6 +360,10 @@ class ModelStore:
             for partition in range(len(topic.logs)):
                 self.do(self.produce(name, [self.record("last")], partition, process="healed"))
                 self.do(self.fetch(name, topic.logs[partition].end - 1, partition, process="healed"))
+        for (group, name), owners in self.owners.items():
+            for partition, member in owners.items():
+                self.process(member, group, name, partition)
+            self.describe(group, name, live=sorted(set(owners.values())))
         for name, topic in self.topics.items():
             for partition, log in enumerate(topic.logs):
                 rows = [list(row) for row in log.rows.values()]

@@ -19,6 +19,8 @@ from tests.faults.bench.schedule import HOUR_MS, Fault
 
 _LATE_S, _LATE_MAX_S = 5.0, 12.0
 _WITHHELD_S, _WITHHELD_MAX_S = 15.0, 120.0
+#: Longer than a run.
+_RECORD_LATE_S = 600.0
 #: The groups of appends that become durable; then the answers with records that are not, before the power is cut.
 _SYNCED, _SHOWN = 12, 4
 
@@ -53,6 +55,10 @@ RESTORE: Final = Fault("restore", 0.3, 0, {**_AT, "how": "restore", "back": 1, "
 STRANGE_PROPERTY: Final = Fault("strange", 0.2, 0, {**_AT, "what": "abc", "restart": "kill", **_UNDER_LOAD})
 #: Time for a stream to begin, and for more small files than the store leaves alone.
 STREAM_KILL: Final = Fault("stream_kill", 0, 25, {"and_then": 0})
+MEMBER_ADD: Final = Fault("member_add", 0, 1, {"which": 0.9})
+MEMBER_RESTART: Final = Fault("member_restart", 0, 1, {"which": 0.9})
+MEMBER_FENCE: Final = Fault("member_fence", 0, 1, {"which": 0})
+KILL_WHEN_SETTLED: Final = Fault("kill_when_settled", 0, 0, {"which": 0})
 FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": None})
 
 
@@ -62,8 +68,8 @@ class Exposure:
 
     ``readers``: how many are needed or in the way; ``rolled``: whether the load reaches Delta meanwhile; ``observed``:
     whether a Delta reader has to look at every version; ``streamed``: whether streaming queries of Spark are needed;
-    ``stuck``: a log may give nothing any more, which exposes
-    it; ``sent_again``: whether producers may bring back what was lost.
+    ``stuck``: a log may give nothing any more, which exposes it; ``sent_again``: whether producers may bring back what
+    was lost; ``grouped``: whether members of groups are needed.
     """
 
     faults: tuple[Fault, ...]
@@ -74,6 +80,7 @@ class Exposure:
     streamed: bool = False
     stuck: bool = False
     sent_again: bool = True
+    grouped: bool = False
 
 
 # ---- durability -----------------------------------------------------------------------------------------------------
@@ -245,6 +252,74 @@ def forget_commits_at_start() -> None:
     GroupsMachine.replay = nothing  # type: ignore[method-assign]
 
 
+# ---- groups ---------------------------------------------------------------------------------------------------------
+
+
+def accept_commits_of_former_members() -> None:
+    """A commit is taken whoever sends it, of whatever generation."""
+    from consumer_offsets.groups.classic_group import ClassicGroup
+    from consumer_offsets.groups.consumer_group import ConsumerGroup
+
+    ClassicGroup.check_commit = lambda *_: None  # type: ignore[assignment, method-assign]
+    ConsumerGroup.check_commit = lambda *_: None  # type: ignore[assignment, method-assign]
+
+
+def assign_before_revocation() -> None:
+    """A partition goes to its next member when it is taken from the one before, who still has it."""
+    from consumer_offsets.groups import consumer_group
+
+    reconcile = consumer_group.reconcile
+
+    def at_once(member: Any, target: Any, epoch: int, owners: Any, _: Any) -> Any:
+        return reconcile(member, target, epoch, owners, frozenset())
+
+    consumer_group.reconcile = at_once
+
+
+def answer_before_the_group_is_recorded() -> None:
+    """Members are answered at once, and the group's record is appended much later."""
+    from consumer_offsets.coordinator_shard import CoordinatorShard
+    from consumer_offsets.effects import AppendRecord
+    from consumer_offsets.groups.group_record import GroupRecord
+
+    perform = CoordinatorShard._perform
+
+    def answered_first(self: Any, effects: Any) -> None:
+        made = list(effects)
+        late = [e for e in made if isinstance(e, AppendRecord) and isinstance(e.record, GroupRecord)]
+        perform(self, [effect for effect in made if effect not in late])
+        if late:
+            asyncio.get_running_loop().call_later(_RECORD_LATE_S, perform, self, late)
+
+    CoordinatorShard._perform = answered_first  # type: ignore[method-assign]
+
+
+def forget_offsets_at_start() -> None:
+    """A restarted store knows the members of its groups, and not what they have committed."""
+    from consumer_offsets.committed_offsets import CommittedOffsets
+    from consumer_offsets.groups_machine import GroupsMachine
+
+    machine_replay, replay = GroupsMachine.replay, CommittedOffsets.replay
+
+    def only_groups(self: GroupsMachine, *args: Any) -> None:
+        CommittedOffsets.replay = lambda *_: None  # type: ignore[assignment, method-assign]
+        try:
+            machine_replay(self, *args)
+        finally:
+            CommittedOffsets.replay = replay  # type: ignore[method-assign]
+
+    GroupsMachine.replay = only_groups  # type: ignore[method-assign]
+
+
+def keep_silent_members() -> None:
+    """The session of a member never ends."""
+    from consumer_offsets.groups.classic_group import ClassicGroup
+    from consumer_offsets.groups.consumer_group import ConsumerGroup
+
+    ClassicGroup._on_session_timer = lambda *_: None  # type: ignore[assignment, method-assign]
+    ConsumerGroup.on_timer = lambda *_: None  # type: ignore[assignment, method-assign]
+
+
 # ---- the table ------------------------------------------------------------------------------------------------------
 
 
@@ -380,6 +455,19 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     reuse_offsets_after_restart: Exposure((KILL,), _LOST, rolled=False),
     forget_sequences: Exposure((KILL_WHEN_SYNCED,) * 3, "A2 record is stored twice", rolled=False),
     forget_commits_at_start: Exposure((KILL,) * 2, "G3 commit is lost"),
+    accept_commits_of_former_members: Exposure(
+        (MEMBER_FENCE,), "G2 commit of a former owner is accepted", grouped=True
+    ),
+    assign_before_revocation: Exposure(
+        (MEMBER_ADD, MEMBER_RESTART) * 2, "(G1 partition has two owners|G2 commit of a former owner)", grouped=True
+    ),
+    answer_before_the_group_is_recorded: Exposure(
+        (KILL_WHEN_SETTLED,), "G2 (generation fell|more than one rebalance)", grouped=True
+    ),
+    forget_offsets_at_start: Exposure(
+        (KILL, MEMBER_ADD), "G3 (commit is lost|owner begins before the committed offset)", grouped=True
+    ),
+    keep_silent_members: Exposure((MEMBER_FENCE,), "G7 .* stands still, and its partitions", stuck=True, grouped=True),
     append_time_goes_back: Exposure((CLOCK_SET_BACK,), "B5 append time went back"),
     # Now and then the store looks at its table between the overwriting and the next roll.
     skip_seal_check: Exposure((OVERWRITE,) * 3, "D2 rows are missing", observed=True),

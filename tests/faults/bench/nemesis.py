@@ -69,7 +69,8 @@ class Nemesis:
         self.broken: list[str] = []
         self._server = server
         self._recorder = recorder
-        self._loaded = [topic for topic in topics if not topic.by_hand]
+        self._topics = topics
+        self._loaded = [topic for topic in topics if not topic.by_hand and not topic.shared]
         self._by_hand = [topic for topic in topics if topic.by_hand]
         self._neighbours = neighbours
         self._jobs = jobs
@@ -175,7 +176,7 @@ class Nemesis:
 
     def _entries(self) -> dict[tuple[str, int], bytes]:
         found = {}
-        for topic in (*self._loaded, *self._by_hand):
+        for topic in self._topics:
             for path in (self._server.data / "topics" / topic.name / "_delta_log").glob("*.json"):
                 if path.stem.isdigit():
                     found[topic.name, int(path.stem)] = path.read_bytes()

@@ -15,6 +15,17 @@ LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_
 #: By somebody beside the store.
 MEDDLING: Final = ("copy", "recreate", "lock", "restore", "rewrite", "strange")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
+#: Of the members of consumer groups, for runs that have some.
+GROUPED: Final = (
+    "member_kill",
+    "member_pause",
+    "member_fence",
+    "member_restart",
+    "member_add",
+    "member_close",
+    "grow",
+    "kill_when_settled",
+)
 #: For runs with streaming queries of Spark on the tables, too. Left out are others' commits that a stream over a table
 #: cannot bear (docs/your-topic-as-a-table.md).
 STREAMED: Final = ("stream_kill", *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange"}))
@@ -73,7 +84,7 @@ class Fault:
 def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> Iterator[Fault]:
     """Without an end; at a ``pace`` below 1 they are shorter and come faster."""
     chance = random.Random(f"schedule {seed}")
-    known = [kind for kind in (*KINDS, *STREAMED[:1]) if kind in kinds]
+    known = [kind for kind in (*KINDS, *STREAMED[:1], *GROUPED) if kind in kinds]
     while known:
         for kind in chance.sample(known, len(known)):
             inside = None
@@ -84,7 +95,7 @@ def faults(seed: int, kinds: Collection[str] = KINDS, *, pace: float = 1.0) -> I
 
 
 def _fault(chance: random.Random, kind: str, pace: float, inside: Fault | None = None) -> Fault:
-    seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind == "pause" else 0.0
+    seconds = pace * chance.uniform(0.5, 4.0) if kind in LASTING or kind in {"pause", "member_pause"} else 0.0
     if kind in MEDDLING:
         # Besides the time that the store takes to notice.
         seconds = pace * chance.uniform(0.2, 1.5)
@@ -129,6 +140,8 @@ def _settings(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"which": chance.random()}
         case _ if kind in MEDDLING:
             return _meddling(chance, kind)
+        case _ if kind in GROUPED:
+            return {"which": chance.random()}
         case _:
             return {}
 

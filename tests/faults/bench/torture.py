@@ -21,10 +21,11 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from tests.faults.bench.bench import BOTH, TOPICS, Bench, Load, Report
+from tests.faults.bench.bench import BOTH, SHARED, TOPICS, Bench, Load, Report
+from tests.faults.bench.groups import CONSUMER, COOPERATIVE, RANGE
 from tests.faults.bench.mutants import EXPOSED_BY, Exposure
 from tests.faults.bench.nemesis import READY_S
-from tests.faults.bench.schedule import KINDS, STREAMED, faults
+from tests.faults.bench.schedule import GROUPED, KINDS, STREAMED, faults
 from tests.faults.bench.workload import TopicSpec
 
 ROOT = Path(__file__).parents[3]
@@ -55,6 +56,11 @@ _STREAMED_LOAD = replace(_LOAD, deletes=(), producers=2, pause_s=0.1, streamed=(
 #: A round with streams begins and ends a minute later than others.
 _STREAMED_FROM_S = 600
 _STREAMED_EVERY = 4
+#: Members take the place of some producers.
+_GROUPED_LOAD = replace(
+    _LOAD, topics=(*TOPICS, BOTH, *SHARED), groups=(RANGE, COOPERATIVE, CONSUMER), producers=2, pause_s=0.1
+)
+_GROUPED_EVERY = 4
 
 
 def main() -> int:
@@ -63,9 +69,14 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=600, help=f"seconds, about; {_LEAST_S} at least")
     parser.add_argument("--rounds", type=int, default=0, help="rounds of the bench, and nothing else")
     parser.add_argument(
-        "--kinds", nargs="+", choices={*KINDS, *STREAMED}, default=KINDS, help="of faults, in rounds of the bench"
+        "--kinds",
+        nargs="+",
+        choices={*KINDS, *STREAMED, *GROUPED},
+        default=KINDS,
+        help="of faults, in rounds of the bench",
     )
     parser.add_argument("--streamed", action="store_true", help="rounds with streaming queries of Spark")
+    parser.add_argument("--grouped", action="store_true", help="rounds with members of consumer groups")
     parser.add_argument("--faults", type=int, default=None, help="at most so many in a round")
     parser.add_argument("--mutant", choices=[mutant.__name__ for mutant in EXPOSED_BY], help="one run of it instead")
     given = parser.parse_args()
@@ -86,7 +97,9 @@ def main() -> int:
             break
         seconds = _ROUND_S if given.rounds else min(_ROUND_S, left)
         in_turn = not given.rounds and given.duration >= _STREAMED_FROM_S and done % _STREAMED_EVERY == 1
-        report = run_round(seed, seconds, given.kinds, most=given.faults, streamed=given.streamed or in_turn)
+        grouped = given.grouped or (not given.rounds and done % _GROUPED_EVERY == 0)
+        streamed = given.streamed or in_turn
+        report = run_round(seed, seconds, given.kinds, most=given.faults, streamed=streamed, grouped=grouped)
         failed += not is_passed(report)
         struck += report.faults.total()
         done += 1
@@ -115,7 +128,8 @@ def load_of(exposure: Exposure) -> Load:
         TopicSpec("by-hand", 1, {"segment.ms": "3600000"}, by_hand=True),
     )
     return Load(
-        topics,
+        (*topics, *SHARED) if exposure.grouped else topics,
+        groups=[replace(group, seconds_a_batch=0.3) for group in (COOPERATIVE, CONSUMER)] if exposure.grouped else (),
         producers=3,
         readers=exposure.readers,
         pause_s=0.01,
@@ -129,16 +143,25 @@ def load_of(exposure: Exposure) -> Load:
 
 
 def run_round(
-    seed: int, seconds: float, kinds: Sequence[str] = KINDS, *, most: int | None = None, streamed: bool = False
+    seed: int,
+    seconds: float,
+    kinds: Sequence[str] = KINDS,
+    *,
+    most: int | None = None,
+    streamed: bool = False,
+    grouped: bool = False,
 ) -> Report:
     """One store from its beginning to its end; the report of its faults and anomalies.
 
-    Beside streaming queries, only the faults that these can bear.
+    Beside streaming queries, only the faults that these can bear; with groups, those of their members, too.
     """
     again = f"--rounds 1 --seed {seed}"
     if streamed:
         again += " --streamed"
-    if kinds is not KINDS:
+    if grouped:
+        again += " --grouped"
+    named = kinds is not KINDS
+    if named:
         again += f" --kinds {' '.join(kinds)}"
         kinds = [kind for kind in kinds if not streamed or kind in STREAMED]
     elif streamed:
@@ -146,10 +169,13 @@ def run_round(
     elif seed % 2 == 0:
         # Overwritten commits excuse many anomalies: every other seed has none.
         kinds = [kind for kind in KINDS if kind != "overwrite"]
+    if grouped and not named:
+        kinds = (*kinds, *GROUPED)
     if most is not None:
         again += f" --faults {most}"
     schedule = islice(faults(seed, kinds), most)
-    return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), _STREAMED_LOAD if streamed else _LOAD)
+    load = _STREAMED_LOAD if streamed else _GROUPED_LOAD if grouped else _LOAD
+    return _run(seed, again, lambda bench: bench.run(schedule, seconds=seconds), load)
 
 
 def is_passed(report: Report) -> bool:

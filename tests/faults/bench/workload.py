@@ -54,10 +54,18 @@ class TopicSpec:
     configs: Mapping[str, str] = field(default_factory=dict)
     #: Nobody writes to it but a fault that has to know when it is rolled.
     by_hand: bool = False
+    #: Read by the members of consumer groups alone; it may gain partitions.
+    shared: bool = False
 
     @property
     def compacted(self) -> bool:
         return "compact" in self.configs.get("cleanup.policy", "")
+
+
+def tell_topic(recorder: Recorder, topic: TopicSpec) -> None:
+    """The topic was made, or has more partitions now."""
+    made = {"partitions": topic.partitions, "configs": dict(topic.configs), "now_ms": time.time_ns() // 1_000_000}
+    recorder.tell("bench", "topic", topic=topic.name, **made)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,11 +264,14 @@ class Client:
             headers={"Accept": _FORMATS[form]},
         )
 
-    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> Answer:
+    def commit(
+        self, group: str, topic: str, offsets: Mapping[int, int], member: Mapping[str, Any] | None = None
+    ) -> Answer:
+        """``member``: the fields of the request by which a member of the group commits."""
         entries = [{"topic": topic, "partition": p, "offset": offset} for p, offset in offsets.items()]
         asked = {"group": group, "topic": topic, "offsets": {str(p): offset for p, offset in offsets.items()}}
         path = f"/groups/{group}/offsets"
-        return self.call("commit", "POST", path, lambda _: {}, asked, json={"offsets": entries})[0]
+        return self.call("commit", "POST", path, lambda _: {}, asked, json={"offsets": entries, **(member or {})})[0]
 
     def committed(self, group: str, topic: str) -> tuple[Answer, Mapping[str, Any]]:
         def offsets(http: httpx.Response) -> Mapping[str, Any]:
@@ -362,13 +373,14 @@ class Workload(BackgroundLoad):
         self.groups = [f"group-{n}" for n in range(readers)]
         self._url = url
         self._recorder = recorder
-        self._topics = topics
+        self._topics = list(topics)
         self._seed = seed
         self._pause_s = pause_s
         self._large = large
         self._deletes = deletes
         self._sent_again = sent_again
         self._counting = threading.Lock()
+        self._read_topics = [topic for topic in topics if not topic.shared]
         targets: list[Callable[[], None]] = []
         targets += [_bound(self._produce, number) for number in range(producers)]
         targets += [_bound(self._read, number) for number in range(readers)]
@@ -386,14 +398,21 @@ class Workload(BackgroundLoad):
 
     def wait_for_progress(self, *, seconds: float) -> list[tuple[str, int]]:
         """Until each log has taken a record more, and given an answer to a fetch; those that have not in time."""
+        waiting = []
         with self._counting:
-            before = [(counter, Counter(counter)) for counter in (self.acknowledged, self.fetches)]
-        waiting = [(topic.name, partition) for topic in self._topics for partition in range(topic.partitions)]
+            for counter, topics in ((self.acknowledged, self._topics), (self.fetches, self._read_topics)):
+                then = Counter(counter)
+                waiting += [(counter, (at.name, p), then[at.name, p]) for at in topics for p in range(at.partitions)]
         deadline = time.monotonic() + seconds
         while waiting and time.monotonic() < deadline and not self.errors:
             self._stop.wait(0.02)
-            waiting = [log for log in waiting if any(counter[log] == then[log] for counter, then in before)]
-        return waiting
+            waiting = [(counter, log, then) for counter, log, then in waiting if counter[log] == then]
+        return [log for _, log, _ in waiting]
+
+    def grown(self, topic: TopicSpec) -> None:
+        """The shared topic has more partitions now: write to them, too."""
+        (at,) = (n for n, known in enumerate(self._topics) if known.name == topic.name)
+        self._topics[at] = topic
 
     # ---- producers --------------------------------------------------------------------------------------------------
 
@@ -405,7 +424,8 @@ class Workload(BackgroundLoad):
                 if self._stop.wait(self._pause_s * 2 * chance.random()):
                     return
                 topic = chance.choice(self._topics)
-                named = chance.choice([True, True, False])
+                # The partition of a key depends on the number of partitions.
+                named = topic.shared or chance.choice([True, True, False])
                 keyed = topic.compacted or not named or chance.random() < 0.5
                 records = list(_records(f"{number}-{sequence}", topic, keyed=keyed, large=self._large, chance=chance))
                 if not named and not topic.compacted and chance.random() < 0.3:
@@ -440,11 +460,11 @@ class Workload(BackgroundLoad):
         client = Client(self._url, f"reader-{number}", self._recorder)
         group = self.groups[number]
         form = "arrow" if number % 2 else "json"
-        at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in self._topics}
+        at = {topic.name: dict.fromkeys(range(topic.partitions), 0) for topic in self._read_topics}
         reached = dict.fromkeys(at, True)
         try:
             while not self._stop.wait(self._pause_s):
-                topic = chance.choice(self._topics)
+                topic = chance.choice(self._read_topics)
                 positions = at[topic.name]
                 if not reached[topic.name] and self._resume(client, group, topic, positions):
                     reached[topic.name] = True

@@ -85,6 +85,13 @@ def test_sends_again_after_a_throttled_answer_whatever_the_method():
         assert len(asked) == 3
 
 
+def test_sends_again_while_the_groups_are_being_read():
+    loading = (503, {}, json.dumps({"error_code": 50305, "message": "being read"}).encode())
+    with answering([loading, OK]) as (url, asked), Transport(url) as transport:
+        transport.request("POST", "/groups/g/offsets")
+        assert len(asked) == 2
+
+
 def test_gives_up_when_the_server_says_to_wait_longer_than_allowed():
     throttled = (429, {"Retry-After": "30"}, THROTTLED[2])
     with answering([throttled]) as (url, asked), Transport(url, retry_timeout_s=1) as transport:
@@ -221,3 +228,20 @@ def test_no_connection_is_kept_after_close_whatever_was_on_its_way():
 
         connections.exchange("GET", "/", None, {}, 5, read=read)
         assert used[0].sock is None
+
+
+def test_a_connection_that_is_interrupted_as_its_answer_comes_is_not_kept():
+    """Its socket is shut down: the next request would break on it."""
+    with answering([OK, OK]) as (url, asked):
+        connections = Connections(url)
+
+        def read(response: http.client.HTTPResponse) -> bytes:
+            body = response.read()
+            connections.interrupt()
+            return body
+
+        assert connections.exchange("GET", "/", None, {}, 5, read=read).status_code == 200
+        assert connections.exchange("GET", "/", None, {}, 5).status_code == 200
+        assert len(asked) == 2
+        assert not connections._busy
+        connections.close()

@@ -35,6 +35,7 @@ from logstore.errors import (
     InvalidRegularExpressionError,
     InvalidRequestError,
     InvalidTopicError,
+    LogStoreError,
     NonEmptyGroupError,
     NotCoordinatorError,
     OffsetMetadataTooLargeError,
@@ -339,6 +340,31 @@ def test_a_commit_that_a_failed_disk_refuses_is_not_seen(tmp_path: Path) -> None
             # The topic goes, though its offsets cannot be deleted now.
             await broker.delete_topic(INTERNAL, "t")
             assert groups.groups(INTERNAL) == []
+
+    run(scenario())
+
+
+def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path) -> None:
+    """Or a group would go from one generation to a lower one in the eyes of whoever describes it."""
+
+    async def scenario() -> None:
+        disk = FaultyFileSystem()
+        settings = {"offsets_topic_num_partitions": 1, "group_initial_rebalance_delay_ms": 0}
+        async with running(tmp_path, filesystem=disk, **settings) as (broker, groups):
+            await new_topic(broker)
+            await groups.members.join(INTERNAL, "g", joining("m"))
+            await groups.members.until_durable(INTERNAL, "g")
+            disk.fail("fdatasync", errno.EIO)
+            leave = LeaveGroup(0, (LeavingMember("m"),))
+            leaving = asyncio.create_task(groups.members.leave(INTERNAL, "g", leave))
+            while groups.describe(INTERNAL, "g").generation == 1:
+                await asyncio.sleep(0)
+            with pytest.raises(LogStoreError):
+                await groups.members.until_durable(INTERNAL, "g")
+            with pytest.raises(LogStoreError):
+                await leaving
+            await eventually_async(lambda: groups.describe(INTERNAL, "g").generation == 1)
+            await groups.members.until_durable(INTERNAL, "g")
 
     run(scenario())
 

@@ -1,0 +1,264 @@
+"""Consumer groups in a run: processes that are their members, and what the store says of the groups meanwhile.
+
+Invariants: a member has a name of its own, which is its ``client_id`` and so stands in descriptions; a process that is
+started again is another member, also under the same ``group.instance.id``.
+"""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.faults.bench.history import Recorder
+from tests.faults.bench.workload import Client
+
+ROOT = Path(__file__).parents[3]
+SESSION_MS = 2_000
+#: Settings of the store that let sessions and rebalances be short.
+ENVIRONMENT = {
+    "LOGSTORE_GROUP_MIN_SESSION_TIMEOUT_MS": "100",
+    "LOGSTORE_GROUP_INITIAL_REBALANCE_DELAY_MS": "200",
+    "LOGSTORE_GROUP_CONSUMER_SESSION_TIMEOUT_MS": str(SESSION_MS),
+    "LOGSTORE_GROUP_CONSUMER_HEARTBEAT_INTERVAL_MS": "200",
+}
+_COMMON = {"max_poll_records": 100, "max_poll_interval_ms": 10_000, "metadata_max_age_ms": 1_000}
+_CLASSIC = {**_COMMON, "session_timeout_ms": SESSION_MS, "heartbeat_interval_ms": 200}
+_LOOK_S = 0.2
+#: A member closes its consumer within this time, also while the store is away.
+_CLOSE_S = 90
+#: It may be told to end before it listens to that.
+_ENDS = {0, -signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSpec:
+    """``members`` at the beginning, at most ``members_max``; every other one is static. Each takes ``seconds_a_batch``
+    to process what a poll has given it.
+    """
+
+    name: str
+    options: Mapping[str, Any]
+    members: int = 2
+    members_max: int = 3
+    seconds_a_batch: float = 0.03
+
+
+RANGE = GroupSpec("range", _CLASSIC)
+COOPERATIVE = GroupSpec("cooperative", {**_CLASSIC, "partition_assignment_strategy": "cooperative-sticky"})
+CONSUMER = GroupSpec("consumer", {**_COMMON, "group_protocol": "consumer"})
+
+
+@dataclass(slots=True)
+class Member:
+    name: str
+    group: GroupSpec
+    instance_id: str | None
+    process: subprocess.Popen[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """``members`` by name: the fields by which it commits, and its partitions."""
+
+    state: str = ""
+    generation: int = -1
+    members: Mapping[str, tuple[Mapping[str, Any], list[tuple[str, int]]]] = field(default_factory=dict)
+
+    @property
+    def owned(self) -> dict[str, list[tuple[str, int]]]:
+        return {name: owned for name, (_, owned) in self.members.items()}
+
+
+class Groups:
+    """``start`` and ``kill`` all members, as of a machine that they share with the store. ``topics`` are the partitions
+    of the shared topics by name; they may grow.
+    """
+
+    def __init__(
+        self, url: str, recorder: Recorder, specs: Sequence[GroupSpec], topics: Mapping[str, int], directory: Path
+    ) -> None:
+        self.specs = specs
+        self.topics = dict(topics)
+        self.members: list[Member] = []
+        self.failures: list[str] = []
+        self._url = url
+        self._recorder = recorder
+        self._directory = directory
+        self._client = Client(url, "groups", recorder)
+        self._numbers = itertools.count()
+        self._counts = {spec.name: spec.members for spec in specs}
+        self._stop = threading.Event()
+        self._watching = threading.Thread(target=self._watch)
+        for spec in specs:
+            recorder.tell("bench", "group", group=spec.name, topics=sorted(topics), session_ms=SESSION_MS)
+        self._watching.start()
+
+    # ---- members ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """As many as there were."""
+        for spec in self.specs:
+            for number in range(self._counts[spec.name]):
+                self.add(spec, f"{spec.name}-static-{number}" if number % 2 else None)
+
+    def kill(self) -> None:
+        """kill -9 of all of them."""
+        self._counts = {spec.name: len(self.of(spec)) for spec in self.specs}
+        for member in list(self.members):
+            self.kill_one(member)
+
+    def of(self, spec: GroupSpec) -> list[Member]:
+        return [member for member in self.members if member.group is spec]
+
+    def add(self, spec: GroupSpec, instance_id: str | None = None) -> Member:
+        name = f"{spec.name}-m{next(self._numbers)}"
+        options = {**spec.options, **({"group_instance_id": instance_id} if instance_id else {})}
+        topics, seconds = json.dumps(sorted(self.topics)), str(spec.seconds_a_batch)
+        given = [self._url, str(self._recorder.path), name, spec.name, topics, seconds]
+        with (self._directory / f"{name}.err").open("wb") as stderr:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.faults.bench.group_member", *given, json.dumps(options)],
+                cwd=ROOT,
+                stderr=stderr,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+        member = Member(name, spec, instance_id, process)
+        self.members.append(member)
+        return member
+
+    def kill_one(self, member: Member) -> None:
+        self.members.remove(member)
+        # Told before: from then on what it owned is nobody's.
+        self._recorder.tell("nemesis", "fault", kind="member_killed", member=member.name)
+        member.process.kill()
+        member.process.wait()
+
+    def close_one(self, member: Member) -> None:
+        """The consumer is closed, and the process ends."""
+        self.members.remove(member)
+        member.process.terminate()
+        try:
+            code = member.process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            code = None
+            member.process.kill()
+            member.process.wait()
+        if code not in _ENDS:
+            said = (self._directory / f"{member.name}.err").read_text()[-2000:]
+            self.failures.append(f"member {member.name} ended with {code}: {said}")
+
+    def end(self) -> None:
+        """Close all members."""
+        self._stop.set()
+        self._watching.join()
+        for member in list(self.members):
+            self.close_one(member)
+        self._client.close()
+
+    def abandon(self) -> None:
+        """The run is over, whatever has happened."""
+        self._stop.set()
+        self._watching.join()
+        for member in self.members:
+            member.process.kill()
+            member.process.wait()
+        self.members.clear()
+
+    # ---- what the store says ----------------------------------------------------------------------------------------
+
+    def describe(self, spec: GroupSpec) -> Description:
+        """Not in the history; an empty one if the store is away or knows no such group."""
+        try:
+            answer = httpx.get(f"{self._url}/groups/{spec.name}", timeout=10)
+        except httpx.HTTPError:
+            return Description()
+        return _description(answer) if answer.is_success else Description()
+
+    def is_settled(self, spec: GroupSpec) -> bool:
+        """Whether the members that run are those of the group, and own all partitions."""
+        found = self.describe(spec)
+        wanted = {(topic, partition) for topic, count in self.topics.items() for partition in range(count)}
+        owned = [each for partitions in found.owned.values() for each in partitions]
+        return (
+            found.state.lower() == "stable"
+            and found.owned.keys() == {member.name for member in self.of(spec)}
+            and len(owned) == len(wanted)
+            and set(owned) == wanted
+        )
+
+    def tell_described(self, spec: GroupSpec, *, live: Sequence[str] | None = None) -> None:
+        def told(http: httpx.Response) -> Mapping[str, Any]:
+            found = _description(http)
+            live_now = {} if live is None else {"live": list(live)}
+            return {"state": found.state, "generation": found.generation, "members": found.owned, **live_now}
+
+        self._client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
+
+    def committed(self, spec: GroupSpec) -> dict[tuple[str, int], int]:
+        """Not in the history."""
+        answer = httpx.get(f"{self._url}/groups/{spec.name}/offsets", timeout=10)
+        rows = answer.json()["offsets"] if answer.is_success else []
+        return {(row["topic"], row["partition"]): row["offset"] for row in rows}
+
+    def drain(self, ends: Mapping[tuple[str, int], int], seconds: float) -> list[str]:
+        """Wait until every group has committed up to ``ends`` and is settled, and tell how it is; what is missing."""
+        deadline = time.monotonic() + seconds
+        while missing := self._missing(ends):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_S)
+        for spec in self.specs:
+            self.tell_described(spec, live=[member.name for member in self.of(spec)])
+        return missing
+
+    def _missing(self, ends: Mapping[tuple[str, int], int]) -> list[str]:
+        missing = []
+        for spec in self.specs:
+            committed = self.committed(spec)
+            behind = {at: f"{committed.get(at)} of {end}" for at, end in ends.items() if end != committed.get(at, 0)}
+            if behind:
+                missing.append(f"G5 group {spec.name} comes to no end, it has committed {behind}")
+            elif not self.is_settled(spec):
+                missing.append(f"G1 group {spec.name} does not settle: {self.describe(spec)}")
+        return missing
+
+    def _watch(self) -> None:
+        client = Client(self._url, "watch", self._recorder)
+        while not self._stop.wait(_LOOK_S):
+            for spec in self.specs:
+                self._tell_seen(client, spec)
+        client.close()
+
+    @staticmethod
+    def _tell_seen(client: Client, spec: GroupSpec) -> None:
+        def told(http: httpx.Response) -> Mapping[str, Any]:
+            found = _description(http)
+            return {"state": found.state, "generation": found.generation, "members": found.owned}
+
+        client.call("described", "GET", f"/groups/{spec.name}", told, {"group": spec.name})
+
+
+def _description(http: httpx.Response) -> Description:
+    found = http.json()
+    members = {
+        row["client_id"]: (
+            {
+                "member_id": row["member_id"],
+                "group_instance_id": row["group_instance_id"],
+                "generation": found["generation"] if row["member_epoch"] < 0 else row["member_epoch"],
+            },
+            [(each["topic"], each["partition"]) for each in row["assignment"]],
+        )
+        for row in found["members"]
+    }
+    return Description(found["state"], found["generation"], members)
