@@ -389,32 +389,44 @@ class Evidence:
         for at, call in enumerate(self.calls(Fetch)):
             if call.ok and call.told and call.told.records:
                 log = self.log(call.asked.topic, call.asked.partition)
-                rows = [self._before_changes(log, row, call.moment, call.told) for row in call.told.records]
+                rows = self._before_changes(log, call.told.records, call.moment, call.told)
                 self._by_type[Fetch][at] = Call(call.asked, msgspec.structs.replace(call.told, records=rows))
         for at, read in enumerate(self.calls(Final)):
             log = self.log(read.asked.topic, read.asked.partition)
-            rows = [self._before_changes(log, row, read.moment, read.asked) for row in read.asked.rows]
-            final = msgspec.structs.replace(read.asked, rows=rows)
+            final = msgspec.structs.replace(
+                read.asked, rows=self._before_changes(log, read.asked.rows, read.moment, read.asked)
+            )
             self._by_type[Final][at] = Call(final, final)
 
     def _look_before_changes(self, look: Look) -> Look:
         moment = Moment(look.t, look.t, look.version)
-        rows: list[TableRow] = []
+        by_partition: dict[int, list[Row]] = defaultdict(list)
         for partition, *row in look.rows:
-            told: Row = (row[0], row[1], row[2], row[3], row[4])
-            rows.append((partition, *self._before_changes(self.log(look.topic, partition), told, moment, look)))
-        return msgspec.structs.replace(look, rows=rows)
+            by_partition[partition].append((row[0], row[1], row[2], row[3], row[4]))
+        told: list[TableRow] = []
+        for partition, rows in by_partition.items():
+            before = self._before_changes(self.log(look.topic, partition), rows, moment, look)
+            told += [(partition, *row) for row in before]
+        return msgspec.structs.replace(look, rows=told)
 
-    def _before_changes(self, log: Log, row: Row, moment: Moment, event: Event) -> Row:
-        offset, value = row[0], row[4]
-        if offset not in log.changes or value not in log.changes.values(offset):
-            return row
-        allowed = log.changes.may_be(offset, moment)
-        if value not in allowed:
-            name = "deleted record is back" if allowed == {None} else "record is not as a statement left it"
-            where = f"{log.name} offset {offset} is {value!r}, not {allowed}"
-            self.report("I5", name, where, event)
-        return (*row[:4], log.changes.before(offset))
+    def _before_changes(self, log: Log, rows: list[Row], moment: Moment, event: Event) -> list[Row]:
+        if not log.changes:
+            return rows
+        wrong: dict[str, list[str]] = defaultdict(list)
+        before = []
+        for row in rows:
+            offset, value = row[0], row[4]
+            if offset not in log.changes or value not in log.changes.values(offset):
+                before.append(row)
+                continue
+            allowed = log.changes.may_be(offset, moment)
+            if value not in allowed:
+                name = "deleted record is back" if allowed == {None} else "record is not as a statement left it"
+                wrong[name].append(f"offset {offset} is {value!r}, not of {allowed}")
+            before.append((*row[:4], log.changes.before(offset)))
+        for name, found in wrong.items():
+            self.report("I5", name, f"{log.name}: {len(found)} of {len(rows)} rows, first {found[0]}", event)
+        return before
 
     def _find_two_stores(self) -> list[tuple[int, int]]:
         """When a second store may have run beside the one that readers ask, until that one was started anew."""

@@ -43,6 +43,9 @@ class Changes:
                 states.append(_State(value, -1, -1, -1))
             states.append(_State(statement.values.get(offset), statement.t, served, version))
 
+    def __bool__(self) -> bool:
+        return bool(self._states)
+
     def __contains__(self, offset: int) -> bool:
         return offset in self._states
 
