@@ -21,6 +21,7 @@ from tests.support.examples import examples
 Event = dict[str, Any]
 
 PLAIN, BOUNDED, KEYED, APPENDED, BOTH = "plain", "bounded", "keyed", "appended", "both"
+STATED, STATED_KEYED = "stated", "stated-keyed"
 
 
 def make_store() -> ModelStore:
@@ -1381,6 +1382,149 @@ def test_foreign_commits_excuse_anomalies_of_their_table_until_they_are_undone()
     assert {"A5: invented record", "D2: rows are missing", "D2: rows beyond sealed"} <= set(found(late))
 
 
+def after_a_statement(*more: Callable[[ModelStore], object]) -> list[Event]:
+    """Offset 1 of ``PLAIN`` is changed, offset 2 deleted. Both were read before."""
+
+    def state(store: ModelStore) -> None:
+        store.do(store.statement(PLAIN, {1: "new", 2: None}))
+        for step in more:
+            step(store)
+        store.do(store.fetch(PLAIN, 0, process="afterwards"))
+        store.look(PLAIN)
+
+    return story(state)
+
+
+def row_at(rows: list[list[Any]], offset: int) -> list[Any]:
+    return next(row for row in rows if row[0] == offset)
+
+
+def test_a_statement_of_others_changes_and_deletes_records() -> None:
+    events = after_a_statement()
+    assert check(events) == []
+    rows = final_of(events, PLAIN)["rows"]
+    assert row_at(rows, 1)[4] == "new"
+    assert [row[0] for row in rows[:3]] == [0, 1, 3]
+
+
+def test_records_are_changed_more_than_once_and_back_again() -> None:
+    def again(store: ModelStore) -> None:
+        before = store.topics[PLAIN].logs[0].rows[4]
+        store.do(store.statement(PLAIN, {1: "newer", 3: None, 4: "new"}))
+        store.look(PLAIN)
+        store.do(store.statement(PLAIN, {4: before[4]}))
+
+    assert check(after_a_statement(again)) == []
+
+
+def test_jobs_work_on_what_a_statement_left() -> None:
+    def others(store: ModelStore) -> None:
+        store.do(store.statement(APPENDED, dict.fromkeys(range(12))))
+        store.do(store.statement(BOUNDED, {3: None, 6: "new"}))
+        store.retention(BOUNDED, 5)
+        # The last record of a key, and one that is there to stay.
+        end = store.topics[KEYED].logs[0].end
+        store.do(store.statement(KEYED, {end - 1: None, end - 2: "new"}))
+        store.compact(KEYED)
+        store.do(store.fetch(KEYED, 0))
+        store.look(KEYED)
+
+    assert check(after_a_statement(others)) == []
+
+
+def test_a_reader_that_asked_before_a_statement_was_served_may_be_told_either() -> None:
+    events = after_a_statement()
+    before = the(events, "fetch", topic=PLAIN, partition=0, nth=-3)
+    done = the(events, "statement")
+    assert {row[0] for row in before["records"]} >= {1, 2}
+    asked = the(events, "fetch", "invoke", id=before["id"])
+    asked["t"], before["t"] = done["t"] - 2, done["t"] + 2
+    assert check(events) == []
+    asked["t"] = done["t"] + 1
+    assert found(events) == ["I5: deleted record is back", "I5: record is not as a statement left it"]
+
+
+@anomaly("A1: acknowledged record is lost")
+def more_than_a_statement_names_is_gone() -> list[Event]:
+    events = after_a_statement()
+    rows = final_of(events, PLAIN)["rows"]
+    rows.remove(row_at(rows, 3))
+    return events
+
+
+@anomaly("A1: acknowledged record changed", "A4: two readers, two records", "D2: rows differ from the log")
+def another_value_than_that_of_a_statement() -> list[Event]:
+    events = after_a_statement()
+    for row in (row_at(final_of(events, PLAIN)["rows"], 1), row_at(the(events, "final_delta", topic=PLAIN)["rows"], 1)):
+        row[-1] = "another"
+    return events
+
+
+@anomaly("I5: record is not as a statement left it")
+def the_old_value_after_a_statement() -> list[Event]:
+    events = after_a_statement()
+    row_at(final_of(events, PLAIN)["rows"], 1)[4] = row_at(the(events, "fetch", topic=PLAIN)["records"], 1)[4]
+    return events
+
+
+@anomaly("I5: deleted record is back")
+def a_deleted_record_comes_back() -> list[Event]:
+    events = after_a_statement()
+    final_of(events, PLAIN)["rows"].insert(2, row_at(the(events, "fetch", topic=PLAIN)["records"], 2))
+    return events
+
+
+@anomaly("A1: acknowledged record is lost")
+def a_record_that_a_restore_brought_back_is_gone() -> list[Event]:
+    """The statement is taken back, and the record stays away."""
+
+    def restore(store: ModelStore) -> None:
+        (row,) = [row for row in the(store.events, "statement")["rows"] if row[0] == 2]
+        log = store.topics[PLAIN].logs[0]
+        log.rows[2] = row
+        store.do(store.statement(PLAIN, {2: row[4]}))
+        del log.rows[2]
+
+    return after_a_statement(restore)
+
+
+@anomaly("C2: existing record skipped")
+def gone_before_the_statement() -> list[Event]:
+    events = after_a_statement()
+    fetched = [e for e in events if e["op"] == "fetch" and e["phase"] == "ok" and e["topic"] == PLAIN]
+    rows = next(e for e in fetched if e["partition"] == 0)["records"]
+    rows.remove(row_at(rows, 2))
+    return events
+
+
+@anomaly("D2: rows are missing")
+def gone_in_the_version_before_the_statement() -> list[Event]:
+    events = after_a_statement()
+    look = the(events, "delta", topic=PLAIN)
+    look["rows"] = [row for row in look["rows"] if row[:2] != [0, 2]]
+    return events
+
+
+@anomaly("I5: record is not as a statement left it")
+def changed_in_the_version_before_the_statement() -> list[Event]:
+    events = after_a_statement()
+    look = the(events, "delta", topic=PLAIN)
+    next(row for row in look["rows"] if row[:2] == [0, 1])[-1] = "new"
+    return events
+
+
+@anomaly("I5: deleted record is back", "I5: record is not as a statement left it")
+def a_version_after_the_statement_has_the_file_from_before() -> list[Event]:
+    """The store commits its own file again."""
+    events = after_a_statement()
+    before = the(events, "delta", topic=PLAIN)
+    look = the(events, "delta", topic=PLAIN, nth=-1)
+    look["rows"] = [row for row in before["rows"] if row[:1] == [0] and row[1] < 3] + [
+        row for row in look["rows"] if row[:1] != [0] or row[1] >= 3
+    ]
+    return events
+
+
 def test_the_older_of_two_stores_may_not_know_what_the_younger_acknowledged() -> None:
     def meanwhile(store: ModelStore) -> None:
         end = store.topics[PLAIN].logs[0].end
@@ -1503,7 +1647,7 @@ _STEPS = (
     *("act",) * 6,
     *("end",) * 6,
     *("doubt", "refuse", "commit", "committed", "time", "delete", "roll", "look", "compact", "retention", "restart"),
-    *("stream", "stream"),
+    *("stream", "stream", "state"),
 )
 
 
@@ -1513,6 +1657,10 @@ class Drive:
     def __init__(self) -> None:
         self.store = make_store()
         self.store.topic(BOTH, 2, cleanup_policy="compact,delete", delete_retention_ms="0", retention_bytes="1000")
+        #: Streams cannot bear statements.
+        self.streamed = list(self.store.topics)
+        self.store.topic(STATED, 2)
+        self.store.topic(STATED_KEYED, cleanup_policy="compact", delete_retention_ms="0")
         self.names = list(self.store.topics)
         self.lives = dict.fromkeys(("p0", "p1", "p2", "r0", "r1"), 0)
         self.calls: dict[str, Pending] = {}
@@ -1626,7 +1774,7 @@ class Drive:
         self.looked[topic] = {p: log.sealed for p, log in enumerate(self.store.topics[topic].logs)}
 
     def _compact(self, number: int, chance: random.Random) -> None:
-        self.store.compact(*chance.choice([(KEYED, 0), (BOTH, 0), (BOTH, 1)]))
+        self.store.compact(*chance.choice([(KEYED, 0), (BOTH, 0), (BOTH, 1), (STATED_KEYED, 0)]))
 
     def _retention(self, number: int, chance: random.Random) -> None:
         topic, partition = chance.choice([(BOUNDED, 0), (BOTH, 0), (BOTH, 1)])
@@ -1636,7 +1784,13 @@ class Drive:
 
     def _stream(self, number: int, chance: random.Random) -> None:
         query = chance.choice(["delta", "logstore"])
-        self.store.stream(chance.choice(self.names), query, again=chance.random() < 0.3)
+        self.store.stream(chance.choice(self.streamed), query, again=chance.random() < 0.3)
+
+    def _state(self, number: int, chance: random.Random) -> None:
+        topic, partition = chance.choice([(STATED, 0), (STATED, 1), (STATED_KEYED, 0)])
+        sealed = [at for at, row in self.store.topics[topic].logs[partition].rows.items() if row[4] is not None]
+        values = {at: chance.choice([None, f"new{number}"]) for at in sealed if chance.random() < 0.5}
+        self.store.do(self.store.statement(topic, values, partition))
 
     def _restart(self, number: int, chance: random.Random) -> None:
         for client in list(self.calls):

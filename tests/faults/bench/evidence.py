@@ -13,6 +13,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from tests.faults.bench.history import (
     AnyEvent,
     Assigned,
@@ -40,9 +42,12 @@ from tests.faults.bench.history import (
     Row,
     Stall,
     Start,
+    Statement,
     Stream,
+    TableRow,
     Topic,
 )
+from tests.faults.bench.statements import Changes, Moment
 
 FOREVER = 2**63 - 1
 #: Kafka's default, and how far two clocks of one machine may drift apart in a run.
@@ -86,6 +91,10 @@ class Call(Generic[E]):
     @property
     def ok(self) -> bool:
         return self.told is not None and self.told.phase == "ok"
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.asked.t, self.told.t if self.told else FOREVER)
 
     @property
     def events(self) -> tuple[E, ...]:
@@ -222,6 +231,8 @@ class Log:
         self.strange: set[int] = set()
         #: The furthest start that delete-records was asked for; None if never.
         self.deleted_to: int | None = None
+        #: By statements of other writers; all other rows here are as they were before these.
+        self.changes = Changes()
 
     @property
     def name(self) -> str:
@@ -243,7 +254,8 @@ class Log:
         """Whether a record is known to have been there, as far as the final read does not deny it."""
         if offset in self.rows:
             return True
-        if self.final is not None and (offset >= self.final.log_start or self.topic.compacted):
+        denied = self.final is not None and (offset >= self.final.log_start or self.topic.compacted)
+        if denied and not self.changes.ends_gone(offset):
             return False
         return offset in self.seen or offset in self.acknowledged
 
@@ -302,7 +314,9 @@ class Evidence:
         self.starts = [start.t for start in self.singles(Start)]
         self.faults = self.singles(Fault)
         self.heals = self.singles(Heal)
-        self.looks = self._find_looks()
+        self._find_changes()
+        self._undo_changes()
+        self.looks = [self._look_before_changes(look) for look in self._find_looks()]
         self.two_stores = self._find_two_stores()
         self.clock_slack_ms = _DRIFT_MS + sum(abs(fault.offset_ms) for fault in self.faults)
         self._find_topics()
@@ -372,6 +386,58 @@ class Evidence:
             if not any(t == look.topic and since <= look.version < until for (t, since), until in foreign.items())
         ]
         return sorted(own, key=lambda look: look.t)
+
+    # ---- statements of other writers --------------------------------------------------------------------------------
+
+    def _find_changes(self) -> None:
+        for call in self.calls(Statement):
+            if call.told is None or call.told.phase != "fail":
+                served, version = (FOREVER, None) if call.told is None else (call.told.t, call.told.version)
+                self.log(call.asked.topic, call.asked.partition).changes.add(call.asked, served, version)
+
+    def _undo_changes(self) -> None:
+        """Each row that was read as it was before the statements, judged here alone."""
+        for at, call in enumerate(self.calls(Fetch)):
+            if call.ok and call.told and call.told.records:
+                log = self.log(call.asked.topic, call.asked.partition)
+                rows = self._before_changes(log, call.told.records, call.moment, call.told)
+                self._by_type[Fetch][at] = Call(call.asked, msgspec.structs.replace(call.told, records=rows))
+        for at, read in enumerate(self.calls(Final)):
+            log = self.log(read.asked.topic, read.asked.partition)
+            final = msgspec.structs.replace(
+                read.asked, rows=self._before_changes(log, read.asked.rows, read.moment, read.asked)
+            )
+            self._by_type[Final][at] = Call(final, final)
+
+    def _look_before_changes(self, look: Look) -> Look:
+        moment = Moment(look.t, look.t, look.version)
+        by_partition: dict[int, list[Row]] = defaultdict(list)
+        for partition, *row in look.rows:
+            by_partition[partition].append((row[0], row[1], row[2], row[3], row[4]))
+        told: list[TableRow] = []
+        for partition, rows in by_partition.items():
+            before = self._before_changes(self.log(look.topic, partition), rows, moment, look)
+            told += [(partition, *row) for row in before]
+        return msgspec.structs.replace(look, rows=told)
+
+    def _before_changes(self, log: Log, rows: list[Row], moment: Moment, event: Event) -> list[Row]:
+        if not log.changes:
+            return rows
+        wrong: dict[str, list[str]] = defaultdict(list)
+        before = []
+        for row in rows:
+            offset, value = row[0], row[4]
+            if offset not in log.changes or value not in log.changes.values(offset):
+                before.append(row)
+                continue
+            allowed = log.changes.may_be(offset, moment)
+            if value not in allowed:
+                name = "deleted record is back" if allowed == {None} else "record is not as a statement left it"
+                wrong[name].append(f"offset {offset} is {value!r}, not of {allowed}")
+            before.append((*row[:4], log.changes.before(offset)))
+        for name, found in wrong.items():
+            self.report("I5", name, f"{log.name}: {len(found)} of {len(rows)} rows, first {found[0]}", event)
+        return before
 
     def _find_two_stores(self) -> list[tuple[int, int]]:
         """When a second store may have run beside the one that readers ask, until that one was started anew."""

@@ -6,18 +6,23 @@ Blocking; each goes on until it has won against the commits of the store. Versio
 import datetime as dt
 import json
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, write_deltalake
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 
 from logstore.records.schema import TABLE_SCHEMA
+from logstore.segments.names import known_segment_name
+from tests.faults.bench.records import rows_of_table
 
 _PATIENCE_S = 30.0
+_COLUMNS = ["offset", "timestamp", "headers", "key", "value"]
 Action = dict[str, Any]
 
 
@@ -76,6 +81,75 @@ def rewrite(table: Path, how: str) -> None:
     _insist(optimize.compact if how == "optimize" else lambda: DeltaTable(table).optimize.z_order(["value"]))
 
 
+def records(table: Path, partition: int, start: int, which: float, every: int) -> list[list[Any]]:
+    """One record in ``every`` of one file, from the offset ``start`` on, as ``rows_of_table`` has them. Tombstones are
+    left out.
+    """
+    delta = DeltaTable(table)
+    files = sorted(
+        (file["min.offset"], file["max.offset"])
+        for file in pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+        if file["partition.partition"] == partition and file["max.offset"] >= start
+    )
+    if not files:
+        return []
+    low, high = files[int(which * len(files))]
+    offset = pc.field("offset")
+    wanted = (pc.field("partition") == partition) & (offset >= max(low, start)) & (offset <= high)
+    rows = delta.to_pyarrow_dataset().to_table(_COLUMNS, filter=wanted & pc.field("value").is_valid())
+    return sorted(rows_of_table(rows))[::every]
+
+
+def delete(table: Path, partition: int, offsets: Sequence[int]) -> int | None:
+    """The version of the commit; None if there was nothing to delete. So do ``update`` and ``merge``."""
+    return _state(table, lambda delta, mark: delta.delete(_of(partition, offsets), commit_properties=mark))
+
+
+def update(table: Path, partition: int, offsets: Sequence[int], value: str) -> int | None:
+    values = {"value": f"CAST('{value}' AS BYTEA)"}
+    return _state(
+        table, lambda delta, mark: delta.update(values, predicate=_of(partition, offsets), commit_properties=mark)
+    )
+
+
+def merge(table: Path, partition: int, values: Mapping[int, bytes | None]) -> int | None:
+    """Sets the values of records; those without one are deleted."""
+    source = pa.table(
+        {
+            "partition": pa.array([partition] * len(values), pa.int32()),
+            "offset": pa.array(values.keys(), pa.int64()),
+            "value": pa.array(values.values(), pa.binary()),
+        }
+    )
+    return _state(
+        table,
+        lambda delta, mark: (
+            delta.merge(
+                source,
+                's."offset" = t."offset" AND s.partition = t.partition',
+                source_alias="s",
+                target_alias="t",
+                commit_properties=mark,
+            )
+            .when_matched_delete("s.value IS NULL")
+            .when_matched_update({"value": "s.value"})
+            .execute()
+        ),
+    )
+
+
+def restore_to(table: Path, version: int) -> Removal | None:
+    """As ``restore``."""
+    before = newest(table)
+    _insist(lambda: DeltaTable(table).restore(version))
+    return _removal(table, before, "RESTORE")
+
+
+def is_all_ours(table: Path) -> bool:
+    """Whether the table has no file of another writer."""
+    return all(known_segment_name(path) for path in pa.table(DeltaTable(table).get_add_actions())["path"].to_pylist())
+
+
 def append(table: Path, partition: int, offset: int) -> None:
     """A row at an offset, by a writer that knows nothing of them."""
     row = {"offset": offset, "timestamp": dt.datetime.now(dt.UTC), "value": b'"foreign"', "partition": partition}
@@ -97,6 +171,20 @@ def _insist(write: Callable[[], object]) -> None:
                 raise
         else:
             return
+
+
+def _of(partition: int, offsets: Sequence[int]) -> str:
+    return f'partition = {partition} AND "offset" IN ({", ".join(map(str, offsets))})'
+
+
+def _state(table: Path, statement: Callable[[DeltaTable, CommitProperties], object]) -> int | None:
+    before, mark = newest(table), uuid.uuid4().hex
+    properties = CommitProperties(custom_metadata={"bench": mark})
+    _insist(lambda: statement(DeltaTable(table), properties))
+    for version in range(before + 1, newest(table) + 1):
+        if any(action.get("commitInfo", {}).get("bench") == mark for action in _actions(table, version)):
+            return version
+    return None
 
 
 def _removal(table: Path, before: int, operation: str) -> Removal | None:

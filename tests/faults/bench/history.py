@@ -220,6 +220,21 @@ class Foreign(Event, tag="foreign", frozen=True, kw_only=True):
     until: int | None = None
 
 
+class Statement(Event, tag="statement", frozen=True, kw_only=True):
+    """A DELETE, UPDATE or MERGE of another writer, or the RESTORE that takes one back. ``rows`` as they were before.
+    The completion comes when readers are served what it left; ``fail``: it changed nothing.
+    """
+
+    topic: str
+    partition: int
+    how: str = ""
+    rows: list[Row] = []
+    #: By offset, the value afterwards; the other ``rows`` are gone.
+    values: dict[int, str] = {}
+    #: Of its commit.
+    version: int = -1
+
+
 class Heal(Event, tag="heal", frozen=True, kw_only=True):
     pass
 
@@ -265,6 +280,7 @@ AnyEvent = (
     | Job
     | Fault
     | Foreign
+    | Statement
     | Heal
     | Start
     | Final

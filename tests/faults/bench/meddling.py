@@ -4,11 +4,14 @@ Duties of the store that the checker cannot see are checked here: it refuses by 
 log goes on. When a fault is over the store has rolled the topic once more, so that no later fault prevents its undoing.
 """
 
+import contextlib
+import functools
+import json
 import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from tests.faults.bench.foreign_commits import Removal
 from tests.faults.bench.history import Recorder
 from tests.faults.bench.made_again import MadeAgain
 from tests.faults.bench.nemesis import READY_S, Neighbour, Nemesis, StoreBrokenError, Streams
+from tests.faults.bench.records import stored
 from tests.faults.bench.schedule import Fault
 from tests.faults.bench.workload import Client, TopicSpec
 from tests.support.server_process import FaultyServerProcess, NotStartedError
@@ -52,6 +56,8 @@ class Meddler(Nemesis):
         self._client = Client(server.url, "meddler", recorder)
         #: By topic, the version up to which the table was not the store's alone.
         self._mended: dict[str, int] = {}
+        #: Topics of which a statement deleted or changed records.
+        self._stated: set[str] = set()
 
     def close(self) -> None:
         self._client.close()
@@ -150,7 +156,9 @@ class Meddler(Nemesis):
             raise StoreBrokenError(f"{topic.name} is never rolled")
         self._told(fault, topic=topic.name)
         since = self._foreign(topic)
-        if fault.settings["how"] == "overwrite":
+        # What an overwrite takes of a statement's files is missing, as the documentation says.
+        stated = topic.name in self._stated and not foreign_commits.is_all_ours(table)
+        if fault.settings["how"] == "overwrite" and not stated:
             removal = foreign_commits.empty(table)
         else:
             # A RESTORE to an earlier fault would bring that back.
@@ -231,6 +239,88 @@ class Meddler(Nemesis):
             # It was not opened at all.
             self._restart(restart)
         self._require_served(topic, touched)
+
+    def _statement(self, fault: Fault) -> None:
+        """DELETE, UPDATE, or a MERGE that does both, of sealed records of one file; a RESTORE may take it back."""
+        topic = self._chosen(fault)
+        partition = int(fault.settings["partition"] * topic.partitions)
+        table = self._table(topic)
+        rows: list[list[Any]] = []
+
+        def chosen() -> bool:
+            # Retention may take a file away meanwhile.
+            with contextlib.suppress(FileNotFoundError):
+                start = self._state(topic, partition).log_start
+                rows[:] = foreign_commits.records(
+                    table, partition, start, fault.settings["file"], fault.settings["every"]
+                )
+            return bool(rows)
+
+        if not self._wait_until(chosen, READY_S):
+            raise StoreBrokenError(f"{topic.name}-{partition} has no sealed records")
+        text = f"stated-{next(self._numbers)}"
+        offsets = [row[0] for row in rows]
+        stays = {"delete": [], "update": offsets, "merge": offsets[::2]}[fault.settings["how"]]
+        values = dict.fromkeys(stays, text)
+        self._told(fault, topic=topic.name)
+        told = {"topic": topic.name, "partition": partition, "how": fault.settings["how"], "rows": rows}
+        number = self._recorder.invoke("nemesis", "statement", **told, values=values)
+        match fault.settings["how"]:
+            case "delete":
+                version = foreign_commits.delete(table, partition, offsets)
+            case "update":
+                version = foreign_commits.update(table, partition, offsets, json.dumps(text))
+            case _:
+                stored_values = {offset: stored(values.get(offset)) for offset in offsets}
+                version = foreign_commits.merge(table, partition, stored_values)
+        if version is None:
+            self._recorder.complete(number, "nemesis", "statement", "fail", **told)
+            return
+        self._stated.add(topic.name)
+        self._mended[topic.name] = version
+        if fault.settings["restart"]:
+            self._restart(fault.settings["restart"])
+        self._require_as_stated(topic, partition, offsets, values)
+        self._recorder.complete(number, "nemesis", "statement", "ok", **told, values=values, version=version)
+        self._require_acknowledged(self._logs, f"after a statement of others on {topic.name}")
+        time.sleep(fault.seconds)
+        if fault.settings["undone"] and not topic.compacted:
+            self._take_back(topic, version, {**told, "values": {row[0]: row[4] for row in rows}})
+        self._require_served(topic, range(topic.partitions))
+
+    def _take_back(self, topic: TopicSpec, version: int, told: Mapping[str, Any]) -> None:
+        """RESTORE to the version before a statement; ``told`` has the rows and their values from then on."""
+        told = {**told, "how": "restore"}
+        number = self._recorder.invoke("nemesis", "statement", **told)
+        since = self._foreign(topic)
+        removal = foreign_commits.restore_to(self._table(topic), version - 1)
+        assert removal is not None
+        self._require_as_stated(topic, told["partition"], list(told["values"]), told["values"])
+        self._require_served_again(topic, removal)
+        self._foreign(topic, since)
+        self._recorder.complete(number, "nemesis", "statement", "ok", **told, version=removal.version)
+
+    def _require_as_stated(
+        self, topic: TopicSpec, partition: int, offsets: Sequence[int], values: Mapping[int, str]
+    ) -> None:
+        """Readers get records with these values, and no others of ``offsets``; fewer if a job took some.
+
+        The statement is one commit: the first and the last of its records show whether it is served.
+        """
+
+        def served(offset: int) -> bool:
+            answer, told = self._client.fetch(
+                topic.name, partition, offset, form="arrow", max_bytes=10_000, max_wait_ms=0
+            )
+            if not answer.ok:
+                return int(told.get("error_code", -1)) == _OUT_OF_RANGE
+            found = {row[0]: row[4] for row in told["records"]}
+            return found.get(offset) == values.get(offset) or (topic.compacted and offset not in found)
+
+        for offset in sorted({offsets[0], offsets[-1]}):
+            if not self._wait_until(functools.partial(served, offset), self._patience_s):
+                where = f"{topic.name}-{partition} offset {offset}"
+                self.broken.append(f"{where} is not served as a statement of another writer left it")
 
     def _append_to_the_log(self, topic: TopicSpec, partition: int, beyond: int) -> None:
         """A row ``beyond`` sealed. One that retention has come before lies below the log start, where it harms nobody;

@@ -292,6 +292,27 @@ class ModelStore:
 
         self._job("compact", topic, clean, partition)
 
+    def statement(self, topic: str, values: Mapping[int, str | None], partition: int = 0) -> Pending:
+        """Of another writer: sealed records get these values; those without one are deleted."""
+        found = self.topics[topic]
+        log = found.logs[partition]
+        rows = [list(log.rows[offset]) for offset in sorted(values.keys() & log.rows.keys()) if offset < log.sealed]
+        stays = {row[0]: values[row[0]] for row in rows if values[row[0]] is not None}
+
+        def act() -> Told | None:
+            if not rows:
+                return None
+            for row in rows:
+                del log.rows[row[0]]
+                if row[0] in stays:
+                    log.rows[row[0]] = [*row[:4], stays[row[0]]]
+            log.rows = dict(sorted(log.rows.items()))
+            self._commit(found)
+            return {"version": found.version}
+
+        asked = {"topic": topic, "partition": partition, "how": "merge", "rows": rows}
+        return self.begin("nemesis", "statement", act, **asked, values={str(at): value for at, value in stays.items()})
+
     def look(
         self, topic: str, since: Mapping[int, int] | None = None, *, op: str = "delta", tells_cleaned: bool = True
     ) -> None:

@@ -59,6 +59,9 @@ MEMBER_ADD: Final = Fault("member_add", 0, 1, {"which": 0.9})
 MEMBER_RESTART: Final = Fault("member_restart", 0, 1, {"which": 0.9})
 MEMBER_FENCE: Final = Fault("member_fence", 0, 1, {"which": 0})
 KILL_WHEN_SETTLED: Final = Fault("kill_when_settled", 0, 0, {"which": 0})
+_OF_A_FILE: Final = {**_AT, "file": 0, "every": 1, "undone": False, "restart": None}
+DELETE: Final = Fault("statement", 0.2, 0, {**_OF_A_FILE, "how": "delete", **_UNDER_LOAD})
+UPDATE: Final = Fault("statement", 0.2, 0, {**_OF_A_FILE, "how": "update", **_UNDER_LOAD})
 FOREIGN_ROW: Final = Fault("strange", 0.2, 0, {**_AT, "what": -1, "restart": None})
 
 
@@ -423,6 +426,29 @@ def serve_foreign_rows() -> None:
     TopicSnapshot.check = lambda *_: None  # type: ignore[method-assign]
 
 
+def commit_deleted_segments_again() -> None:
+    """Whatever a statement of another writer takes out of the table counts as dropped by mistake."""
+    from logstore.delta import file_history
+
+    file_history._MEANT = frozenset()  # type: ignore[misc]
+    file_history._has_predicate = lambda _: False
+
+
+def serve_own_files_after_a_statement() -> None:
+    """Readers are given the segments from before, until a start, where another writer has changed records."""
+    from logstore.log.log_segments import LogSegments
+
+    follow = LogSegments.follow
+
+    def keep(self: LogSegments, files: Any, refused: Any = ()) -> None:
+        if any(file.foreign for file in files) and self.files:
+            end = self.files[-1].end_offset
+            files = (*self.files, *(file for file in files if file.base_offset >= end))
+        follow(self, files, refused)
+
+    LogSegments.follow = keep  # type: ignore[method-assign]
+
+
 _LOST: Final = "(A1 acknowledged record is (lost|replaced)|B1 two acknowledged records at an offset)"
 EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ack_before_fsync: Exposure((STRICT_POWER_CUT,), _LOST, rolled=False),
@@ -482,6 +508,11 @@ EXPOSED_BY: Final[Mapping[Callable[[], None], Exposure]] = {
     ),
     start_whole_or_not_at_all: Exposure((STRANGE_PROPERTY,), "the run broke off: .*cannot start: .*is quarantined"),
     serve_foreign_rows: Exposure((FOREIGN_ROW,), ".* does not say that .* has a foreign file"),
+    commit_deleted_segments_again: Exposure((DELETE,), "I5 deleted record is back", stuck=True),
+    # A merge may have made a segment of the changed records before the end.
+    serve_own_files_after_a_statement: Exposure(
+        (UPDATE,), "(I5 record is not as a statement left it|.* is not served as a statement)", stuck=True
+    ),
 }
 
 

@@ -140,7 +140,12 @@ def _check_fetch(log: Log, asked: Fetch, told: Fetch, floor: Floor) -> Iterator[
         candidates = log.surviving(max(asked.offset, told.log_start), told.next_offset)
     else:
         candidates = list(range(max(asked.offset, told.log_start), told.next_offset))
-    skipped = [offset for offset in candidates if offset not in given and log.exists(offset)]
+    moment = Call(asked, told).moment
+    skipped = [
+        offset
+        for offset in candidates
+        if offset not in given and log.exists(offset) and not log.changes.may_lack(offset, moment)
+    ]
     if skipped:
         message = f"{where} to {told.next_offset}: {ranges(skipped)} left out"
         yield Anomaly("C2", "existing record skipped", message, (asked, told))

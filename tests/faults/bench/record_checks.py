@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from tests.faults.bench.evidence import Anomaly, Evidence, Log, Sent, ranges
 from tests.faults.bench.history import Look, Row
+from tests.faults.bench.statements import Moment
 
 
 def check_records(evidence: Evidence) -> Iterator[Anomaly]:
@@ -160,6 +161,8 @@ def _check_lost(evidence: Evidence, log: Log) -> Iterator[Anomaly]:
     missing = [offset for offset in range(start, end) if offset not in log.rows]
     known = log.seen.keys() | log.acknowledged.keys() | log.inferred.keys()
     missing += sorted(offset for offset in known if offset >= end and offset not in log.rows)
+    moment = Moment(final.t, final.t)
+    missing = [offset for offset in missing if not log.changes.may_lack(offset, moment)]
     cleaned = cleaned_to(evidence, log)
     unknown = sum(_may_be_of(sent, log.partition) for sent in evidence.unplaced[log.topic.name])
     found: dict[tuple[str, str], list[int]] = defaultdict(list)

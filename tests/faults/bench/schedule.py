@@ -13,7 +13,7 @@ from typing import Any, Final
 ABRUPT: Final = ("kill", "terminate", "power_cut", "pause", "overwrite", "job_kill")
 LASTING: Final = ("fsync_error", "call_error", "read_error", "disk_full", "slow_fsync", "block", "clock", "descriptors")
 #: By somebody beside the store.
-MEDDLING: Final = ("copy", "recreate", "lock", "restore", "rewrite", "strange")
+MEDDLING: Final = ("copy", "recreate", "lock", "restore", "rewrite", "strange", "statement")
 KINDS: Final = (*ABRUPT, *LASTING, *MEDDLING)
 #: Of the members of consumer groups, for runs that have some.
 GROUPED: Final = (
@@ -28,7 +28,10 @@ GROUPED: Final = (
 )
 #: For runs with streaming queries of Spark on the tables, too. Left out are others' commits that a stream over a table
 #: cannot bear (docs/your-topic-as-a-table.md).
-STREAMED: Final = ("stream_kill", *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange"}))
+STREAMED: Final = (
+    "stream_kill",
+    *(kind for kind in KINDS if kind not in {"overwrite", "restore", "strange", "statement"}),
+)
 
 HOUR_MS: Final = 3_600_000
 _IN_THE_MIDDLE: Final = ("kill", "power_cut", "pause", "overwrite")
@@ -164,6 +167,11 @@ def _meddling(chance: random.Random, kind: str) -> dict[str, Any]:
             return {"which": chance.random(), "how": how, "back": chance.randint(1, 4), "restart": restart}
         case "rewrite":
             return {"which": chance.random(), "how": chance.choice(["optimize", "z-order"]), "restart": restart}
+        case "statement":
+            # Of one file, one record in so many: with 1 a DELETE takes the whole file away.
+            how, every = chance.choice(["delete", "delete", "update", "merge"]), chance.choice([1, 3, 20])
+            at = {"which": chance.random(), "partition": chance.random(), "file": chance.random()}
+            return {**at, "how": how, "every": every, "undone": chance.random() < 0.25, "restart": restart}
         case _:
             # A row over ours, one that the next roll meets, one far beyond; or a number of partitions that is none.
             what = chance.choice([-1, 0, 1_000, "abc", "1000", ""])

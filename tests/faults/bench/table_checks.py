@@ -8,6 +8,7 @@ from typing import Any
 from tests.faults.bench.evidence import Anomaly, Call, Evidence, Log, LogName, ranges
 from tests.faults.bench.history import Delta, Entry, FinalDelta, Job, Look, TableRow
 from tests.faults.bench.record_checks import why_not_compacted
+from tests.faults.bench.statements import Moment
 
 
 def check_tables(evidence: Evidence) -> Iterator[Anomaly]:
@@ -155,7 +156,10 @@ def _check_missing(
     """Records that should be in [begin, sealed) and are not; rows below the log start may still be there."""
     found: dict[tuple[str, str], list[int]] = defaultdict(list)
     cleaned = sealed if look.cleaned is None else look.cleaned.get(log.partition, 0)
+    moment = Moment(look.t, look.t, look.version)
     for offset in _missing(log, given, begin, sealed):
+        if log.changes.may_lack(offset, moment):
+            continue
         if log.topic.compacted and offset not in log.rows:
             reason = why_not_compacted(evidence, log, offset, cleaned, look.t)
             if reason is not None and reason[0] == "I1" and not _reported_by_final(evidence, log, offset):
