@@ -59,10 +59,12 @@ BODIES: dict[tuple[str, str], Any] = {
 METHODS = ("GET", "HEAD", "OPTIONS", "POST", "PUT", "PATCH", "DELETE")
 #: The member is of a consumer group: the group itself refuses what is of classic ones, and of groups without members.
 REFUSED_BY_GROUP = {
-    f"/groups/{{group}}/{request}" for request in ("join", "sync", "heartbeat", "offsets", "reset-offsets")
+    f"/groups/{{group}}{request}" for request in ("", "/join", "/sync", "/heartbeat", "/offsets", "/reset-offsets")
 }
 #: No partition is being reassigned.
 NEVER_FOUND = "/v3/clusters/{cluster_id}/topics/{topic}/partitions/{partition}/reassignment"
+#: A stream without an end, which the client in process would wait for; ``test_events`` reads it.
+ENDLESS = "/topics/{topic}/events"
 NOT_THERE = ("/", "/nothing", "/topics/", "/topics/t/u/v", "/v3", "//topics/t")
 
 
@@ -163,7 +165,8 @@ def all_that_could_change(api: ApiClient) -> Any:
     topics = [
         (
             topic.name,
-            topic.version,
+            # The store rolls its own topic after some seconds, by itself.
+            None if topic.is_internal else topic.version,
             topic.config_overrides,
             [(p.log_start_offset, p.next_offset) for p in topic.partitions],
         )
@@ -210,6 +213,7 @@ async def test_the_same_requests_do_their_work_when_the_guard_lets_them(store):
     """Otherwise the refusals above would prove nothing."""
     before = all_that_could_change(store)
     existing = {(method, route.path) for router in ROUTERS for route in router.routes for method in route.methods}
+    existing -= {("GET", ENDLESS)}
     paths = dict(routes(store.broker.cluster_id))
     for method, template in sorted(
         existing, key=lambda found: (found[0] == "DELETE", found[1][:3] == "/v3", -len(found[1]))
