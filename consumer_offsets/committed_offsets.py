@@ -1,7 +1,8 @@
 """The committed offsets of one partition of ``__consumer_offsets``: some 150 bytes a key instead of a few objects.
 
 A row of one table of numbers is a key (group, topic, partition) with its latest commit. Names and topic ids are
-interned; the rows of a group are linked, so that a group is read without a look at others. Invariants (``validate``):
+interned; the rows of a group are linked, so that a group is read without a look at others. A dict finds them, but for
+the first of each group, which the group itself leads to: most groups have one row or many. Invariants (``validate``):
 of two records of a key the one with the higher offset in the log counts; a name is held as long as a row names it; rows
 of deleted keys are used again.
 
@@ -88,6 +89,7 @@ class CommittedOffsets:
         self._groups: _Interned[str] = _Interned()
         self._places: _Interned[TopicPartition] = _Interned()
         self._topic_ids: _Interned[str] = _Interned()
+        #: By key; without the first row of each group.
         self._rows: dict[int, int] = {}
         self._table = bytearray()
         self._free = array("i")
@@ -99,7 +101,7 @@ class CommittedOffsets:
 
     def __len__(self) -> int:
         """The number of committed offsets."""
-        return len(self._rows)
+        return len(self._next) - len(self._free)
 
     # ---- reading ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +202,7 @@ class CommittedOffsets:
     def _store(self, log_offset: int, key: OffsetKey, commit: OffsetCommit | None) -> None:
         named = TopicPartition(key.topic, key.partition)
         group, place = self._groups.indexes.get(key.group, _NONE), self._places.indexes.get(named, _NONE)
-        row = _NONE if _NONE in (group, place) else self._rows.get(group << _BITS | place, _NONE)
+        row = _NONE if _NONE in (group, place) else self._find(group, place)
         before = None if row == _NONE else self._row(row)
         if before is not None and before[0] > log_offset:
             return
@@ -236,8 +238,12 @@ class CommittedOffsets:
         elif before is not None:
             self._metadata.pop(row, None)
 
+    def _find(self, group: int, place: int) -> int:
+        first = self._first[group]
+        return first if self._row(first)[6] == place else self._rows.get(group << _BITS | place, _NONE)
+
     def _add(self, group: int, place: int) -> int:
-        """A row for the key, the first one of its group."""
+        """A row for the key, behind the first one of its group."""
         if self._free:
             row = self._free.pop()
         else:
@@ -247,41 +253,51 @@ class CommittedOffsets:
             self._previous.append(_NONE)
         if group == len(self._first):
             self._first.append(_NONE)
-        following = self._first[group]
-        self._previous[row], self._next[row] = _NONE, following
+        first = self._first[group]
+        if first == _NONE:
+            self._first[group] = row
+            self._previous[row] = self._next[row] = _NONE
+            return row
+        following = self._next[first]
+        self._previous[row], self._next[row] = first, following
         if following != _NONE:
             self._previous[following] = row
-        self._first[group] = row
+        self._next[first] = row
         self._rows[group << _BITS | place] = row
         return row
 
     def _remove(self, row: int, values: tuple[int, ...]) -> None:
         *_, group, place, topic_id = values
         previous, following = self._previous[row], self._next[row]
-        if previous == _NONE:
-            self._first[group] = following
-        else:
-            self._next[previous] = following
         if following != _NONE:
             self._previous[following] = previous
+        if previous != _NONE:
+            self._next[previous] = following
+            del self._rows[group << _BITS | place]
+        else:
+            self._first[group] = following
+            if following != _NONE:
+                del self._rows[group << _BITS | self._row(following)[6]]
         self._groups.release(group)
         self._places.release(place)
         self._topic_ids.release(topic_id)
         self._table[row * _ROW.size : (row + 1) * _ROW.size] = _FREE
         self._metadata.pop(row, None)
-        del self._rows[group << _BITS | place]
         self._free.append(row)
 
     def validate(self) -> None:
         """Assert the invariants. For tests: it looks at every row."""
         assert len(self._table) == _ROW.size * len(self._next)
-        assert len(self._next) == len(self._previous) == len(self._rows) + len(self._free)
-        assert set(self._rows.values()).isdisjoint(self._free)
-        assert set(self._metadata) <= set(self._rows.values())
         linked = [(group, row, self._row(row)) for group in self.groups() for row in self._rows_of(group)]
-        assert sorted(row for _, row, _ in linked) == sorted(self._rows.values())
+        used = {row for _, row, _ in linked}
+        assert len(self._next) == len(self._previous) == len(linked) + len(self._free)
+        assert len(used) == len(linked) == len(self)
+        assert used.isdisjoint(self._free)
+        assert set(self._metadata) <= used
+        assert set(self._rows.values()) == used - set(self._first)
+        assert len(self._rows) == len(linked) - len(self.groups())
         for group, row, (*_, index, place, _) in linked:
             assert self._groups[index] == group
-            assert self._rows[index << _BITS | place] == row
+            assert self._find(index, place) == row
         assert len(self._places.indexes) == len({values[6] for *_, values in linked})
         assert len(self._topic_ids.indexes) == len({values[7] for *_, values in linked})

@@ -483,7 +483,7 @@ class Simulation:
     def on_joined(self, client: ClassicClient, response: Any) -> None:
         self.identities[client.member_id] = client.identity
         for each in response.members:
-            self.identities[each.member_id] = each.instance_id or each.member_id
+            self.identities[each.member_id] = each.group_instance_id or each.member_id
         assert response.generation <= self.generation, "a generation that is not the group's"
         leader = self.identities.get(response.leader, response.leader)
         if response.leader == client.member_id or leader in self.leaders.values():
