@@ -110,6 +110,13 @@ class GroupShards:
         """The shard of the group, loaded or not; None as long as nothing was written. Raises as ``machine``."""
         return self._of(group)
 
+    def active_of(self, group: str) -> GroupShard | None:
+        """The shard of the group, if it takes requests now; None as long as there are no groups. Raises as ``of``."""
+        shard = self._of(group)
+        if shard is not None:
+            shard.require_active()
+        return shard
+
     async def of(self, group: str, timeout_ms: int) -> GroupShard:
         """The shard of the group, once it is loaded. Its topic is made when it is first needed.
 

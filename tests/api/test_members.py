@@ -29,6 +29,18 @@ def assigned(*partitions: int) -> str:
     return b64encode(encode_assignment(Assignment(tuple(("t", partition) for partition in partitions)))).decode()
 
 
+async def test_a_group_whose_log_is_being_read_is_not_described(tmp_path: Path):
+    """What is in memory then may be what a failed append has left there."""
+    async with running_api(tmp_path, group_initial_rebalance_delay_ms=0, offsets_topic_num_partitions=1) as api:
+        await api.create_topic("t")
+        assert (await api.post("/groups/g/join", json=joining("a"))).status_code == 200
+        (shard,) = api.app.state.api.groups._shards.active()
+        shard.load()
+        assert_error(await api.get("/groups/g"), 503, 50305)
+        await shard.until_settled(10_000)
+        assert (await api.get("/groups/g")).json()["generation"] == 1
+
+
 async def test_two_members_share_a_topic_and_one_takes_over(tmp_path: Path):
     async with running_api(tmp_path, group_initial_rebalance_delay_ms=100) as api:
         await api.create_topic("t", partitions=2)

@@ -357,7 +357,7 @@ def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path
             disk.fail("fdatasync", errno.EIO)
             leave = LeaveGroup(0, (LeavingMember("m"),))
             leaving = asyncio.create_task(groups.members.leave(INTERNAL, "g", leave))
-            while groups.describe(INTERNAL, "g").generation == 1:  # noqa: ASYNC110 - the moment is short
+            while groups.describe(INTERNAL, "g").generation == 1:  # noqa: ASYNC110 - its append fails soon after
                 await asyncio.sleep(0)
             with pytest.raises(LogStoreError):
                 await groups.members.until_durable(INTERNAL, "g")
@@ -365,6 +365,11 @@ def test_nothing_is_told_of_members_that_a_failed_disk_takes_back(tmp_path: Path
                 await leaving
             await eventually_async(lambda: groups.describe(INTERNAL, "g").generation == 1)
             await groups.members.until_durable(INTERNAL, "g")
+            (shard,) = groups._shards.active()
+            shard.load()
+            assert groups.describe(INTERNAL, "g").generation == 1
+            with pytest.raises(CoordinatorLoadInProgressError):
+                await groups.members.until_durable(INTERNAL, "g")
 
     run(scenario())
 
