@@ -48,8 +48,7 @@ steps = st.lists(
         st.tuples(st.just("overwrite")),
         st.tuples(st.just("restore"), st.integers(1, 6)),
         st.tuples(st.just("drop")),
-        st.tuples(st.just("join")),
-        st.tuples(st.just("join")),
+        st.tuples(st.just("join"), st.booleans()),
         st.tuples(st.just("delete records"), offsets),
         st.tuples(st.just("overwrite entry"), st.sampled_from([None, "stop", "crash"])),
         st.tuples(st.just("stop")),
@@ -124,12 +123,14 @@ class Run:
         await self.broker.roll(INTERNAL, self.topic)
         self.model.sealed = len(self.model.given_out)
 
-    async def _join(self) -> None:
+    async def _join(self, overwritten: bool) -> None:
         before = others.version(self.table)
         while await self.broker._upkeep.merge(self.topic):
             pass
         if others.version(self.table) > before:
             self.model.joins.append(others.version(self.table))
+            if overwritten:
+                await self._overwrite_entry(None)
 
     async def _delete_records(self, before_offset: int) -> None:
         if self.model.start < before_offset <= len(self.model.given_out):
