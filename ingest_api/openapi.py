@@ -1,7 +1,7 @@
 """The description of the HTTP interface in ``/openapi.json``, complete enough to generate a client from.
 
 FastAPI makes it from the routes and their models. This module adds what FastAPI does not know of: headers, the media
-types to choose from, refusals.
+types to choose from, refusals, examples.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
 from ingest_api.content_types import JSON
+from ingest_api.examples import add_examples
 from ingest_api.model_routes import ModelRoute
 from ingest_api.operations import (
     COMMON_HEADERS,
@@ -37,6 +38,7 @@ def describe(app: FastAPI, routes: Iterable[DeclaredRoute]) -> dict[str, Any]:
     _, definitions = models_json_schema(models, ref_template=REFERENCE)
     # In the place of FastAPI's, which has 64-bit bounds as floating-point numbers.
     document["components"]["schemas"] = definitions["$defs"]
+    add_examples(document)
     return document
 
 

@@ -67,7 +67,7 @@ MODELS: Final = (
     records.TypedRecord,
 )
 
-_ERRORS = {
+ERRORS = {
     400: "40002: the topic exists, or its name, partitions, replication factor or configuration are not acceptable; "
     "40003: what the headers say of the producer, or the idempotency key, is not.",
     403: "40301: the client may not do this; the message names operation and resource. 40302: a web page of elsewhere "
@@ -82,20 +82,23 @@ _ERRORS = {
     "40911: a sequence number does not follow; 40912: the producer's epoch is fenced; 40913: stored so long ago "
     "that its offsets are not known. Nothing was stored now. Of members of groups, "
     "40914: no such member; 40915, 40921, 40922: another generation or member epoch; 40916: no common protocol; 40917: "
-    "a rebalance has begun, join again; 40919, 40920: the group.instance.id is another member's; 40923: the group is "
-    "full; 40924: the group has members.",
+    "a rebalance has begun, join again; 40918: join with the given id; 40919, 40920: the group.instance.id is another "
+    "member's; 40923: the group is full; 40924: the group has members.",
     413: "41301: the body is over max.request.size; 41302: a record is over max.message.bytes. Nothing was stored.",
     415: "Content-Type or Content-Encoding is not one that is taken here.",
     416: "41601: the offset is outside [log start offset, high watermark]; the headers have both.",
     421: "42101: Host is no name of this store, see allowed.hosts. Nothing was done.",
-    422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42211: the "
-    "Idempotency-Key was used for another request; 42204: the configuration of a consumer instance; 42214: a regular "
-    "expression.",
+    422: "42206: the body is not acceptable, nothing was stored; 422: a query parameter is not; 42207: a record cannot "
+    "be written as JSON, read it as binary; 42211: the Idempotency-Key was used for another request; 42204: the "
+    "configuration of a consumer instance is not acceptable. Of members of groups, 42212: the session timeout is out "
+    "of bounds; 42213: the store has no such assignor; 42214: the regular expression is none.",
     429: "42901: a bound of memory or of the journal is reached. Send again after Retry-After seconds.",
     500: "50002: storage failed, the outcome is unknown; 50003: a commit did not succeed, try again; 50004: the "
     "records of this offset were taken out of the table; 500: a bug.",
     503: "50301: not ready; 50302: the disk is full; send again after Retry-After seconds. 50303: the topic or "
-    "partition is quarantined, the message says why. Nothing was stored.",
+    "partition is quarantined, the message says why; 50304: another broker leads the partition. Nothing was stored. "
+    "Of groups, 50305, 50306: the coordinator starts or stops; 50307: another node is the coordinator; 50308: an "
+    "offset is of a transaction that is still open.",
     504: "50401: the time ran out; the records may or may not be stored.",
 }
 
@@ -158,7 +161,7 @@ TOPIC_ID_PARAMETER: Final[dict[str, Any]] = {"parameters": [TOPIC_ID]}
 def refusals(*codes: int) -> dict[int | str, dict[str, Any]]:
     """The answers with these statuses, for ``responses`` of a route."""
     content = _content(_ref(ErrorBody), (JSON,))
-    return {code: _answer(_ERRORS[code], content, _ERROR_HEADERS.get(code)) for code in sorted(codes)}
+    return {code: _answer(ERRORS[code], content, _ERROR_HEADERS.get(code)) for code in sorted(codes)}
 
 
 def common_refusals(*, has_path: bool, has_body: bool) -> dict[int | str, dict[str, Any]]:

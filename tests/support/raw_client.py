@@ -68,16 +68,31 @@ class RawClient:
                 await self._writer.drain()
 
     async def answer(self) -> Answer | None:
-        """The next answer, checked; None if the server closed the connection instead of a (whole) answer."""
+        """The next answer, checked; None if the server closed the connection instead of a (whole) answer.
+
+        A stream of events has no end: its answer has an empty body.
+        """
         try:
             async with asyncio.timeout(HANGS_AFTER_SECONDS):
                 status_line, *lines = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
                 headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines) if name}
                 status = int(status_line.split(" ")[1])
-                size = 0 if status < 200 or status == 204 else int(headers["content-length"])
-                return Answer(status, headers, await self._reader.readexactly(size)).check()
+                if headers.get("transfer-encoding") == "chunked":
+                    endless = headers["content-type"].startswith("text/event-stream")
+                    body = b"" if endless else await self._chunks()
+                else:
+                    size = 0 if status < 200 or status == 204 else int(headers["content-length"])
+                    body = await self._reader.readexactly(size)
+                return Answer(status, headers, body).check()
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+
+    async def _chunks(self) -> bytes:
+        found = bytearray()
+        while size := int(await self._reader.readuntil(b"\r\n"), 16):
+            found += (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readexactly(2)
+        return bytes(found)
 
     async def take(self, count: int) -> bytes:
         """The next bytes, so many or a few more."""

@@ -1,0 +1,131 @@
+"""Requests made from the store's own description, right and wrong, to a real store: no 5xx, and no answer that the
+description does not have.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import Case
+from schemathesis.checks import not_a_server_error
+from schemathesis.generation import GenerationMode
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.support.watched_server import WatchedServer
+
+pytestmark = pytest.mark.system
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+#: Has no end: test_bad_http_inputs.py has its wrong requests, test_events.py the right ones.
+ENDLESS = "streamEvents"
+#: Each record of a stream is refused by itself, in an answer of 200.
+REFUSED_WITHIN = ("produceRecords",)
+#: Otherwise schemathesis searches all modules of this process for constants.
+NO_FEEDBACK = FeedbackSources()
+#: No request waits longer than this, and no topic has more partitions.
+BOUNDS = {"max_wait_ms": 10, "partitions_count": 4}
+#: Too long ones are left out of logs, and no reason to refuse anything.
+LENIENT = ("X-Request-Id", "Logstore-Client-Id")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedServer]:
+    data = tmp_path_factory.mktemp("schemathesis") / "data"
+    # Members that join do not wait for others.
+    with WatchedServer(data, group_initial_rebalance_delay_ms=0) as running:
+        running.create_topic("clicks")
+        running.create_topic("deleted")
+        yield running
+
+
+def operations(server: WatchedServer) -> list[APIOperation]:
+    document = httpx.get(f"{server.url}/openapi.json", timeout=30).json()
+    for name, schema in document["components"]["schemas"].items():
+        for field in BOUNDS.keys() & schema.get("properties", {}).keys() if name.endswith("Request") else ():
+            schema["properties"][field] = {"type": "integer", "minimum": 1, "maximum": BOUNDS[field]}
+    for operation in (operation for methods in document["paths"].values() for operation in methods.values()):
+        operation["parameters"] = [given for given in operation["parameters"] if given["name"] not in LENIENT]
+        for given_ in operation["parameters"]:
+            if given_["name"] in BOUNDS:
+                given_["schema"]["maximum"] = BOUNDS[given_["name"]]
+    found = [result.ok() for result in schemathesis.openapi.from_dict(document).get_all_operations()]
+    assert len(found) > 50
+    return [operation for operation in found if name_of(operation) != ENDLESS]
+
+
+def name_of(operation: APIOperation) -> str:
+    return operation.definition.raw["operationId"]
+
+
+def run(server: WatchedServer, examples: int, *, anywhere: bool) -> None:
+    """``examples`` of each operation, right and wrong, with a path that leads somewhere; ``anywhere``: others, too."""
+    cluster = httpx.get(f"{server.url}/v3/clusters", timeout=30).json()["data"][0]["cluster_id"]
+    there = {"cluster_id": cluster, "partition": "0", "group": "billing", "broker_id": "0", "name": "retention.ms"}
+    with requests.Session() as session:
+        for operation in operations(server):
+            topic = "deleted" if operation.method == "delete" else "clicks"
+            path = {name: value for name, value in {**there, "topic": topic}.items() if f"{{{name}}}" in operation.path}
+            for mode in GenerationMode:
+                ask(server, session, operation, mode, path or None, examples)
+                if anywhere and path:
+                    ask(server, session, operation, mode, None, examples)
+    server.check()
+
+
+def ask(
+    server: WatchedServer,
+    session: requests.Session,
+    operation: APIOperation,
+    mode: GenerationMode,
+    path: dict[str, Any] | None,
+    examples: int,
+) -> None:
+    checks = list(CHECKS)
+    if mode is GenerationMode.NEGATIVE and name_of(operation) not in REFUSED_WITHIN:
+        checks.append(negative_data_rejection)
+
+    # Without a database and shrinking: the failure shows the request as a command of curl.
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(mode, path_parameters=path, feedback=NO_FEEDBACK))
+    def one(case: Case) -> None:
+        case.validate_response(case.call(base_url=server.url, session=session, timeout=30), checks=checks)
+
+    try:
+        one()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE, "only an operation without parameters and body has no wrong request"
+
+
+def test_no_request_of_the_description_fails_the_store(server):
+    run(server, 2, anywhere=False)
+
+
+@pytest.mark.long
+def test_many_requests_of_the_description_do_not_fail_the_store(server):
+    run(server, 10, anywhere=True)
