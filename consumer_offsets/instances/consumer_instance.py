@@ -830,8 +830,11 @@ class ConsumerInstance:
 
     def _topic_id(self, at: TopicPartition) -> str | None:
         """The id of the topic, if it has the partition now."""
-        described = self._home.topics.topics.get(at.topic)
-        return str(described.topic_id) if described is not None and at.partition < described.partitions else None
+        try:
+            topic = self._broker.topic(INTERNAL, at.topic)
+        except LogStoreError:
+            return None
+        return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
 
     async def _find_missing(self) -> None:
         if self._member is not None:
