@@ -73,52 +73,64 @@ async def test_members_keep_their_partitions_over_a_restart_without_a_rebalance(
         raise AssertionError("a partition that was added is nobody's")
 
 
+class Sharing:
+    """A model of a group of instances: which offsets of each partition somebody has read."""
+
+    def __init__(self, seed: int, partitions: int) -> None:
+        self.random = random.Random(seed)
+        self.read: dict[int, set[int]] = {partition: set() for partition in range(partitions)}
+        self.names: set[str] = set()
+        self.produced = 0
+
+    async def act(self, api: ApiClient) -> None:
+        match self.random.choice(["produce", "poll", "poll", "poll", "commit", "come", "go"]):
+            case "produce":
+                await api.produce("t", [self.produced] * 3, partition=self.random.randrange(len(self.read)))
+                self.produced += 1
+            case "come" if len(self.names) < 3:
+                name = f"i{self.random.randrange(10**9)}"
+                await (await create(api, name)).subscribe("t")
+                self.names.add(name)
+            case "go" if self.names:
+                name = self.random.choice(sorted(self.names))
+                self.names.discard(name)
+                assert (await api.delete(f"/consumers/g/instances/{name}")).status_code == 204
+            case "poll" if self.names:
+                await self.poll(*(InstanceClient(api, "g", name) for name in sorted(self.names)))
+            case "commit" if self.names:
+                await InstanceClient(api, "g", self.random.choice(sorted(self.names))).post("/offsets")
+
+    async def poll(self, *instances: InstanceClient) -> None:
+        for records in await asyncio.gather(*(instance.poll(100) for instance in instances)):
+            for record in records:
+                self.read[record["partition"]].add(record["offset"])
+
+    def require_read(self, ends: dict[int, int]) -> None:
+        missing = {partition: set(range(end)) - self.read[partition] for partition, end in ends.items()}
+        assert not any(missing.values()), f"committed and not read: {missing}"
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_several_instances_pass_over_no_record(tmp_path: Path, seed: int):
-    """Instances come, go, read, commit and are left, over restarts. What was committed was read; all is read at last."""
-    random_ = random.Random(seed)
-    partitions, produced = 3, 0
-    read: dict[int, set[int]] = {partition: set() for partition in range(partitions)}
-    names: set[str] = set()
+    """Instances come, go, read and commit, over restarts. What is committed was read, and all is read at last."""
+    sharing = Sharing(seed, partitions=3)
     for life in range(3):
-        async with running_api(tmp_path, **SETTINGS, consumer_max_poll_interval_ms=5_000) as api:
+        async with running_api(tmp_path, **SETTINGS) as api:
             if life == 0:
-                await api.create_topic("t", partitions=partitions)
+                await api.create_topic("t", partitions=3)
             for _ in range(14):
-                match random_.choice(["produce", "poll", "poll", "poll", "commit", "come", "go"]):
-                    case "produce":
-                        await api.produce("t", [produced] * 3, partition=random_.randrange(partitions))
-                        produced += 1
-                    case "come" if len(names) < 3:
-                        name = f"i{life}-{random_.randrange(10**6)}"
-                        await (await create(api, name)).subscribe("t")
-                        names.add(name)
-                    case "go" if names:
-                        name = random_.choice(sorted(names))
-                        names.discard(name)
-                        assert (await api.delete(f"/consumers/g/instances/{name}")).status_code == 204
-                    case "poll" if names:
-                        polled = await asyncio.gather(*(InstanceClient(api, "g", n).poll(100) for n in sorted(names)))
-                        for record in (record for records in polled for record in records):
-                            read[record["partition"]].add(record["offset"])
-                    case "commit" if names:
-                        await InstanceClient(api, "g", random_.choice(sorted(names))).post("/offsets")
-                committed = await committed_offsets(api)
-                for partition, offset in committed.items():
-                    missing = set(range(offset)) - read[partition]
-                    assert not missing, f"committed and not read: {missing}"
+                await sharing.act(api)
+                sharing.require_read(await committed_offsets(api))
     async with running_api(tmp_path, **SETTINGS) as api:
-        for name in names:
+        for name in sharing.names:
             await api.delete(f"/consumers/g/instances/{name}")
         last = await create(api, "last")
         await last.subscribe("t")
-        ends = api.end_offsets("t")
         for _ in range(60):
-            if all(set(range(end)) <= read[partition] for partition, end in enumerate(ends)):
+            await sharing.poll(last)
+            if all(set(range(end)) <= sharing.read[at] for at, end in enumerate(api.end_offsets("t"))):
                 return
-            for record in await last.poll(300):
-                read[record["partition"]].add(record["offset"])
-        raise AssertionError((ends, read))
+        raise AssertionError((api.end_offsets("t"), sharing.read))
 
 
 async def committed_offsets(api: ApiClient) -> dict[int, int]:

@@ -264,7 +264,7 @@ async def test_a_topic_may_not_be_read_without_permission(api):
     assert_error(await instance.post("/assignments", ONE), 403, 40301)
     assert_error(await instance.post("/offsets", REQUESTS[10][2]), 403, 40301)
     assert_error(await instance.get("/records"), 403, 40301)
-    api.broker.authorizer.replace(Denied({"g"}))
+    api.broker.authorizer.replace(Denied({"g"}, version=2))
     for method, rest, _ in REQUESTS:
         assert_error(await api.request(method, instance.path + rest), 403, 40301)
     assert_error(await api.post("/consumers/g"), 403, 40301)
