@@ -554,6 +554,20 @@ async def test_a_partition_is_given_up_in_a_poll_or_when_its_records_are_committ
     assert {member["client_id"] for member in described["members"]} == {"first", "second", "third"}
 
 
+async def test_what_comes_back_in_a_rebalance_goes_on_where_it_was(api):
+    await api.produce("t", [0])
+    await api.produce("t", [1], partition=1)
+    first, second = await create(api, "first"), await create(api, "second")
+    await first.subscribe("t")
+    assert sorted(await first.values(2)) == [0, 1]
+    await second.subscribe("t")
+    while await second.assigned() == []:
+        assert await first.poll(50) == []
+    ((_, kept),) = await first.assigned()
+    assert [(entry["partition"], entry["committed"]) for entry in await first.commit()] == [(kept, 1)]
+    assert await second.values(1) == [1 - kept], "it was not committed"
+
+
 async def test_an_instance_that_is_not_polled_leaves_and_comes_back(tmp_path):
     async with running_api(tmp_path, **SETTINGS, consumer_max_poll_interval_ms=300) as api:
         await api.create_topic("t", partitions=1)
