@@ -53,6 +53,7 @@ from logstore.limits import TOPIC_NAME_LENGTH_MAX
 from logstore.log.isolation import Isolation
 from logstore.log.log_reader import require_in_range
 from logstore.names import is_legal_name
+from logstore.protocol.members.classic_member import ClassicMember
 from logstore.protocol.members.identity import TopicPartition
 from logstore.protocol.members.membership import Assigned as AssignedStep
 from logstore.protocol.members.membership import Lost, MemberOptions, Membership, State
@@ -144,6 +145,8 @@ class ConsumerInstance:
         self._home = home
         self._broker = home.broker
         self._member: InstanceMember | None = None
+        #: Positions that were given up in a generation, with what was handed out.
+        self._aside: tuple[int, dict[TopicPartition, tuple[Position, int | None]]] | None = None
         self._positions: dict[TopicPartition, Position] = {}
         #: Of partitions with records that were handed out and are not committed: the offset behind the last one.
         self._handed: dict[TopicPartition, int] = {}
@@ -723,7 +726,9 @@ class ConsumerInstance:
         member = await self._entered()
         while (step := member.step()) is not None:
             if isinstance(step, AssignedStep):
-                await self._find({at: self._topic_id(at) for at in step.partitions})
+                self._take_back(member.membership)
+                found = step.partitions - self._positions.keys()
+                await self._find({at: self._topic_id(at) for at in found})
             elif isinstance(step, Lost):
                 # Nothing of the old membership counts in the next, which has another id.
                 await self._put(msgspec.structs.replace(self.value, member_id=None, starts=[]))
@@ -739,9 +744,30 @@ class ConsumerInstance:
                     return
                 await self._commit_before_giving_up(step.partitions)
                 await self._drop_starts(step.partitions)
+                self._lay_aside(member.membership, step.partitions)
                 self._forget(step.partitions)
             member.done(step)
             self._show()
+
+    def _lay_aside(self, membership: Membership, partitions: Iterable[TopicPartition]) -> None:
+        """An eager assignor takes everything away for a rebalance, and gives most of it back. What comes back in the
+        next generation was nobody's in between, and goes on where it was.
+        """
+        self._aside = None
+        if isinstance(membership, ClassicMember) and membership.identity is not None:
+            places = {at: (self._positions[at], self._handed.get(at)) for at in partitions if at in self._positions}
+            self._aside = membership.identity.generation, places
+
+    def _take_back(self, membership: Membership) -> None:
+        aside, self._aside = self._aside, None
+        if aside is None or membership.identity is None or membership.identity.generation != aside[0] + 1:
+            return
+        assigned = membership.assigned
+        for at, (position, handed) in aside[1].items():
+            if at in assigned and self._topic_id(at) == position.topic_id:
+                self._positions[at] = position
+                if handed is not None:
+                    self._handed[at] = handed
 
     async def _entered(self) -> InstanceMember:
         """The membership: the present one, the one that the group has a record of, or a new one."""
@@ -830,8 +856,11 @@ class ConsumerInstance:
 
     def _topic_id(self, at: TopicPartition) -> str | None:
         """The id of the topic, if it has the partition now."""
-        described = self._home.topics.topics.get(at.topic)
-        return str(described.topic_id) if described is not None and at.partition < described.partitions else None
+        try:
+            topic = self._broker.topic(INTERNAL, at.topic)
+        except LogStoreError:
+            return None
+        return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
 
     async def _find_missing(self) -> None:
         if self._member is not None:

@@ -100,9 +100,14 @@ class ConsumerInstances:
         instance = self._instances.get(key)
         if instance is None:
             shard = self._shards.found(group)
-            if shard is not None:
-                shard.require_active()
-            raise unknown_instance(key)
+            if shard is None:
+                raise unknown_instance(key)
+            shard.require_active()
+            # A creation whose answer did not come in time has happened all the same.
+            value = shard.machine.instances.get(key)
+            if value is None:
+                raise unknown_instance(key)
+            instance = self._add(shard, key, value)
         instance.value  # noqa: B018 (it tells if the instance is gone)
         return instance
 
@@ -112,14 +117,15 @@ class ConsumerInstances:
         await instance.delete(reason="The consumer instance was deleted.", commits=True)
         self._remove(instance)
 
-    def _add(self, shard: GroupShard, key: InstanceKey, value: InstanceValue) -> None:
+    def _add(self, shard: GroupShard, key: InstanceKey, value: InstanceValue) -> ConsumerInstance:
         before = self._instances.get(key)
         if before is not None and before.id == value.id and before.shard is shard:
-            return
+            return before
         if before is not None:
             before.close()
         instance = self._instances[key] = ConsumerInstance(self._home, shard, key, value.id)
         instance.start()
+        return instance
 
     def _remove(self, instance: ConsumerInstance) -> None:
         if self._instances.get(instance.key) is instance:

@@ -78,13 +78,20 @@ def _media_type(request: Request, embedded: str) -> str:
     try:
         return answer_media_type(request.headers, (_TYPES[embedded], *METADATA_TYPES))
     except NotAcceptableError:
-        with contextlib.suppress(NotAcceptableError):
-            other = answer_media_type(request.headers, tuple(_TYPES.values()))
+        if _asks_for_another(request, embedded):
             raise EmbeddedFormatError(
                 "The requested embedded data format does not match the deserializer for this consumer instance: it was "
-                f"created with format {embedded}, Accept asks for {other}."
+                f"created with format {embedded}, ask for {_TYPES[embedded]}."
             ) from None
         raise
+
+
+def _asks_for_another(request: Request, embedded: str) -> bool:
+    """Whether Accept allows another embedded format."""
+    with contextlib.suppress(NotAcceptableError):
+        answer_media_type(request.headers, [media_type for name, media_type in _TYPES.items() if name != embedded])
+        return True
+    return False
 
 
 def _rows(partitions: Iterable[PolledPartition], embedded: str) -> Iterator[Iterable[bytes]]:

@@ -13,6 +13,7 @@ JSON = {"Content-Type": "application/json"}
 Given = tuple[str, str, dict[str, str], bytes]
 
 V3 = "/v3/clusters/{cluster}"
+INSTANCE = "/consumers/rest/instances/c"
 #: Every such route, with a good body if it takes one. The requests are sent in this order.
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics", None),
@@ -54,6 +55,18 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", f"{V3}/topics/t/configs/max.message.bytes", None),
     ("PUT", f"{V3}/topics/t/configs/segment.ms", {"value": "60000"}),
     ("DELETE", f"{V3}/topics/t/configs/segment.ms", None),
+    ("POST", "/consumers/rest", {"name": "c", "format": "json"}),
+    ("GET", f"{INSTANCE}/subscription", None),
+    ("POST", f"{INSTANCE}/assignments", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("GET", f"{INSTANCE}/assignments", None),
+    ("POST", f"{INSTANCE}/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 1}]}),
+    ("POST", f"{INSTANCE}/positions/beginning", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("POST", f"{INSTANCE}/positions/end", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("POST", f"{INSTANCE}/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 1, "metadata": "é"}]}),
+    ("GET", f"{INSTANCE}/offsets", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("DELETE", f"{INSTANCE}/subscription", None),
+    ("POST", f"{INSTANCE}/subscription", {"topics": ["t"]}),
+    ("DELETE", INSTANCE, None),
     ("GET", "/health/live", None),
     ("GET", "/health/ready", None),
     ("GET", "/status", None),

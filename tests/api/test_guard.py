@@ -18,6 +18,7 @@ from tests.support.eventually import loop_turns
 pytestmark = pytest.mark.anyio
 
 ONE = {"records": [{"key": "k", "value": 1}]}
+_INSTANCE = "/consumers/{group}/instances/{instance}"
 #: Bodies that would take effect if they got through. A route that takes a body and is not here fails the test.
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/topics/{topic}"): ONE,
@@ -44,6 +45,13 @@ BODIES: dict[tuple[str, str], Any] = {
     },
     ("POST", "/groups/{group}/reset-offsets"): {"to": "latest"},
     ("POST", "/delete-groups"): {"groups": ["g"]},
+    ("POST", "/consumers/{group}"): {"name": "c"},
+    ("POST", _INSTANCE + "/subscription"): {"topics": ["t"]},
+    ("POST", _INSTANCE + "/assignments"): {"partitions": [{"topic": "t", "partition": 0}]},
+    ("POST", _INSTANCE + "/positions"): {"offsets": [{"topic": "t", "partition": 0, "offset": 0}]},
+    ("POST", _INSTANCE + "/positions/beginning"): {"partitions": [{"topic": "t", "partition": 0}]},
+    ("POST", _INSTANCE + "/positions/end"): {"partitions": [{"topic": "t", "partition": 0}]},
+    ("POST", _INSTANCE + "/offsets"): {"offsets": [{"topic": "t", "partition": 0, "offset": 0}]},
     ("POST", "/topics/{topic}/roll"): None,
     ("POST", "/topics/{topic}/refresh"): None,
     ("POST", "/topics/{topic}/drop-foreign-files"): None,
@@ -111,7 +119,7 @@ WAYS: dict[str, Callable[[Sent], tuple[list[bytes], int]]] = {
 
 
 def routes(cluster_id: str) -> list[tuple[str, str]]:
-    values = {"{topic}": "t", "{partition}": "0", "{group}": "g", "{cluster_id}": cluster_id}
+    values = {"{topic}": "t", "{partition}": "0", "{group}": "g", "{instance}": "c", "{cluster_id}": cluster_id}
     # Of topics, and of brokers; both kinds of routes have a {name}.
     values |= {"brokers/{broker_id}/configs/{name}": "brokers/0/configs/port", "{broker_id}": "0"}
     values |= {"{name}": "retention.ms", "{consumer_id}": "m"}

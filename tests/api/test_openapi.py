@@ -75,7 +75,7 @@ async def test_an_operation_describes_its_path_body_answers_and_errors(document,
     if method in ("post", "put", "patch"):
         assert operation["requestBody"]["content"]
         assert {"413", "415", "422"} <= set(operation["responses"])
-    else:
+    elif operation["operationId"] != "getConsumerInstanceOffsets":  # REST Proxy's, which has a body
         assert "requestBody" not in operation
 
 

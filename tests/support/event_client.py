@@ -117,13 +117,19 @@ class EventClient:
 
 @contextlib.asynccontextmanager
 async def streaming(
-    url: str, topic: str = "t", *, last_id: str = "", accept: str = "text/event-stream", **query: str | int
+    url: str,
+    topic: str = "t",
+    *,
+    path: str | None = None,
+    last_id: str = "",
+    accept: str = "text/event-stream",
+    **query: str | int,
 ) -> AsyncIterator[EventClient]:
-    """A stream of the topic's events; ``query`` with ``from_`` for ``from``."""
+    """A stream of the topic's events, or of those at ``path``; ``query`` with ``from_`` for ``from``."""
     parameters = {name.rstrip("_"): value for name, value in query.items()}
     headers = {"Accept": accept, **({"Last-Event-ID": last_id} if last_id else {})}
     async with (
         httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as http,
-        http.stream("GET", f"/topics/{topic}/events", params=parameters, headers=headers) as response,
+        http.stream("GET", path or f"/topics/{topic}/events", params=parameters, headers=headers) as response,
     ):
         yield EventClient(response, last_id)

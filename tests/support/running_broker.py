@@ -84,15 +84,20 @@ async def quarantined(data: Path, name: str = "t", **settings: Any) -> str:
 
 
 def records(
-    values: list[bytes | None], *, keys: list[bytes | None] | None = None, timestamp: int | None = None
+    values: list[bytes | None],
+    *,
+    keys: list[bytes | None] | None = None,
+    timestamp: int | None = None,
+    headers: list[tuple[str, bytes | None]] | None = None,
 ) -> DecodedRecords:
+    """``headers`` are those of each record."""
     count = len(values)
     batch = pa.RecordBatch.from_pydict(
         {
             "timestamp": [timestamp] * count,
             "key": keys or [None] * count,
             "value": values,
-            "headers": [None] * count,
+            "headers": [headers and [{"key": key, "value": value} for key, value in headers]] * count,
         },
         schema=WIRE_SCHEMA,
     )

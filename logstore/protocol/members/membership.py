@@ -190,6 +190,11 @@ class Membership(ABC):
             self._assigning = self._target
         return step
 
+    @property
+    def assigned(self) -> frozenset[TopicPartition]:
+        """What the group has given to this member last."""
+        return frozenset(self._target)
+
     def done(self, step: Step) -> None:
         """The step was carried out."""
         if isinstance(step, Assigned):
