@@ -14,6 +14,7 @@ Given = tuple[str, str, dict[str, str], bytes]
 
 V3 = "/v3/clusters/{cluster}"
 INSTANCE = "/consumers/rest/instances/c"
+READING = "/consumers/rest/instances/reading"
 #: Every such route, with a good body if it takes one. The requests are sent in this order.
 ROUTES: list[tuple[str, str, Any]] = [
     ("GET", "/topics", None),
@@ -55,21 +56,22 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", f"{V3}/topics/t/configs/max.message.bytes", None),
     ("PUT", f"{V3}/topics/t/configs/segment.ms", {"value": "60000"}),
     ("DELETE", f"{V3}/topics/t/configs/segment.ms", None),
+    ("GET", "/health/live", None),
+    ("GET", "/health/ready", None),
+    ("GET", "/status", None),
+    # Last: a member writes records when it is done joining, and the status counts them.
     ("POST", "/consumers/rest", {"name": "c", "format": "json"}),
     ("GET", f"{INSTANCE}/subscription", None),
     ("POST", f"{INSTANCE}/assignments", {"partitions": [{"topic": "t", "partition": 0}]}),
     ("GET", f"{INSTANCE}/assignments", None),
-    ("POST", f"{INSTANCE}/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 1}]}),
-    ("POST", f"{INSTANCE}/positions/beginning", {"partitions": [{"topic": "t", "partition": 0}]}),
-    ("POST", f"{INSTANCE}/positions/end", {"partitions": [{"topic": "t", "partition": 0}]}),
-    ("POST", f"{INSTANCE}/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 1, "metadata": "é"}]}),
-    ("GET", f"{INSTANCE}/offsets", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("POST", f"{READING}/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 1}]}),
+    ("POST", f"{READING}/positions/beginning", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("POST", f"{READING}/positions/end", {"partitions": [{"topic": "t", "partition": 0}]}),
+    ("POST", f"{READING}/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 1, "metadata": "é"}]}),
+    ("GET", f"{READING}/offsets", {"partitions": [{"topic": "t", "partition": 0}]}),
     ("DELETE", f"{INSTANCE}/subscription", None),
     ("POST", f"{INSTANCE}/subscription", {"topics": ["t"]}),
     ("DELETE", INSTANCE, None),
-    ("GET", "/health/live", None),
-    ("GET", "/health/ready", None),
-    ("GET", "/status", None),
 ]
 QUERIES = ("x=1", "topic=t&topic=t", "topic=", "Topic=t", "&".join(f"k{n}=1" for n in range(101)))
 ACCEPTS = (
@@ -230,13 +232,16 @@ class Asked(NamedTuple):
 
 
 async def ask(api: ApiClient) -> AsyncIterator[Asked]:
-    """Every request to a store with topics ``t`` and ``other``, groups ``g`` and ``other``, one after another."""
+    """Every request to a store with topics ``t`` and ``other``, groups ``g`` and ``other``, and an instance."""
     await api.create_topic("t", partitions=2, max_message_bytes="1000")
     await api.create_topic("other")
     await api.produce("t", [1, 2, 3])
     for group in ("g", "other"):
         offsets = [{"topic": "t", "partition": 0, "offset": 1}]
         assert (await api.post(f"/groups/{group}/offsets", json={"offsets": offsets})).status_code == 200
+    assert (await api.post("/consumers/rest", json={"name": "reading"})).status_code == 200
+    assigned = {"partitions": [{"topic": "t", "partition": 0}]}
+    assert (await api.post(f"{READING}/assignments", json=assigned)).status_code == 204
     for name, (method, template, headers, data) in requests():
         path = template.replace("{cluster}", api.broker.cluster_id)
         yield Asked(name, method, path, await api.request(method, path, headers=headers, content=data))

@@ -10,19 +10,21 @@ from uuid import uuid4
 import pytest
 
 from consumer_offsets.group_coordinator import GroupCoordinator, GroupListings
+from consumer_offsets.instances.instance_record import InstanceConfig
 from consumer_offsets.offset_reset import ResetTarget, ResetTo
-from consumer_offsets.offsets import OffsetToCommit
+from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import CLUSTER_NAME, Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.broker.fetching import FetchLimits, FetchPartition
 from logstore.broker.produce_appends import ProduceRequest
 from logstore.errors import AuthorizationError, InvalidTopicError, TopicAuthorizationError
+from logstore.records.offset_record import InstanceKey
 from tests.support.authorizer_views import Denied, Nothing
 from tests.support.running_broker import CLIENT, produce, records, run, running_broker
 
 #: Of a store's life; nobody outside calls them.
-LIFE = {"start", "stop", "running", "close"}
+LIFE = {"start", "stop", "running", "close", "topics_changed"}
 LIMITS = FetchLimits(1000, 1000, 1, 600_000)
 CLUSTER, TOPIC, GROUP = ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP
 
@@ -63,6 +65,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
     "commit": (lambda _: ("g", [OffsetToCommit("t", 0, 1)]), {(Operation.READ, GROUP)}),
+    "commit_of_instance": (
+        lambda _: (InstanceKey("g", "c"), "id", [OffsetToCommit("t", 0, 1)], CommittingMember()),
+        {(Operation.READ, GROUP)},
+    ),
     "groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "list_groups": (lambda _: (), {(Operation.DESCRIBE, GROUP)}),
     "reset": (lambda _: ("g", ResetTarget(ResetTo.EARLIEST)), {(Operation.READ, GROUP)}),
@@ -72,6 +78,14 @@ GROUPS: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation,
     "lag": (lambda _: ("g",), {(Operation.DESCRIBE, GROUP)}),
     "delete": (lambda _: ("g",), {(Operation.DELETE, GROUP)}),
 }
+
+
+INSTANCES: dict[str, tuple[Callable[[Topic], tuple[Any, ...]], set[tuple[Operation, ResourceType]]]] = {
+    "create": (lambda _: ("g", "c", CONFIG), {(Operation.READ, GROUP)}),
+    "get": (lambda _: ("g", "c"), {(Operation.READ, GROUP)}),
+    "delete": (lambda _: ("g", "c"), {(Operation.READ, GROUP)}),
+}
+CONFIG = InstanceConfig("json", "earliest", auto_commit=False, fetch_min_bytes=1, request_timeout_ms=1, isolation=0)
 
 
 class Watched(Nothing):
@@ -108,7 +122,8 @@ async def stores(path: Path) -> AsyncIterator[tuple[Broker, GroupCoordinator, To
 def test_every_method_refuses_a_principal_without_permissions(tmp_path: Path) -> None:
     async def scenario() -> None:
         async for broker, groups, topic in stores(tmp_path):
-            for thing, table in ((broker, BROKER), (groups, GROUPS)):
+            instances = groups.instances
+            for thing, table in ((broker, BROKER), (groups, GROUPS), (instances, INSTANCES)):
                 methods = public_methods(thing)
                 assert sorted(methods) == sorted(table), "say here how a new method is called, and what it asks for"
                 for turn, (name, (arguments, wanted)) in enumerate(table.items(), start=1):
