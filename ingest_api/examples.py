@@ -149,7 +149,9 @@ _VALUES: Final[Mapping[str, Any]] = {
 PATH_VALUES: Final[Mapping[str, Any]] = {
     "broker_id": 0,
     "cluster_id": _CLUSTER,
+    "consumer_id": _MEMBER,
     "group": "billing",
+    "instance": "c1",
     "name": "retention.ms",
     "partition": 0,
     "topic": "clicks",

@@ -420,7 +420,7 @@ class ClassicGroup:
 
     def check_commit(self, event: CommitOffsets, now_ms: int) -> None:
         """Raises UnknownMemberIdError, FencedInstanceIdError, IllegalGenerationError, RebalanceInProgressError."""
-        if event.generation < 0 and self.state == ClassicState.EMPTY:
+        if event.generation < 0 and (self.is_empty or self.is_vacant):
             return
         if event.generation < 0 and event.member_id == UNKNOWN_MEMBER_ID and event.instance_id is None:
             raise UnknownMemberIdError(f"Group {self.name} has members: stop them, or commit as one of them.")

@@ -54,11 +54,11 @@ class CreatedInstance(Answer):
     """Later requests may go to `base_uri`, or to the same path at any other address of the store."""
 
     instance_id: str = Field(examples=["c1"])
-    base_uri: str = Field(examples=["http://127.0.0.1:8082/consumers/packing/instances/c1"])
+    base_uri: str = Field(examples=["http://127.0.0.1:8082/consumers/billing/instances/c1"])
 
 
 class InstancePartition(Request):
-    topic: str = Field(examples=["orders"])
+    topic: str = Field(examples=["clicks"])
     partition: Int32
 
 
@@ -81,7 +81,7 @@ class InstanceTimestamp(InstancePartition):
 class SubscriptionRequest(Request):
     """Either topics or a pattern. Another one of the same kind takes the place of the one before."""
 
-    topics: list[str] | None = Field(None, min_length=1, max_length=10_000, examples=[["orders"]])
+    topics: list[str] | None = Field(None, min_length=1, max_length=10_000, examples=[["clicks"]])
     topic_pattern: str | None = Field(
         None,
         min_length=1,
@@ -91,7 +91,7 @@ class SubscriptionRequest(Request):
 
 
 class Subscription(Answer):
-    topics: list[str] = Field(examples=[["orders"]])
+    topics: list[str] = Field(examples=[["clicks"]])
 
 
 class AssignedPartition(Answer):
