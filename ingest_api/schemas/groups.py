@@ -135,9 +135,9 @@ class ResetOffsetsRequest(Request):
     model_config = ConfigDict(
         json_schema_extra={
             "examples": [
-                {"to": "earliest", "topics": [{"topic": "orders", "partitions": [0]}], "dry_run": True},
+                {"to": "earliest", "topics": [{"topic": "clicks", "partitions": [0]}], "dry_run": True},
                 {"shift_by": -100},
-                {"offsets": [{"topic": "orders", "partition": 0, "offset": 1200}]},
+                {"offsets": [{"topic": "clicks", "partition": 0, "offset": 1}]},
             ]
         }
     )
