@@ -20,8 +20,8 @@ from consumer_offsets.groups.description import GroupDescription, MemberDescript
 from consumer_offsets.groups.group import Group
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGroup, GroupsMachine, TopicsChanged
-from consumer_offsets.instances.consumer_instance import InstanceHome
 from consumer_offsets.instances.consumer_instances import ConsumerInstances
+from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.offset_cleanup import OffsetCleanup
 from consumer_offsets.offset_reset import OffsetReset, ResetTarget, reset_offset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit

@@ -11,32 +11,29 @@ over after a restart). Invariants:
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 from uuid import uuid4
 
 import msgspec
-import pyarrow as pa
 import structlog
 
-from consumer_offsets.followed_topics import FollowedTopics, compiled
-from consumer_offsets.group_members import GroupMembers
-from consumer_offsets.group_shards import GroupShard, answered
+from consumer_offsets.followed_topics import compiled
+from consumer_offsets.group_shards import GroupShard
 from consumer_offsets.groups import events
+from consumer_offsets.instances.instance_home import InstanceHome, Polled, PolledPartition
 from consumer_offsets.instances.instance_member import InstanceMember, new_membership, resumed_membership
 from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start
-from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
+from consumer_offsets.instances.instance_starts import InstanceStarts, Position
+from consumer_offsets.instances.instance_table import unknown_instance
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.backoff import backoffs
-from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.broker.broker import Broker, PartitionLog
+from logstore.broker.broker import PartitionLog
 from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition, Gone
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
-from logstore.clock import Clock
 from logstore.errors import (
     CommitFailedError,
     IllegalGenerationError,
@@ -72,67 +69,6 @@ _PARTITION_BYTES_MAX: Final = 4 << 20
 _AGAIN: Final = (IllegalGenerationError, StaleMemberEpochError, RebalanceInProgressError)
 
 
-class Commit(Protocol):
-    """``GroupCoordinator.commit_of_instance``."""
-
-    def __call__(
-        self,
-        context: RequestContext,
-        key: InstanceKey,
-        id: str,
-        offsets: Sequence[OffsetToCommit],
-        member: CommittingMember,
-    ) -> Coroutine[Any, Any, None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class InstanceHome:
-    """What all instances of a store stand on. ``commits`` are the group's, of topics as they are now. Times in ms."""
-
-    broker: Broker
-    members: GroupMembers
-    topics: FollowedTopics
-    clock: Clock
-    commit: Commit
-    commits: Callable[[str], Mapping[TopicPartition, OffsetCommit]]
-    session_timeout_ms: int
-    max_poll_interval_ms: int
-
-
-class Position:
-    """Where to read on in a partition of the topic with that id. Another object takes its place when it moves."""
-
-    __slots__ = ("offset", "topic_id")
-
-    def __init__(self, topic_id: str, offset: int) -> None:
-        self.topic_id = topic_id
-        self.offset = offset
-
-
-@dataclass(frozen=True, slots=True)
-class PolledPartition:
-    """``records`` of LOG_SCHEMA."""
-
-    topic: str
-    partition: int
-    records: pa.Table
-    string_keys: bool
-
-
-class Polled:
-    """The records of a poll: handed out with ``delivered``. The caller releases the ``reservation``."""
-
-    def __init__(
-        self,
-        partitions: list[PolledPartition],
-        reservation: Reservation | None,
-        delivered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.partitions = partitions
-        self.reservation = reservation
-        self.delivered = delivered
-
-
 class ConsumerInstance:
     """``start`` it when its record is durable, or was read from the log. All methods raise UnknownInstanceError once it
     is deleted.
@@ -144,6 +80,7 @@ class ConsumerInstance:
         self.id = id
         self._home = home
         self._broker = home.broker
+        self._starts = InstanceStarts(home, shard, key, id)
         self._member: InstanceMember | None = None
         #: Positions that were given up in a generation, with what was handed out.
         self._aside: tuple[int, dict[TopicPartition, tuple[Position, int | None]]] | None = None
@@ -194,7 +131,7 @@ class ConsumerInstance:
             if commits and value.config.auto_commit:
                 with suppress(LogStoreError):
                     await self._commit_handed(self._handed)
-            await self._put(None)
+            await self._starts.put(None)
             member, self._member = self._member, None
             self.close()
         if member is not None:
@@ -205,7 +142,7 @@ class ConsumerInstance:
         """Its record. UnknownInstanceError, and as ``CoordinatorShard.machine``."""
         if self._is_closed:
             raise unknown_instance(self.key)
-        return self.shard.machine.instances.require(self.key, self.id)
+        return self._starts.value
 
     @property
     def is_used(self) -> bool:
@@ -227,7 +164,7 @@ class ConsumerInstance:
     def subscription(self) -> list[str]:
         """Topics that the instance is subscribed to; of a pattern those that match it now."""
         value = self.value
-        return sorted(self._subscribed(value)) if value.is_subscribed else []
+        return sorted(self._starts.subscribed(value)) if value.is_subscribed else []
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions that the instance holds."""
@@ -252,13 +189,13 @@ class ConsumerInstance:
                 raise _exclusive("is subscribed in the other way")
             image = self._home.topics.topics
             changed = msgspec.structs.replace(value, topics=topics, pattern=pattern)
-            names = self._subscribed(changed)
+            names = self._starts.subscribed(changed)
             seen = {
                 name: value.seen.get(name) or (str(image[name].topic_id), image[name].partitions)
                 for name in names
                 if name in image
             }
-            await self._put(msgspec.structs.replace(changed, seen=seen))
+            await self._starts.put(msgspec.structs.replace(changed, seen=seen))
             if self._member is not None:
                 self._member.resubscribe(names, pattern)
         self._wake()
@@ -273,7 +210,7 @@ class ConsumerInstance:
             if value.is_subscribed:
                 await self._commit_before_giving_up(held)
             member, self._member = self._member, None
-            await self._put(InstanceValue(value.id, value.config))
+            await self._starts.put(InstanceValue(value.id, value.config))
             self._forget(held)
         if member is not None:
             await member.leave("It has unsubscribed.")
@@ -295,9 +232,9 @@ class ConsumerInstance:
                 assigned.append(Assigned(name, partition, topic_id_text(topic.topic_id)))
             ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in assigned}
             kept = {p for p, at in self._positions.items() if ids.get(p) == at.topic_id}
-            positions, starts = self._resolved({p: ids[p] for p in ids.keys() - kept})
+            positions, starts = self._starts.resolved({p: ids[p] for p in ids.keys() - kept})
             starts += [s for s in value.starts if TopicPartition(s.topic, s.partition) in kept]
-            await self._put(msgspec.structs.replace(value, assigned=assigned or None, starts=starts))
+            await self._starts.put(msgspec.structs.replace(value, assigned=assigned or None, starts=starts))
             self._forget(self._positions.keys() - kept)
             self._positions |= positions
             self._show()
@@ -328,7 +265,9 @@ class ConsumerInstance:
         async with self._changing:
             self._require_no_stream()
             logs = {at: self._log(context, at) for at in partitions}
-            ends = {at: (one, self._readable_end(one) if end else one.log_start_offset) for at, one in logs.items()}
+            ends = {
+                at: (one, self._starts.readable_end(one) if end else one.log_start_offset) for at, one in logs.items()
+            }
             await self._seek(ends)
 
     def _require_no_stream(self) -> None:
@@ -347,7 +286,7 @@ class ConsumerInstance:
             if held is None:
                 raise self._not_held(at)
             positions[at] = Position(held.topic_id, offset)
-        await self._put_starts({at: Start(*at, one.topic_id, one.offset) for at, one in positions.items()})
+        await self._starts.put_starts({at: Start(*at, one.topic_id, one.offset) for at, one in positions.items()})
         self._positions |= positions
         for at in positions:
             self._handed.pop(at, None)
@@ -540,10 +479,10 @@ class ConsumerInstance:
     ) -> Polled | None:
         """Records; none if something has changed, or nothing came. None: no answer is wanted any more."""
         config = self.value.config
-        wanted_no_more = False
+        wanted_no_more = was_woken = False
 
         async def interrupted() -> None:
-            nonlocal wanted_no_more
+            nonlocal wanted_no_more, was_woken
             leaving = asyncio.ensure_future(gone())
             waking = asyncio.ensure_future(self._woken.wait())
             try:
@@ -551,6 +490,8 @@ class ConsumerInstance:
                 if leaving.done():
                     leaving.result()
                     wanted_no_more = True
+                else:
+                    was_woken = True
             finally:
                 for task in (leaving, waking):
                     task.cancel()
@@ -571,7 +512,7 @@ class ConsumerInstance:
         wanted = [FetchPartition(*at, position.offset, position.topic_id) for at, position in positions]
         fetched = await self._broker.fetch_records(context, wanted, limits, interrupted, copies=2.5)
         try:
-            partitions, moved = [], []
+            partitions, moved, num_bytes = [], [], 0
             failure: LogStoreError | None = None
             for place, answer in fetched.answers.items():
                 at, position = positions[place]
@@ -579,6 +520,7 @@ class ConsumerInstance:
                     failure = failure or await self._mend(at, position, answer)
                     continue
                 moved.append((at, position, answer.next_offset, bool(answer.count)))
+                num_bytes += answer.num_bytes
                 if answer.count:
                     string_keys = self._broker.topic(INTERNAL, at.topic).config.string_keys
                     partitions.append(PolledPartition(*at, answer.records, string_keys))
@@ -586,6 +528,7 @@ class ConsumerInstance:
                 raise failure
             if not partitions:
                 self._move(moved)
+            if not partitions or (was_woken and num_bytes < min(config.fetch_min_bytes, max_bytes)):
                 fetched.reservation.release()
                 return None if wanted_no_more else Polled([], None)
             return Polled(partitions, fetched.reservation, lambda: self._move(moved))
@@ -616,8 +559,8 @@ class ConsumerInstance:
         is_subscribed = self.value.is_subscribed
         async with self._changing:
             if isinstance(error, OffsetOutOfRangeError):
-                found, starts = self._reset({at: position.topic_id})
-                await self._put_starts({TopicPartition(s.topic, s.partition): s for s in starts})
+                found, starts = self._starts.reset({at: position.topic_id})
+                await self._starts.put_starts({TopicPartition(s.topic, s.partition): s for s in starts})
                 self._forget([at])
                 self._positions |= found
                 self._show()
@@ -680,7 +623,7 @@ class ConsumerInstance:
             return
         if self._member is not None:
             with suppress(LogStoreError):
-                self._member.found_topics(self._subscribed(self.value))
+                self._member.found_topics(self._starts.subscribed(self.value))
         self._wake()
 
     def _wake(self) -> None:
@@ -715,7 +658,7 @@ class ConsumerInstance:
                     error, self._error = self._error, None
                     raise error
                 await self._take_steps()
-                self._forget(at for at, one in self._positions.items() if one.topic_id != self._topic_id(at))
+                self._forget(at for at, one in self._positions.items() if one.topic_id != self._starts.topic_id(at))
             elif value.assigned is not None and not self._positions:
                 await self._find_assigned(value)
             self._error = None
@@ -728,10 +671,10 @@ class ConsumerInstance:
             if isinstance(step, AssignedStep):
                 self._take_back(member.membership)
                 found = step.partitions - self._positions.keys()
-                await self._find({at: self._topic_id(at) for at in found})
+                await self._find({at: self._starts.topic_id(at) for at in found})
             elif isinstance(step, Lost):
                 # Nothing of the old membership counts in the next, which has another id.
-                await self._put(msgspec.structs.replace(self.value, member_id=None, starts=[]))
+                await self._starts.put(msgspec.structs.replace(self.value, member_id=None, starts=[]))
                 self._forget(step.partitions)
                 member.stop()
                 member.done(step)
@@ -743,7 +686,7 @@ class ConsumerInstance:
                 if not self._polls and any(at in self._handed for at in step.partitions):
                     return
                 await self._commit_before_giving_up(step.partitions)
-                await self._drop_starts(step.partitions)
+                await self._starts.drop_starts(step.partitions)
                 self._lay_aside(member.membership, step.partitions)
                 self._forget(step.partitions)
             member.done(step)
@@ -764,7 +707,7 @@ class ConsumerInstance:
             return
         assigned = membership.assigned
         for at, (position, handed) in aside[1].items():
-            if at in assigned and self._topic_id(at) == position.topic_id:
+            if at in assigned and self._starts.topic_id(at) == position.topic_id:
                 self._positions[at] = position
                 if handed is not None:
                     self._handed[at] = handed
@@ -786,7 +729,7 @@ class ConsumerInstance:
         if found is None:
             member_id = f"{self.key.instance}-{uuid4()}"
             before = value.member_id
-            await self._put(msgspec.structs.replace(value, member_id=member_id, starts=[]))
+            await self._starts.put(msgspec.structs.replace(value, member_id=member_id, starts=[]))
             membership = new_membership(described, self._options(self.value, member_id))
             if before is not None and described is not None and any(m.member_id == before for m in described.members):
                 # The group need not wait for the end of its session.
@@ -796,7 +739,7 @@ class ConsumerInstance:
         else:
             membership = found
             held = membership.owned.keys()
-            await self._drop_starts({TopicPartition(s.topic, s.partition) for s in value.starts} - held)
+            await self._starts.drop_starts({TopicPartition(s.topic, s.partition) for s in value.starts} - held)
         home = self._home
         self._member = InstanceMember(
             self.key.group, self.key.instance, membership, home.members, home.topics, home.clock, self._wake
@@ -815,12 +758,9 @@ class ConsumerInstance:
             heartbeat_interval_s=_HEARTBEAT_INTERVAL_S,
             max_poll_interval_s=self._home.max_poll_interval_ms / 1000,
             give_up_s=_GIVE_UP_S,
-            topics=self._subscribed(value),
+            topics=self._starts.subscribed(value),
             regex=value.pattern,
         )
-
-    def _subscribed(self, value: InstanceValue) -> frozenset[str]:
-        return frozenset(value.topics or ()) if value.pattern is None else self._home.topics.matching(value.pattern)
 
     async def _commit_before_giving_up(self, partitions: Iterable[TopicPartition]) -> None:
         """What the next owner must know: where an instance that commits by itself is; and where it began, if the group
@@ -854,25 +794,17 @@ class ConsumerInstance:
             return {TopicPartition(each.topic, each.partition) for each in value.assigned}
         return set(self._member.membership.owned) if self._member is not None else set()
 
-    def _topic_id(self, at: TopicPartition) -> str | None:
-        """The id of the topic, if it has the partition now."""
-        try:
-            topic = self._broker.topic(INTERNAL, at.topic)
-        except LogStoreError:
-            return None
-        return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
-
     async def _find_missing(self) -> None:
         if self._member is not None:
             missing = self._member.membership.owned.keys() - self._positions.keys()
-            await self._find({at: self._topic_id(at) for at in missing})
+            await self._find({at: self._starts.topic_id(at) for at in missing})
 
     async def _find_assigned(self, value: InstanceValue) -> None:
         """After a restart: an assigned partition is of the topic that it was assigned of."""
         assert value.assigned is not None
         ids = {TopicPartition(each.topic, each.partition): each.topic_id for each in value.assigned}
-        positions, starts = self._resolved(ids)
-        await self._put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
+        positions, starts = self._starts.resolved(ids)
+        await self._starts.put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
         # One of a topic that is gone has a position, too: the poll tells.
         self._positions = {at: positions.get(at) or Position(ids[at], 0) for at in ids}
 
@@ -881,49 +813,9 @@ class ConsumerInstance:
         there = {at: topic_id for at, topic_id in wanted.items() if topic_id is not None}
         if not there:
             return
-        positions, starts = self._resolved(there)
-        await self._put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
+        positions, starts = self._starts.resolved(there)
+        await self._starts.put_starts({TopicPartition(start.topic, start.partition): start for start in starts})
         self._positions |= positions
-
-    def _resolved(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
-        """Positions: at the start that the record has, else at the group's commit, else by ``auto.offset.reset``; and
-        the starts that this makes, or that are there.
-        """
-        written = {TopicPartition(start.topic, start.partition): start for start in self.value.starts}
-        commits = self._home.commits(self.key.group)
-        positions, starts, rest = {}, [], {}
-        for at, topic_id in wanted.items():
-            start, commit = written.get(at), commits.get(at)
-            if start is not None and start.topic_id == topic_id:
-                positions[at] = Position(topic_id, start.offset)
-                starts.append(start)
-            elif commit is not None and commit.topic_id == topic_id:
-                positions[at] = Position(topic_id, commit.offset)
-            else:
-                rest[at] = topic_id
-        reset, reset_starts = self._reset(rest)
-        return positions | reset, starts + reset_starts
-
-    def _reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
-        """By ``auto.offset.reset``. What came after the subscription is read from its beginning."""
-        value = self.value
-        positions: dict[TopicPartition, Position] = {}
-        for at, topic_id in wanted.items():
-            try:
-                topic = self._broker.topic(INTERNAL, at.topic)
-                require_topic_id(topic, topic_id)
-                partition_log = topic.partition(at.partition)
-            except LogStoreError:
-                continue
-            seen_id, seen_partitions = value.seen.get(at.topic, ("", 0))
-            is_new = value.is_subscribed and (seen_id != topic_id or at.partition >= seen_partitions)
-            earliest = is_new or value.config.auto_offset_reset == "earliest"
-            offset = partition_log.log_start_offset if earliest else self._readable_end(partition_log)
-            positions[at] = Position(topic_id, offset)
-        return positions, [Start(*at, one.topic_id, one.offset) for at, one in positions.items()]
-
-    def _readable_end(self, partition_log: PartitionLog) -> int:
-        return partition_log.readable_end(Isolation(self.value.config.isolation))
 
     async def _auto_commit(self) -> None:
         due_at = self._auto_committed_at + _AUTO_COMMIT_S
@@ -935,26 +827,6 @@ class ConsumerInstance:
             except LogStoreError as error:
                 log.warning("instance.auto_commit_failed", instance=self.key.instance, error=str(error))
                 self._auto_committed_at = self._home.clock.monotonic()
-
-    # ---- the record -------------------------------------------------------------------------------------------------
-
-    async def _put(self, value: InstanceValue | None) -> None:
-        """Change the record, which was read since the last await. Returns when that is durable."""
-        answer = self.shard.request(lambda token: PutInstance(token, self.key, self.id, value))
-        await answered(self.key.group, answer, _TIMEOUT_MS)
-
-    async def _put_starts(self, starts: Mapping[TopicPartition, Start]) -> None:
-        value = self.value
-        before = {TopicPartition(start.topic, start.partition): start for start in value.starts}
-        changed = {**before, **starts}
-        if (found := list(changed.values())) != value.starts:
-            await self._put(msgspec.structs.replace(value, starts=found))
-
-    async def _drop_starts(self, partitions: Iterable[TopicPartition]) -> None:
-        value, gone = self.value, set(partitions)
-        kept = [start for start in value.starts if TopicPartition(start.topic, start.partition) not in gone]
-        if len(kept) < len(value.starts):
-            await self._put(msgspec.structs.replace(value, starts=kept))
 
     def _forget(self, partitions: Iterable[TopicPartition]) -> None:
         for at in list(partitions):

@@ -11,7 +11,8 @@ from uuid import uuid4
 import structlog
 
 from consumer_offsets.group_shards import GroupShard, GroupShards, answered
-from consumer_offsets.instances.consumer_instance import ConsumerInstance, InstanceHome
+from consumer_offsets.instances.consumer_instance import ConsumerInstance
+from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.instances.instance_record import InstanceConfig, InstanceValue
 from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
 from logstore.broker.authorizer import Operation, ResourceType

@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from consumer_offsets.instances.consumer_instance import ConsumerInstance, Polled, PolledPartition
+from consumer_offsets.instances.consumer_instance import ConsumerInstance
+from consumer_offsets.instances.instance_home import Polled, PolledPartition
 from ingest_api import operations
 from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import CONNECTION, answer_wanted

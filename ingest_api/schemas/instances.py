@@ -89,6 +89,8 @@ class SubscriptionRequest(Request):
         description="A regular expression (RE2) for whole names.",
     )
 
+    model_config = ConfigDict(json_schema_extra={"examples": [{"topics": ["clicks"]}]})
+
 
 class Subscription(Answer):
     topics: list[str] = Field(examples=[["clicks"]])
@@ -108,6 +110,10 @@ class PositionsRequest(Request):
 
     offsets: list[InstanceOffset] | None = Field(None, max_length=100_000)
     timestamps: list[InstanceTimestamp] | None = Field(None, max_length=100_000)
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"offsets": [{"topic": "clicks", "partition": 0, "offset": 1}]}]}
+    )
 
 
 class InstanceCommitRequest(Request):

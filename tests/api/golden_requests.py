@@ -64,7 +64,7 @@ ROUTES: list[tuple[str, str, Any]] = [
     ("GET", f"{INSTANCE}/subscription", None),
     ("POST", f"{INSTANCE}/assignments", {"partitions": [{"topic": "t", "partition": 0}]}),
     ("GET", f"{INSTANCE}/assignments", None),
-    ("POST", f"{READING}/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 1}]}),
+    ("POST", f"{READING}/positions", {"offsets": [{"topic": "t", "partition": 0, "offset": 3}]}),
     ("POST", f"{READING}/positions/beginning", {"partitions": [{"topic": "t", "partition": 0}]}),
     ("POST", f"{READING}/positions/end", {"partitions": [{"topic": "t", "partition": 0}]}),
     ("POST", f"{READING}/offsets", {"offsets": [{"topic": "t", "partition": 0, "offset": 1, "metadata": "é"}]}),

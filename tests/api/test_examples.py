@@ -33,7 +33,7 @@ LAST = ("leaveGroup", "deleteGroup", "deleteGroups", "deleteConsumerInstance", "
 ANOTHER_GROUP = {"consumerGroupHeartbeat": "another"}
 INSTANCES = "/consumers/"
 ONCE = ("createTopic", "createConsumerInstance")
-ENDLESS = ("streamEvents", "streamInstanceEvents")
+ENDLESS = ("streamEvents", "streamConsumerInstance")
 #: Their answers have another form for each media type of the request.
 OTHER_FORMS = ("produce", "produceToPartition", "fetch")
 

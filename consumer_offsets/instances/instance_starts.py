@@ -1,0 +1,118 @@
+"""Where a consumer instance begins to read: its record, with the starts in it, and how a position is found.
+
+Positions beyond the starts are the instance's memory. ``instance_table`` has the invariants.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import msgspec
+
+from consumer_offsets.group_shards import GroupShard, answered
+from consumer_offsets.instances.instance_home import InstanceHome
+from consumer_offsets.instances.instance_record import InstanceValue, Start
+from consumer_offsets.instances.instance_table import PutInstance
+from logstore.broker.broker import PartitionLog
+from logstore.broker.context import INTERNAL
+from logstore.broker.topic_ids import require_topic_id, topic_id_text
+from logstore.errors import LogStoreError
+from logstore.log.isolation import Isolation
+from logstore.protocol.members.identity import TopicPartition
+from logstore.records.offset_record import InstanceKey
+
+_TIMEOUT_MS: Final = 30_000
+
+
+class Position:
+    """Where to read on in a partition of the topic with that id. Another object takes its place when it moves."""
+
+    __slots__ = ("offset", "topic_id")
+
+    def __init__(self, topic_id: str, offset: int) -> None:
+        self.topic_id = topic_id
+        self.offset = offset
+
+
+class InstanceStarts:
+    """``value`` is the record. Only this one changes it, and returns when that is durable."""
+
+    def __init__(self, home: InstanceHome, shard: GroupShard, key: InstanceKey, id: str) -> None:
+        self._home = home
+        self._broker = home.broker
+        self._shard = shard
+        self._key = key
+        self._id = id
+
+    @property
+    def value(self) -> InstanceValue:
+        """UnknownInstanceError, and as ``CoordinatorShard.machine``."""
+        return self._shard.machine.instances.require(self._key, self._id)
+
+    async def put(self, value: InstanceValue | None) -> None:
+        """Change the record, which was read since the last await. Returns when that is durable."""
+        answer = self._shard.request(lambda token: PutInstance(token, self._key, self._id, value))
+        await answered(self._key.group, answer, _TIMEOUT_MS)
+
+    async def put_starts(self, starts: Mapping[TopicPartition, Start]) -> None:
+        value = self.value
+        before = {TopicPartition(start.topic, start.partition): start for start in value.starts}
+        changed = {**before, **starts}
+        if (found := list(changed.values())) != value.starts:
+            await self.put(msgspec.structs.replace(value, starts=found))
+
+    async def drop_starts(self, partitions: Iterable[TopicPartition]) -> None:
+        value, gone = self.value, set(partitions)
+        kept = [start for start in value.starts if TopicPartition(start.topic, start.partition) not in gone]
+        if len(kept) < len(value.starts):
+            await self.put(msgspec.structs.replace(value, starts=kept))
+
+    def subscribed(self, value: InstanceValue) -> frozenset[str]:
+        return frozenset(value.topics or ()) if value.pattern is None else self._home.topics.matching(value.pattern)
+
+    def topic_id(self, at: TopicPartition) -> str | None:
+        """The id of the topic, if it has the partition now."""
+        try:
+            topic = self._broker.topic(INTERNAL, at.topic)
+        except LogStoreError:
+            return None
+        return topic_id_text(topic.topic_id) if at.partition < len(topic.partitions) else None
+
+    def resolved(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
+        """Positions: at the start that the record has, else at the group's commit, else by ``auto.offset.reset``; and
+        the starts that this makes, or that are there.
+        """
+        written = {TopicPartition(start.topic, start.partition): start for start in self.value.starts}
+        commits = self._home.commits(self._key.group)
+        positions, starts, rest = {}, [], {}
+        for at, topic_id in wanted.items():
+            start, commit = written.get(at), commits.get(at)
+            if start is not None and start.topic_id == topic_id:
+                positions[at] = Position(topic_id, start.offset)
+                starts.append(start)
+            elif commit is not None and commit.topic_id == topic_id:
+                positions[at] = Position(topic_id, commit.offset)
+            else:
+                rest[at] = topic_id
+        reset, reset_starts = self.reset(rest)
+        return positions | reset, starts + reset_starts
+
+    def reset(self, wanted: Mapping[TopicPartition, str]) -> tuple[dict[TopicPartition, Position], list[Start]]:
+        """By ``auto.offset.reset``. What came after the subscription is read from its beginning."""
+        value = self.value
+        positions: dict[TopicPartition, Position] = {}
+        for at, topic_id in wanted.items():
+            try:
+                topic = self._broker.topic(INTERNAL, at.topic)
+                require_topic_id(topic, topic_id)
+                partition_log = topic.partition(at.partition)
+            except LogStoreError:
+                continue
+            seen_id, seen_partitions = value.seen.get(at.topic, ("", 0))
+            is_new = value.is_subscribed and (seen_id != topic_id or at.partition >= seen_partitions)
+            earliest = is_new or value.config.auto_offset_reset == "earliest"
+            offset = partition_log.log_start_offset if earliest else self.readable_end(partition_log)
+            positions[at] = Position(topic_id, offset)
+        return positions, [Start(*at, one.topic_id, one.offset) for at, one in positions.items()]
+
+    def readable_end(self, partition_log: PartitionLog) -> int:
+        return partition_log.readable_end(Isolation(self.value.config.isolation))
