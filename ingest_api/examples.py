@@ -139,6 +139,7 @@ _VALUES: Final[Mapping[str, Any]] = {
     "RecordHeader.key": "trace",
     "RecordHeader.value": "MTc=",
     "StoreStatus.version": "0.1.0",
+    "SyncGroupRequest.assignments": [{"member_id": _MEMBER, "assignment": _ASSIGNMENT}],
     "Topic.name": "clicks",
     "TopicProblem.reason": "The table was deleted.",
     "TopicStatus.name": "clicks",

@@ -137,7 +137,7 @@ class ResetOffsetsRequest(Request):
             "examples": [
                 {"to": "earliest", "topics": [{"topic": "clicks", "partitions": [0]}], "dry_run": True},
                 {"shift_by": -100},
-                {"offsets": [{"topic": "clicks", "partition": 0, "offset": 1}]},
+                {"offsets": [{"topic": "clicks", "partition": 0, "offset": 17}]},
             ]
         }
     )

@@ -112,7 +112,7 @@ class PositionsRequest(Request):
     timestamps: list[InstanceTimestamp] | None = Field(None, max_length=100_000)
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"offsets": [{"topic": "clicks", "partition": 0, "offset": 1}]}]}
+        json_schema_extra={"examples": [{"offsets": [{"topic": "clicks", "partition": 0, "offset": 17}]}]}
     )
 
 
