@@ -10,6 +10,7 @@ from fastapi import Depends, Path
 from pydantic import BeforeValidator
 from starlette.requests import Request
 
+from consumer_offsets.groups.description import GroupDescription
 from ingest_api.guard import context_of
 from ingest_api.operations import CLUSTER_DESCRIPTION, NAME_PATTERN, PARTITION_DESCRIPTION, TOPIC_DESCRIPTION
 from ingest_api.parameters import broker_number, partition_number, shown
@@ -126,3 +127,13 @@ async def _identified_partition(topic: IdentifiedTopic, number: PartitionNumber)
 PartitionInPath = Annotated[PartitionLog, Depends(_partition)]
 #: A partition of such a topic.
 IdentifiedPartition = Annotated[PartitionLog, Depends(_identified_partition)]
+
+
+async def _group(state: State, context: Context, name: GroupName) -> GroupDescription:
+    found = state.groups.describe(context, name)
+    await state.groups.members.until_durable(context, name)
+    return found
+
+
+#: The group in the path, as it is in the log: nothing of it is taken back.
+GroupInPath = Annotated[GroupDescription, Depends(_group)]

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from consumer_offsets.group_coordinator import GroupListing, PartitionLag
 from consumer_offsets.groups.description import GroupDescription, MemberDescription
-from ingest_api.dependencies import ClusterBroker, Context, GroupName, PartitionNumber, State, TopicName
+from ingest_api.dependencies import ClusterBroker, Context, GroupInPath, GroupName, PartitionNumber, State, TopicName
 from ingest_api.errors import NoSuchResourceError
 from ingest_api.model_routes import AdministrationRoute, model_router
 from ingest_api.parameters import shown
@@ -28,16 +28,14 @@ router = model_router(AdministrationRoute, tags=["administration"])
 
 
 async def _consumer(
-    state: State,
-    context: Context,
-    _: ClusterBroker,
-    group: GroupName,
-    consumer_id: Annotated[str, Path(description="The member id.")],
+    _: ClusterBroker, group: GroupInPath, consumer_id: Annotated[str, Path(description="The member id.")]
 ) -> MemberDescription:
-    for member in state.groups.describe(context, group).members:
+    for member in group.members:
         if member.member_id == consumer_id:
             return member
-    raise NoSuchResourceError(f"Group {group!r} has no consumer {shown(consumer_id)}: the list of all is one level up.")
+    raise NoSuchResourceError(
+        f"Group {group.group!r} has no consumer {shown(consumer_id)}: the list of all is one level up."
+    )
 
 
 ConsumerInPath = Annotated[MemberDescription, Depends(_consumer)]
@@ -58,22 +56,18 @@ async def list_groups(
 
 @router.get(_GROUP, operation_id="getConsumerGroup", response_description="The group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def get_group(
-    request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
-) -> schemas.ConsumerGroup:
+async def get_group(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerGroup:
     """One group."""
-    return _group(request, broker, state.groups.describe(context, group))
+    return _group(request, broker, group)
 
 
 @router.get(f"{_GROUP}/consumers", operation_id="listConsumers", response_description="The members of the group.")
 @requires(Operation.DESCRIBE, ResourceType.GROUP)
-async def list_consumers(
-    request: Request, state: State, context: Context, broker: ClusterBroker, group: GroupName
-) -> schemas.ConsumerList:
+async def list_consumers(request: Request, broker: ClusterBroker, group: GroupInPath) -> schemas.ConsumerList:
     """The members of a group."""
     return schemas.ConsumerList(
-        metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group, "consumers"),
-        data=[_member(request, broker, group, member) for member in state.groups.describe(context, group).members],
+        metadata=list_metadata(request, broker.cluster_id, "consumer-groups", group.group, "consumers"),
+        data=[_member(request, broker, group.group, member) for member in group.members],
     )
 
 
