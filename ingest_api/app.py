@@ -140,7 +140,7 @@ class Application(FastAPI):
 
     async def _answer_by_hand(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await scope["route"].endpoint(Request(scope, receive, send))
+            response = await scope["route"].respond(Request(scope, receive, send))
         except LogStoreError as error:
             response = log_store_error_response(error, topic_id_headers(scope))
         await response(scope, receive, send)

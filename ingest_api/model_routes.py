@@ -4,10 +4,13 @@ Where FastAPI is more lenient than the interface promises, these routes step in 
 is known, given once and has a value; a body is JSON by its Content-Type, bounded in bytes and time, and has each field
 once (``bodies``); nothing is done before Accept is known to allow an answer; a part that cannot be read raises a
 LogStoreError, so that every refusal has the one shape of ``errors``.
+
+FastAPI takes three times as long to find what an endpoint needs as to read its body. So endpoints that need no more than
+the store, the context, a group's name and a body are called by hand: commits and heartbeats are among them.
 """
 
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, ClassVar, Final, get_args
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, Final, get_args, get_type_hints
 
 from fastapi import APIRouter
 from fastapi.exceptions import RequestValidationError
@@ -17,14 +20,23 @@ from starlette.responses import Response
 
 from ingest_api.bodies import problems_in, receive_model, receive_model_or_none
 from ingest_api.content_types import JSON, JSON_REQUEST_TYPES, METADATA_TYPES, answer_media_type
+from ingest_api.dependencies import Context, GroupName, State
 from ingest_api.errors import ParameterError
+from ingest_api.guard import context_of
 from ingest_api.operations import refusals
 from ingest_api.parameters import query_texts
 from ingest_api.routes import DeclaredRoute
+from ingest_api.state import api_state
 from logstore.errors import LogStoreError
 
 #: Stands for a body that could not be read: no model takes it.
 _NO_MODEL: Final = 0
+#: By annotation, what an endpoint may be given by hand.
+_GIVEN: Final[Mapping[Any, Callable[[Request], Any]]] = {
+    State: api_state,
+    Context: context_of,
+    GroupName: lambda request: request.path_params["group"],
+}
 
 
 class ModelRoute(DeclaredRoute):
@@ -32,16 +44,36 @@ class ModelRoute(DeclaredRoute):
     ``request_types`` are those of bodies.
     """
 
-    by_hand: ClassVar[bool] = False
     answer_types: ClassVar[Sequence[str]] = ()
     request_types: ClassVar[Sequence[str]] = JSON_REQUEST_TYPES
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        super().__init__(path, endpoint, **options)
+        hints = get_type_hints(endpoint, include_extras=True)
+        answer = hints.pop("return")
+        self._body_name = self.body_field.name if self.body_field is not None else ""
+        hints.pop(self._body_name, None)
+        self._given = {name: _GIVEN[hint] for name, hint in hints.items() if hint in _GIVEN}
+        is_model = isinstance(answer, type) and issubclass(answer, BaseModel | None)
+        self.by_hand = is_model and self._given.keys() == hints.keys()
+
+    async def respond(self, request: Request) -> Response:
+        query_texts(request.scope["query_string"], ())
+        media_type = self._answer_type(request)
+        arguments = {name: given(request) for name, given in self._given.items()}
+        if self._body_name:
+            arguments[self._body_name] = await self._receive_model(request)
+        answer: BaseModel | None = await self.endpoint(**arguments)
+        if answer is None:
+            return Response(status_code=204)
+        return Response(answer.model_dump_json(by_alias=True), self.status_code or 200, media_type=media_type)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def answer(request: Request) -> Response:
             query_texts(request.scope["query_string"], self._query_names())
-            media_type = answer_media_type(request.headers, self.answer_types) if self.chooses_answer_type else JSON
+            media_type = self._answer_type(request)
             received = await self._receive(request)
             try:
                 response = await handle(received)
@@ -70,13 +102,20 @@ class ModelRoute(DeclaredRoute):
         """Whether Accept is read: not if no answer has a body."""
         return bool(self.answer_types) and self.status_code != 204
 
+    def _answer_type(self, request: Request) -> str:
+        return answer_media_type(request.headers, self.answer_types) if self.chooses_answer_type else JSON
+
+    async def _receive_model(self, request: Request) -> BaseModel | None:
+        assert self.body_field is not None
+        receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
+        return await receive(request, self.body_model, self.request_types)
+
     async def _receive(self, request: Request) -> "_Received":
         """The request with its body read. A missing resource in the path comes before an error of the body."""
         if self.body_field is None:
             return _Received(request)
-        receive = receive_model if self.body_field.field_info.is_required() else receive_model_or_none
         try:
-            return _Received(request, await receive(request, self.body_model, self.request_types))
+            return _Received(request, await self._receive_model(request))
         except LogStoreError as refusal:
             return _Received(request, refusal=refusal)
 
