@@ -5,8 +5,8 @@ is known, given once and has a value; a body is JSON by its Content-Type, bounde
 once (``bodies``); nothing is done before Accept is known to allow an answer; a part that cannot be read raises a
 LogStoreError, so that every refusal has the one shape of ``errors``.
 
-FastAPI takes three times as long to find what an endpoint needs as to read its body. So endpoints that need no more than
-the store, the context, a group's name and a body are called by hand: commits and heartbeats are among them.
+FastAPI takes three times as long to find what an endpoint needs as to read its body. So endpoints that need no more
+than the store, the context, a group's name and a body are called by hand: commits and heartbeats are among them.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
