@@ -25,7 +25,7 @@ from consumer_offsets.groups.events import (
 from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.coordinator import PartitionState
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,
