@@ -81,11 +81,11 @@ def _replicas(replication_factor: int, of_rack: Mapping[int, str | int], load: L
         chosen.append(best)
         in_racks[of_rack[best]] += 1
 
-    def heir(leader: int) -> tuple[int, int]:
-        """The follower that takes over the least from ``leader``: how much, and which."""
-        return min(((load.heirs[leader, one], one) for one in chosen if one != leader), default=(0, leader))
+    def taken_over(leader: int) -> int:
+        """How much the follower that takes over the least from ``leader`` takes over."""
+        return min((load.heirs[leader, one] for one in chosen if one != leader), default=0)
 
-    leader = min(chosen, key=lambda broker: (load.leaders[broker], heir(broker)))
+    leader = min(chosen, key=lambda broker: (load.leaders[broker], taken_over(broker)))
     followers = sorted((one for one in chosen if one != leader), key=lambda one: (load.heirs[leader, one], one))
     return (leader, *followers)
 

@@ -17,6 +17,7 @@ import structlog
 from msgspec.structs import replace
 
 from logstore.clock import Clock, SystemClock
+from logstore.cluster import znodes
 from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
 from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
 from logstore.cluster.partition_changes import PartitionChanges
@@ -101,6 +102,7 @@ class ZooKeeperCoordinator:
                 self._watched.listen(self._view_changed)
                 await self._watched.start()
                 await self.registration.register()
+                await self._watched.refresh([znodes.BROKER_IDS])
             except BaseException:
                 await self._watched.stop()
                 await self.zookeeper.stop()

@@ -26,7 +26,7 @@ BROKERS = (1, 2, 3, 4)
 STEPS = 150
 
 
-class Broken(AssertionError):
+class BrokenError(AssertionError):
     pass
 
 
@@ -65,16 +65,16 @@ class Cluster:
         if row == before:
             return
         if (row.leader != before.leader) != (row.leader_epoch > before.leader_epoch):
-            raise Broken(f"C1: epoch {before.leader_epoch} of {before.leader}, {row.leader_epoch} of {row.leader}")
+            raise BrokenError(f"C1: epoch {before.leader_epoch} of {before.leader}, {row.leader_epoch} of {row.leader}")
         if row.leader != NO_LEADER and self.leaders.setdefault(row.leader_epoch, row.leader) != row.leader:
-            raise Broken("C1: two leaders in one epoch")
+            raise BrokenError("C1: two leaders in one epoch")
         unclean = not set(row.isr) <= set(before.isr) and row.leader != before.leader
         if unclean and not self.policy.unclean:
-            raise Broken("an unclean election that nobody allowed")
+            raise BrokenError("an unclean election that nobody allowed")
         self.lossy |= unclean
         self.must_recover |= unclean
         if row.recovering != self.must_recover:
-            raise Broken("C11: recovery was forgotten")
+            raise BrokenError("C11: recovery was forgotten")
         node = self.view.topics["t"]
         document = replace(node.document, partitions=(row,))
         self.view = ClusterView(None, self.view.brokers, {"t": TopicNode(document, node.version + 1)})
@@ -84,7 +84,7 @@ class Cluster:
     def lead(self, row: PartitionRegistration) -> None:
         if self.log[row.leader] < self.acknowledged:
             if not self.lossy:
-                raise Broken(f"{self.acknowledged} acknowledged, and the new leader {row.leader} has fewer")
+                raise BrokenError(f"{self.acknowledged} acknowledged, and the new leader {row.leader} has fewer")
             self.acknowledged = self.log[row.leader]
         self.fetched[row.leader] = {}
 
@@ -203,12 +203,12 @@ class Cluster:
             if epoch != self.controllers[-1][0] and self.broken != "epochs of controllers are not checked":
                 return
             if epoch != self.controllers[-1][0]:
-                raise Broken("C2: a controller that was replaced wrote")
+                raise BrokenError("C2: a controller that was replaced wrote")
             if write.version != self.view.topics["t"].version and self.broken != "versions are not compared":
                 return
             row = apply(view, [write]).topics["t"].document.partitions[0]
             if self.row.isr and not row.isr:
-                raise Broken("C12: an ISR was emptied, and no disk was lost")
+                raise BrokenError("C12: an ISR was emptied, and no disk was lost")
             self.write(row)
 
     def reassign(self) -> None:
@@ -251,11 +251,11 @@ class Cluster:
                 self.write_isr()
         row = self.row
         if row.leader == NO_LEADER and (row.isr or self.policy.unclean):
-            raise Broken(f"no leader, with all brokers there: {row}")
+            raise BrokenError(f"no leader, with all brokers there: {row}")
         if row.leader != NO_LEADER and set(row.isr) != set(row.replicas):
-            raise Broken(f"not all replicas are in sync: {row}")
+            raise BrokenError(f"not all replicas are in sync: {row}")
         if row.leader != NO_LEADER and (row.adding or row.removing):
-            raise Broken(f"a reassignment never ends: {row}")
+            raise BrokenError(f"a reassignment never ends: {row}")
 
 
 def run(seed: int, *, unclean: bool, broken: str = "") -> None:

@@ -63,7 +63,8 @@ CASES = {
     "a leader that stops leads on if nobody else is in sync": (
         row(1, (1,)), {"live": [2, 3], "stopping": [1]}, Policy(), row(1, (1,))),
     "a reassignment ends when its target is in sync": (
-        row(2, (4, 2, 3), (4, 2, 3), adding=(4,), removing=(3,)), {"live": [2, 3, 4]}, Policy(), row(2, (4, 2), (4, 2))),
+        row(2, (4, 2, 3), (4, 2, 3), adding=(4,), removing=(3,)), {"live": [2, 3, 4]}, Policy(),
+        row(2, (4, 2), (4, 2))),
     "a reassignment waits for all of its target, also for what was there": (
         row(3, (4, 3), (4, 2, 3), adding=(4,), removing=(3,)), {"live": [2, 3, 4]}, Policy(),
         row(3, (4, 3), (4, 2, 3), adding=(4,), removing=(3,))),
