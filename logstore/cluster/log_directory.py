@@ -28,6 +28,8 @@ class LogDirectory:
     def read(cls, path: Path) -> "LogDirectory | None":
         """None for a new directory. DataDirectoryError for a damaged file."""
         content = checked_file.read(path / _NAME, _GIVE_UP)
+        if not content:
+            return None
         match content:
             case {
                 "cluster_id": str(cluster_id),
@@ -36,8 +38,6 @@ class LogDirectory:
                 "incarnation": int(incarnation),
             }:
                 return cls(cluster_id, broker_id, UUID(directory_id), incarnation)
-            case {}:
-                return None
             case _:
                 raise checked_file.damaged(path / _NAME, _GIVE_UP)
 

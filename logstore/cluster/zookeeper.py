@@ -10,11 +10,13 @@ kazoo drops its watches when the connection breaks, and calls each of them then:
 import asyncio
 import contextlib
 import enum
+import logging
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import structlog
 from kazoo import exceptions as kazoo_errors
 from kazoo.client import KazooClient, KazooState
 from kazoo.handlers.threading import KazooTimeoutError
@@ -27,6 +29,11 @@ from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavaila
 SESSION_TIMEOUT_MS: Final = 18_000
 #: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
 _RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
+
+log = structlog.stdlib.get_logger(__name__)
+# Without a server kazoo warns five times a second.
+_kazoo_log = logging.getLogger("logstore.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
 
 _SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
 
@@ -141,7 +148,10 @@ class ZooKeeper:
         self.servers = servers
         self._clock = clock or SystemClock()
         self._client: Any = KazooClient(
-            hosts=str(servers), timeout=session_timeout_ms / 1000, connection_retry=KazooRetry(**_RECONNECT)
+            hosts=str(servers),
+            timeout=session_timeout_ms / 1000,
+            connection_retry=KazooRetry(**_RECONNECT),
+            logger=_kazoo_log,
         )
         #: What ZooKeeper has granted; known from the first answer on.
         self.session_timeout_s = session_timeout_ms / 1000
@@ -219,6 +229,7 @@ class ZooKeeper:
             self.session_id = session_id
         if state != self.state:
             self.state = state
+            log.info("zookeeper.session", state=state.value, servers=self.servers.hosts)
             for listener in self._listeners:
                 listener(state)
 

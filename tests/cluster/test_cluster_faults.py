@@ -3,14 +3,16 @@
 import asyncio
 import signal
 import time
+import uuid
 from pathlib import Path
 
 import pytest
 
-from logstore.cluster.znodes import broker_path
+from logstore.cluster.znodes import NO_LEADER, broker_path
 from logstore.cluster.zookeeper import Servers, SessionState, ZooKeeper
 from logstore.cluster.zookeeper_server import ZooKeeperEnsemble
-from tests.support.coordinator_process import CoordinatorProcess
+from logstore.errors import LogStoreError
+from tests.support.coordinator_process import CoordinatorProcess, table
 from tests.support.coordinators import TICK_MS, Brokers, brokers_on
 from tests.support.eventually import eventually_async
 from tests.support.tcp_relay import TcpRelay
@@ -43,18 +45,19 @@ async def test_c14_a_process_that_was_stopped_has_no_lease_when_it_goes_on(broke
 
 
 async def test_the_registration_of_a_kill_is_waited_for_and_leadership_moves(brokers: Brokers, tmp_path: Path):
-    connect = brokers.servers + brokers.chroot
-    with CoordinatorProcess(connect, tmp_path, 1, SHORT_MS) as process:
+    connect, topic_id = brokers.servers + brokers.chroot, uuid.uuid4()
+    brokers.tables.append(table(topic_id))
+    with CoordinatorProcess(connect, tmp_path, 1, SHORT_MS, topic_id) as process:
         former = await asyncio.to_thread(process.line, "registered")
-        await eventually_async(lambda: process.process.poll() is None)
         (second,) = await brokers.start(2)
-        topic_id = await brokers.create_topic("t", 4, 2)
+        await eventually_async(lambda: second.partition_state(topic_id, 3).leader != NO_LEADER)
+        assert second.controller_id == 1
         led = [number for number in range(4) if second.partition_state(topic_id, number).leader == 1]
         assert led
         process.signal(signal.SIGKILL)
         process.process.wait()
-        # The controller was in the process that was killed.
         await eventually_async(lambda: all(second.partition_state(topic_id, one).leader == 2 for one in led))
+        assert second.controller.is_active
     (again,) = await brokers.start(1)
     assert again.registration.broker_epoch > former["epoch"]
 
@@ -159,7 +162,7 @@ async def test_z2_the_leader_of_an_ensemble_killed_leaves_sessions_and_writes(th
             isr = state.replicas if len(state.in_sync_replicas) == 1 else [state.leader]
             try:
                 await leader.alter_partition(topic_id, 0, state, isr, broker_epochs=epochs)
-            except Exception:
+            except LogStoreError:
                 return False
             return True
 

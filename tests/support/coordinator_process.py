@@ -1,4 +1,7 @@
-"""A broker's coordinator in a process of its own, to be stopped and killed: ``python -m ... CONNECT DIRECTORY ID MS``.
+"""A broker's coordinator in a process of its own, to be stopped and killed.
+
+``python -m tests.support.coordinator_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with an id, there is a table t
+with four partitions and two replicas of each.
 
 It writes a JSON line for each thing that it notices: its registration, a change of its lease, and after a stop of more
 than a fifth of a second what it believed first.
@@ -6,6 +9,7 @@ than a fifth of a second what it believed first.
 
 import asyncio
 import json
+import logging
 import os
 import select
 import signal
@@ -14,7 +18,11 @@ import sys
 import time
 from pathlib import Path
 from typing import Any, Self
+from uuid import UUID
 
+import structlog
+
+from logstore.cluster.coordinator import KnownTopic
 from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
 from logstore.filesystem import FileSystem
 
@@ -22,11 +30,15 @@ ROOT = Path(__file__).parents[2]
 
 
 class CoordinatorProcess:
-    def __init__(self, connect: str, directory: Path, broker_id: int, session_timeout_ms: int) -> None:
+    def __init__(
+        self, connect: str, directory: Path, broker_id: int, session_timeout_ms: int, topic_id: UUID | None = None
+    ) -> None:
         command = [sys.executable, "-m", "tests.support.coordinator_process", connect, str(directory)]
+        topics = [] if topic_id is None else [str(topic_id)]
         self.process = subprocess.Popen(
-            [*command, str(broker_id), str(session_timeout_ms)],
+            [*command, str(broker_id), str(session_timeout_ms), *topics],
             stdout=subprocess.PIPE,
+            bufsize=0,  # so that `select` sees every line
             cwd=ROOT,
             env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
@@ -60,7 +72,13 @@ def _say(kind: str, **facts: object) -> None:
     sys.stdout.flush()
 
 
-async def _run(connect: str, directory: Path, broker_id: int, session_timeout_ms: int) -> None:
+def table(topic_id: UUID) -> KnownTopic:
+    return KnownTopic("t", topic_id, (0,) * 4, replication_factor=2)
+
+
+async def _run(
+    connect: str, directory: Path, broker_id: int, session_timeout_ms: int, tables: list[KnownTopic]
+) -> None:
     coordinator = ZooKeeperCoordinator(
         connect,
         directory / "data",
@@ -72,7 +90,7 @@ async def _run(connect: str, directory: Path, broker_id: int, session_timeout_ms
         session_timeout_ms=session_timeout_ms,
     )
     await coordinator.start()
-    await coordinator.find_leaders([])
+    await coordinator.find_leaders(tables)
     epoch, lease, last = -1, False, time.monotonic()
     while True:
         now, held = time.monotonic(), coordinator.has_lease
@@ -88,4 +106,6 @@ async def _run(connect: str, directory: Path, broker_id: int, session_timeout_ms
 
 
 if __name__ == "__main__":
-    asyncio.run(_run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])))
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    known = [table(UUID(topic_id)) for topic_id in sys.argv[5:]]
+    asyncio.run(_run(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), known))

@@ -14,6 +14,7 @@ class TcpRelay:
         self._open = asyncio.Event()
         self._open.set()
         self._pumps: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
@@ -25,6 +26,9 @@ class TcpRelay:
         for pump in self._pumps:
             pump.cancel()
         await asyncio.gather(*self._pumps, return_exceptions=True)
+        for writer in self._writers:
+            writer.close()
+        await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     def cut(self) -> None:
         """Bytes and new connections wait from now on."""
@@ -34,12 +38,14 @@ class TcpRelay:
         self._open.set()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.append(writer)
         await self._open.wait()
         try:
             up_reader, up_writer = await asyncio.open_connection(self._host, self._port)
         except OSError:
             writer.close()
             return
+        self._writers.append(up_writer)
         for one, other in ((reader, up_writer), (up_reader, writer)):
             pump = asyncio.create_task(self._pump(one, other))
             self._pumps.add(pump)

@@ -1,5 +1,6 @@
 """Documents: written and read back; one that no broker writes is refused by its path; sizes are capped."""
 
+import contextlib
 from uuid import UUID
 
 import msgspec
@@ -95,7 +96,6 @@ def test_other_bytes_are_one_error_with_the_path(data):
 def test_a_damaged_document_is_refused_or_is_a_whole_one(noise, at):
     good = znodes.encode("/t", topic(ROW, ROW))
     damaged = good[:at] + noise + good[at + len(noise) :]
-    try:
-        assert isinstance(znodes.decode("/t", damaged, TopicRegistration), TopicRegistration)
-    except ClusterStateError as error:
-        assert error.message.startswith("/t in ZooKeeper")
+    with contextlib.suppress(ClusterStateError):
+        found = znodes.decode("/t", damaged, TopicRegistration)
+        assert znodes.decode("/t", znodes.encode("/t", found), TopicRegistration) == found
