@@ -1,7 +1,7 @@
 """A broker's coordinator in a process of its own, to be stopped and killed.
 
-``python -m tests.support.coordinator_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with an id, there is a table t
-with four partitions and two replicas of each.
+``python -m tests.support.coordinator_process CONNECT DIRECTORY ID SESSION_MS [TOPIC_ID]``; with the id of a topic,
+there is a table t with four partitions and two replicas of each.
 
 It writes a JSON line for each thing that it notices: its registration, a change of its lease, and after a stop of more
 than a fifth of a second what it believed first.
