@@ -28,9 +28,11 @@ async def test_brokers_agree_on_the_cluster_and_see_each_other(brokers: Brokers)
 
 async def test_two_brokers_with_one_id_are_refused(brokers: Brokers, tmp_path):
     (first,) = await brokers.start(1)
+    record = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
     twin = brokers.make(1, log_directory=tmp_path / "twin", session_timeout_ms=600)
     with pytest.raises(BrokerIdInUseError, match=r"Broker 1 .* another process, at http://h1: .*broker\.id"):
         await twin.start()
+    assert await brokers.zookeeper.get(brokers.path("/brokers/registry/1")) == record, "nothing was half done"
     epoch = first.registration.broker_epoch
     assert (await brokers.zookeeper.exists(brokers.path("/brokers/ids/1"))).czxid == epoch
     await brokers.start(2)
@@ -96,6 +98,7 @@ async def test_c12_a_crash_before_the_isrs_were_left_begins_again(brokers: Broke
     await brokers.create_topic("t", 1, 1)
     await brokers.stop(1)
     shutil.rmtree(brokers.directory / "broker-1")
+    record = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
     crashing = brokers.make(1)
 
     async def crash(_):
@@ -104,6 +107,9 @@ async def test_c12_a_crash_before_the_isrs_were_left_begins_again(brokers: Broke
     monkeypatch.setattr(crashing.registration, "_change_topics", crash)
     with pytest.raises(KeyboardInterrupt):
         await crashing.start()
+    left = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
+    assert left.version > record.version, "a leader that knew the former journal writes it into no ISR from here on"
+    assert znodes.decode("", left.data, znodes.BrokerRecord).directories == ()
     await brokers.start(1)
     assert (await brokers.row("t")).isr == ()
 
@@ -163,6 +169,8 @@ async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(bro
     leader.zookeeper.listen(lambda state: ended.append((state.value, leader.has_lease)))
     await expire(leader)
     await eventually_async(lambda: leader.registration.broker_epoch > former, "not registered again")
+    node = await brokers.zookeeper.exists(brokers.path(f"/brokers/ids/{leader.broker_id}"))
+    assert node.session_id == leader.zookeeper.session_id
     assert ("expired", False) in ended, "the lease ends with the session"
     assert leader.has_lease
     # The watches are set again: what others change is seen.
