@@ -1,7 +1,8 @@
 """A ZooKeeper on this machine, alone or as an ensemble, from the jars of PySpark: for a cluster on one machine, and for
 tests. It listens on the loopback address only.
 
-A server is a process of its own. It outlives a crash of the process that started it, until its ``pid`` is ended.
+A server is a process of its own, which ends with the process that started it, however that ends: a watcher beside it
+waits for the end of a pipe from there.
 """
 
 import contextlib
@@ -34,6 +35,12 @@ _JARS: Final = (
     "zookeeper-",
 )
 _JVM: Final = ("-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.admin.enableServer=false")
+#: $0 is the configuration, the rest the command. The watcher ends no process but this one, if its number is used again.
+_WATCHED: Final = """
+exec 3<&0
+(cat <&3; grep -qsF "$0" /proc/$$/cmdline && kill -9 $$) >/dev/null 2>&1 &
+exec "$@" 3<&- </dev/null
+"""
 _START_S: Final = 60.0
 _STOP_S: Final = 10.0
 #: Another process may take a port between the choice and the start.
@@ -101,8 +108,8 @@ class ZooKeeperServer:
         command = [_java(), *_JVM, "-cp", _class_path(), f"org.apache.zookeeper.server.{main}", str(configuration)]
         with (self.directory / "zookeeper.log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - the command is made here
-                command,
-                stdin=subprocess.DEVNULL,
+                ["/bin/sh", "-c", _WATCHED, str(configuration), *command],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 # Ctrl-C in the terminal is for the process that started it, which still needs it for a while.
@@ -149,6 +156,8 @@ class ZooKeeperServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
+            assert self._process.stdin is not None
+            self._process.stdin.close()
             self._process = None
 
     def signal(self, number: signal.Signals) -> None:
