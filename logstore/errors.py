@@ -379,6 +379,28 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class ZooKeeperUnavailableError(BrokerNotReadyError):
+    """ZooKeeper does not answer. Of a write, the outcome is open: read before you write again."""
+
+
+class NotControllerError(LogStoreError):
+    """Another broker is the controller, or none is: nothing was changed."""
+
+    kafka_name, kafka_code, retriable = "NOT_CONTROLLER", 41, True
+
+
+class InvalidUpdateVersionError(LogStoreError):
+    """The partition has another state than the one that its leader decided on: nothing was changed."""
+
+    kafka_name, kafka_code, retriable = "INVALID_UPDATE_VERSION", 95, True
+
+
+class IneligibleReplicaError(LogStoreError):
+    """A broker that is not registered, that stops, or that was started again since, joins no ISR (C4, KIP-903)."""
+
+    kafka_name, kafka_code, retriable = "INELIGIBLE_REPLICA", 107, True
+
+
 class UnstableOffsetCommitError(LogStoreError):
     """A transaction that is still open has committed one of the offsets asked for (KIP-447): ask again when it has
     ended.
@@ -499,3 +521,9 @@ class CommitStateUnknownError(LogStoreError):
 
 class DataDirectoryError(LogStoreError):
     """The data directory is in use by another process, of another format, or not one of ours."""
+
+
+class ClusterStateError(LogStoreError):
+    """The cluster's state in ZooKeeper cannot be believed or written: a document edited by hand, another cluster's, or
+    too large. The message names its path.
+    """

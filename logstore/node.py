@@ -28,9 +28,10 @@ from ingest_api.http_listener import HttpListener
 from logstore.background_jobs import background_jobs
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
-from logstore.broker.coordinator import Coordinator, EmbeddedCoordinator
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
+from logstore.cluster.coordinator import Coordinator
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import LogStoreError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.listening_sockets import listening_socket, url_of

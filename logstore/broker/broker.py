@@ -14,7 +14,6 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.batcher import Batcher
-from logstore.broker.coordinator import Coordinator
 from logstore.broker.fetching import Fetching
 from logstore.broker.produce_result import PartitionResponse, ProduceResult
 from logstore.broker.producing import Producing
@@ -26,6 +25,7 @@ from logstore.broker.topic_tables import TopicTables
 from logstore.broker.topics import Topics
 from logstore.broker.upkeep import Upkeep
 from logstore.clock import Clock, SystemClock
+from logstore.cluster.coordinator import Coordinator
 from logstore.errors import BrokerNotReadyError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.journal.journal import Journal

@@ -17,7 +17,6 @@ import pyarrow as pa
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import INTERNAL, RequestContext
-from logstore.broker.coordinator import Coordinator
 from logstore.broker.idempotence import claim, require_partitions_named
 from logstore.broker.produce_appends import (
     Appended,
@@ -30,6 +29,7 @@ from logstore.broker.produce_appends import (
 from logstore.broker.produce_result import ProduceResult
 from logstore.broker.quotas import QuotaKind
 from logstore.broker.request_parts import check_batch_keys, check_keys, split, sticky_partition
+from logstore.cluster.coordinator import Coordinator
 from logstore.errors import InvalidProducerRequestError, LogStoreError, RequestTimedOutError
 from logstore.filesystem import FileSystem
 from logstore.journal.journal import Journal

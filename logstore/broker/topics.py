@@ -15,13 +15,13 @@ import structlog
 from logstore.broker.admission import Admission
 from logstore.broker.authorizer import Authorizer, Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.broker.coordinator import Coordinator, PartitionState
 from logstore.broker.problems import TopicProblem, find_problems
 from logstore.broker.recovery import Unserved, recover_partitions
 from logstore.broker.removals import Removals
 from logstore.broker.roll_schedule import RollSchedule
 from logstore.broker.topic_catalog import TopicCatalog, check_no_collision, check_topic_name
 from logstore.clock import Clock
+from logstore.cluster.coordinator import Coordinator, KnownTopic, PartitionState
 from logstore.delta.snapshot import TopicSnapshot
 from logstore.delta.topic_table import TopicTable
 from logstore.errors import (
@@ -104,7 +104,7 @@ class Topics:
             self._deleted,
             producer_ids_begin=lambda: self._coordinator.producer_ids_begin,
         )
-        await self._coordinator.find_leaders({topic_id: _epochs(topic) for topic_id, topic in by_id.items()})
+        await self._coordinator.find_leaders([_known(topic) for topic in by_id.values()])
         self._coordinator.listen(self._partition_changed)
         self._schedule.unserved = self._unserved.partitions
         for topic_id, count in self._unserved.lost_partitions.items():
@@ -158,7 +158,7 @@ class Topics:
 
     def _add(self, topic: Topic) -> None:
         self._topics[topic.name] = self._by_id[topic.topic_id] = topic
-        topic.grown = lambda grown: self._coordinator.set_partitions(grown.topic_id, len(grown.partitions))
+        topic.grown = lambda grown: self._coordinator.set_partitions(_known(grown))
 
     def _partition_changed(self, topic_id: uuid.UUID, partition: int, state: PartitionState) -> None:
         """The coordinator's event: lead the partition, or lead it no more."""
@@ -311,9 +311,11 @@ class Topics:
         _check_replication_factor(replication_factor, len(self._coordinator.brokers))
         overrides = validate_overrides({key: value for key, value in configs.items() if value is not None})
         TopicConfig.parse(overrides, self._settings.topic_defaults)
-        return None if validate_only else await self._make(name, count, overrides)
+        return None if validate_only else await self._make(name, count, overrides, replication_factor)
 
-    async def _make(self, name: str, count: int, overrides: dict[str, str]) -> Topic:
+    async def _make(
+        self, name: str, count: int, overrides: dict[str, str], replication_factor: int | None = None
+    ) -> Topic:
         await self.removals.make_way(name)
         table = await asyncio.to_thread(self._catalog.create, name, num_partitions=count, config_overrides=overrides)
         try:
@@ -322,7 +324,7 @@ class Topics:
             await asyncio.to_thread(self._catalog.take_back, name)
             raise
         self._add(topic)
-        topic.grown(topic)
+        self._coordinator.set_partitions(_known(topic, replication_factor))
         log.info("topic.created", topic=name, partitions=count, configs=overrides)
         return topic
 
@@ -338,6 +340,7 @@ class Topics:
     async def _delete(self, name: str) -> None:
         topic = self.get(name)
         topic.require_not_internal()
+        await self._coordinator.mark_deleting(topic.topic_id)
         async with topic.commit_lock:
             await asyncio.to_thread(self._catalog.remove, name, topic.topic_id)
             topic.delete()
@@ -411,10 +414,11 @@ class Topics:
         return await asyncio.shield(asyncio.create_task(locked()))
 
 
-def _epochs(topic: Topic) -> list[int]:
-    """By partition, the last leader epoch that the table or the journal has seen."""
+def _known(topic: Topic, replication_factor: int | None = None) -> KnownTopic:
     in_table = topic.snapshot.partitions
-    return [max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions]
+    epochs = tuple(max(in_table[p.partition].leader_epoch, p.state.leader_epochs.last) for p in topic.partitions)
+    has_records = any(p.sealed_offset for p in topic.partitions)
+    return KnownTopic(topic.name, topic.topic_id, epochs, has_records, replication_factor)
 
 
 def _check_replication_factor(asked: int | None, brokers: int) -> None:

@@ -3,7 +3,7 @@ from deltalake import DeltaTable
 
 from ingest_api.schemas.topics import Partition, Refreshed, Rolled, Topic
 from logstore.broker.context import INTERNAL
-from logstore.broker.coordinator import PartitionState
+from logstore.cluster.coordinator import PartitionState
 from logstore.delta.topic_table import TopicTable
 from logstore.table_files import open_table
 from tests.api.api_client import BINARY_V2, assert_error

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.coordinator import EmbeddedCoordinator, _encode
 from logstore.broker.secret import load_secret
 from logstore.cli.data_directory import running_url, stopped_store
+from logstore.cluster import checked_file
+from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import DataDirectoryError
 from logstore.filesystem import FileSystem
 from tests.support.running_broker import produce, read_all, run, running_broker
@@ -38,7 +40,7 @@ def elect(data: Path) -> tuple[str, int]:
         await coordinator.start()
         try:
             topic_id = uuid.uuid4()
-            await coordinator.find_leaders({topic_id: [1]})
+            await coordinator.find_leaders([KnownTopic("t", topic_id, (1,))])
             return coordinator.cluster_id, coordinator.partition_state(topic_id, 0).leader_epoch
         finally:
             await coordinator.stop()
@@ -103,7 +105,7 @@ def test_a_damaged_secret_refuses_the_start(data: Path) -> None:
 
 
 def test_a_newer_format_is_not_taken_for_damage(data: Path) -> None:
-    (data / "cluster.json").write_bytes(_encode({"cluster_id": "c", "format_version": 3, "more": {}}))
+    (data / "cluster.json").write_bytes(checked_file.encode({"cluster_id": "c", "format_version": 3, "more": {}}))
     with pytest.raises(DataDirectoryError, match="has format version 3; this release reads 2"):
         elect(data)
 

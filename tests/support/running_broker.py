@@ -12,9 +12,9 @@ import pytest
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.broker import Broker
 from logstore.broker.context import ANONYMOUS, INTERNAL, RequestContext
-from logstore.broker.coordinator import EmbeddedCoordinator
 from logstore.broker.quotas import Quotas
 from logstore.clock import Clock
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
 from logstore.errors import QuarantinedError
 from logstore.filesystem import FileSystem, local_filesystem
 from logstore.log.topic import Topic

@@ -23,8 +23,8 @@ from consumer_offsets.coordinator_shard import (
 )
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.coordinator import PartitionState
 from logstore.clock import Clock, SystemClock
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,

@@ -26,7 +26,7 @@ from consumer_offsets.groups.responses import ConsumerGroupHeartbeatResponse
 from consumer_offsets.offsets import OffsetToCommit
 from logstore.broker.broker import Broker
 from logstore.broker.context import INTERNAL
-from logstore.broker.coordinator import PartitionState
+from logstore.cluster.coordinator import PartitionState
 from logstore.errors import (
     BrokerNotReadyError,
     CoordinatorLoadInProgressError,

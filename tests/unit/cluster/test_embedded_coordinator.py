@@ -8,8 +8,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from logstore.broker.coordinator import EmbeddedCoordinator, PartitionState, _encode
-from logstore.errors import DataDirectoryError
+from logstore.cluster import checked_file
+from logstore.cluster.coordinator import KnownTopic, PartitionState
+from logstore.cluster.embedded_coordinator import EmbeddedCoordinator
+from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
 
 pytestmark = pytest.mark.anyio
@@ -30,6 +32,10 @@ async def started(data: Path) -> AsyncIterator[EmbeddedCoordinator]:
         await coordinator.stop()
 
 
+def known(topic_id: UUID, *leader_epochs: int) -> KnownTopic:
+    return KnownTopic(topic_id.hex, topic_id, leader_epochs)
+
+
 async def elected(data: Path, above: int) -> int:
     async with started(data) as coordinator:
         return await leader_epoch(coordinator, above)
@@ -37,7 +43,7 @@ async def elected(data: Path, above: int) -> int:
 
 async def leader_epoch(coordinator: EmbeddedCoordinator, above: int) -> int:
     topic_id = uuid4()
-    await coordinator.find_leaders({topic_id: [above]})
+    await coordinator.find_leaders([known(topic_id, above)])
     return coordinator.partition_state(topic_id, 0).leader_epoch
 
 
@@ -62,7 +68,7 @@ async def test_an_epoch_is_above_all_that_the_tables_have_seen(tmp_path: Path) -
 async def test_one_broker_leads_and_holds_every_partition_that_is_known(tmp_path: Path) -> None:
     topic_id = uuid4()
     async with started(tmp_path) as coordinator:
-        await coordinator.find_leaders({topic_id: [6, 2]})
+        await coordinator.find_leaders([known(topic_id, 6, 2)])
         assert coordinator.partition_state(topic_id, 1) == PartitionState(0, 7, (0,), (0,))
         for unknown in ((topic_id, 2), (uuid4(), 0)):
             assert coordinator.partition_state(*unknown) == PartitionState(-1, -1, (), ())
@@ -73,13 +79,13 @@ async def test_a_listener_hears_of_all_partitions_and_of_each_new_one_once(tmp_p
     first, second = uuid4(), uuid4()
     told: list[tuple[UUID, int, PartitionState]] = []
     async with started(tmp_path) as coordinator:
-        await coordinator.find_leaders({first: [0, 0]})
+        await coordinator.find_leaders([known(first, 0, 0)])
         coordinator.listen(lambda *event: told.append(event))
         led = PartitionState(0, 1, (0,), (0,))
         assert told == [(first, 0, led), (first, 1, led)]
-        coordinator.set_partitions(second, 1)
-        coordinator.set_partitions(first, 3)
-        coordinator.set_partitions(first, 3)
+        coordinator.set_partitions(known(second, 0))
+        coordinator.set_partitions(known(first, 0, 0, 0))
+        coordinator.set_partitions(known(first, 0, 0, 0))
         assert told[2:] == [(second, 0, led), (first, 2, led)]
         coordinator.forget_topic(first)
         assert coordinator.partition_state(first, 0).leader == -1
@@ -109,7 +115,7 @@ async def test_a_directory_of_version_1_is_taken_over_and_earlier_releases_refus
     tmp_path: Path,
 ) -> None:
     cluster_file = tmp_path / "cluster.json"
-    cluster_file.write_bytes(_encode({"cluster_id": "kept", "format_version": 1}))
+    cluster_file.write_bytes(checked_file.encode({"cluster_id": "kept", "format_version": 1}))
     for _ in range(2):
         async with started(tmp_path) as coordinator:
             assert coordinator.cluster_id == "kept"
@@ -125,3 +131,21 @@ async def test_a_directory_of_another_kind_is_refused_and_let_go(tmp_path: Path,
         await elected(tmp_path, 0)
     cluster_file.unlink()
     assert await elected(tmp_path, 0) == 1
+
+
+async def test_a_directory_of_a_cluster_is_not_one_nodes(tmp_path: Path) -> None:
+    content = {"cluster_id": "c", "format_version": 2, "coordinator": "zookeeper"}
+    (tmp_path / "cluster.json").write_bytes(checked_file.encode(content))
+    with pytest.raises(DataDirectoryError, match=r"belongs to a cluster.*zookeeper\.connect"):
+        await EmbeddedCoordinator(tmp_path, 0, FileSystem()).start()
+
+
+async def test_one_node_is_its_own_controller_and_only_replica(tmp_path: Path) -> None:
+    topic_id = uuid4()
+    async with started(tmp_path) as coordinator:
+        await coordinator.find_leaders([known(topic_id, 0)])
+        state = coordinator.partition_state(topic_id, 0)
+        assert (coordinator.controller_id, coordinator.has_lease) == (0, True)
+        assert await coordinator.alter_partition(topic_id, 0, state, [0], broker_epochs={}) == state
+        with pytest.raises(IneligibleReplicaError):
+            await coordinator.alter_partition(topic_id, 0, state, [0, 1], broker_epochs={1: 1})

@@ -1,0 +1,164 @@
+"""The coordinator: the leader of each partition with its epoch, the replicas, and the id of the cluster.
+
+``Coordinator`` is the seam: a view of all partitions, and events when it changes. A broker tells which topics there
+are, and becomes a partition's leader when an event says so, and only then. Methods that may have to ask other processes
+are asynchronous; the others answer from the coordinator's own view. ``EmbeddedCoordinator`` answers for one node,
+``ZooKeeperCoordinator`` for a broker of a cluster; both emit the same events.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Final, Protocol
+from uuid import UUID
+
+from logstore.lock_file import LockFile
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """Kafka's partition state: broker ids of the leader, all replicas, and those with all acknowledged records.
+
+    ``recovering`` after an unclean election: the leader reads the table before it takes or gives a record (C11).
+    """
+
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+    recovering: bool = False
+
+
+#: Of a partition that is not known.
+NO_PARTITION: Final = PartitionState(-1, -1, (), ())
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTopic:
+    """What a coordinator needs to know of a topic's table.
+
+    ``leader_epochs``: by partition, the last that table and journal have seen. ``has_records``: whether any were ever
+    sealed in the table. ``replication_factor``: that of a new topic (None: the default).
+    """
+
+    name: str
+    topic_id: UUID
+    leader_epochs: tuple[int, ...]
+    has_records: bool = False
+    replication_factor: int | None = None
+
+
+#: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
+#: Called on the event loop, in the order of the changes of a partition.
+PartitionListener = Callable[[UUID, int, PartitionState], None]
+
+
+class Coordinator(Protocol):
+    """Started before a broker is, and stopped after it. Attributes and plain methods need ``start`` to have ended."""
+
+    @property
+    def cluster_id(self) -> str: ...
+
+    @property
+    def broker_id(self) -> int: ...
+
+    @property
+    def brokers(self) -> Sequence[int]:
+        """Ids of the brokers that are there now."""
+        ...
+
+    @property
+    def locks(self) -> Sequence[LockFile]:
+        """The locks without which this process must acknowledge nothing."""
+        ...
+
+    async def start(self) -> None:
+        """Join the cluster. DataDirectoryError if the data directory is another process's, or not what was written."""
+        ...
+
+    async def stop(self) -> None:
+        """Leave the cluster; another process may take the place."""
+        ...
+
+    @property
+    def controller_id(self) -> int:
+        """Id of the broker that decides who leads; -1 while there is none."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether no other broker can have been given what this one leads (C14). Asked when an append with acks 0 or 1
+        is acknowledged.
+        """
+        ...
+
+    async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
+        """The topics that there are at the start.
+
+        Each partition gets a leader, now or later, with an epoch above the last one and above that of any leader
+        before.
+        """
+        ...
+
+    def listen(self, listener: PartitionListener) -> None:
+        """Tell ``listener`` of each partition that has a leader now, and of each change from now on."""
+        ...
+
+    def set_partitions(self, topic: KnownTopic) -> None:
+        """The topic was made, or has grown: the new partitions get a leader, now or later."""
+        ...
+
+    async def mark_deleting(self, topic_id: UUID) -> None:
+        """The topic is about to be deleted: no partition of it gets a leader any more.
+
+        NotControllerError on a broker that is not the controller.
+        """
+        ...
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        """The topic was deleted."""
+        ...
+
+    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
+        """The leader (-1: none) and the replicas of the partition."""
+        ...
+
+    async def alter_partition(
+        self,
+        topic_id: UUID,
+        partition: int,
+        seen: PartitionState,
+        in_sync_replicas: Sequence[int],
+        *,
+        broker_epochs: Mapping[int, int],
+        recovering: bool = False,
+    ) -> PartitionState:
+        """As the leader, change the in-sync replicas or end its recovery: the committed state (C5, KIP-497).
+
+        ``seen`` is the state that the leader decided on: nothing is written if the partition has another one.
+        ``broker_epochs``: of each replica that is added, the registration whose position the leader knows (KIP-903).
+        Raises FencedLeaderEpochError (step down), InvalidUpdateVersionError (decide anew), IneligibleReplicaError,
+        BrokerNotReadyError (the outcome is open: the next event tells it).
+        """
+        ...
+
+    def table_lock(self, topic: str) -> AbstractAsyncContextManager[None]:
+        """Held while the log of the topic's table is repaired or checkpointed: by one broker at a time."""
+        ...
+
+    async def hand_over(self, timeout_s: float) -> bool:
+        """Before a stop: let others lead what this broker leads. Whether it leads nothing that another one could."""
+        ...
+
+    @property
+    def producer_ids_begin(self) -> int:
+        """Ids of producers below this one may have been given before the start; 0 until leaders are found."""
+        ...
+
+    async def new_producer_id(self) -> int:
+        """A new id for an idempotent producer, higher than all before; it is given once."""
+        ...
+
+    def is_issued(self, producer_id: int) -> bool:
+        """Whether ``producer_id`` may have been given to a producer."""
+        ...

@@ -1,0 +1,196 @@
+"""One broker leads everything, and needs no other process: its answers are in two small files."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+from uuid import UUID
+
+from logstore.cluster import checked_file
+from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
+from logstore.errors import DataDirectoryError, IneligibleReplicaError
+from logstore.filesystem import FileSystem
+from logstore.lock_file import LockFile
+from logstore.records.batch_identity import first_producer_id
+
+#: Layout of the data directory; raised when an older release could not read it.
+FORMAT_VERSION = 2
+#: Version 1 had segments whose names tell no end offset. Its releases would take those of version 2 for foreign files.
+_OLDER_VERSIONS = (1,)
+
+_GIVE_UP_CLUSTER = "remove it: the cluster then gets a new id"
+_GIVE_UP_BROKER = "remove it: the next leader epoch is then above those in the tables"
+
+
+class EmbeddedCoordinator:
+    """One broker leads everything. Its leader epoch counts its starts, so that each start fences the one before.
+
+    It holds the lock of the data directory. Files: ``<data>/cluster.json`` (cluster id, format version),
+    ``<data>/brokers/<id>/broker.json`` (leader epoch), each with a checksum of its content. ``start`` raises
+    DataDirectoryError for a directory of another format, of another broker (whose journal may hold records that this
+    one would not read), or with a file that is not what was written.
+    """
+
+    def __init__(self, data: Path, broker_id: int, filesystem: FileSystem) -> None:
+        self._data = data
+        self._broker_id = broker_id
+        self._filesystem = filesystem
+        self._broker_file = data / "brokers" / str(broker_id) / "broker.json"
+        self._locks: tuple[LockFile, ...] = ()
+        self._cluster_id = ""
+        #: Of this start.
+        self._leader_epoch = 0
+        #: The state of every partition that is known.
+        self._led = NO_PARTITION
+        self._partitions: dict[UUID, int] = {}
+        self._listeners: list[PartitionListener] = []
+        self._producer_ids_begin = self._next_producer_id = 0
+
+    @property
+    def cluster_id(self) -> str:
+        return self._cluster_id
+
+    @property
+    def broker_id(self) -> int:
+        return self._broker_id
+
+    @property
+    def brokers(self) -> Sequence[int]:
+        return (self._broker_id,)
+
+    @property
+    def locks(self) -> Sequence[LockFile]:
+        return self._locks
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._start)
+
+    def _start(self) -> None:
+        self._filesystem.make_directory(self._data)
+        self._locks = (LockFile.acquire(self._data),)
+        try:
+            self._cluster_id = self._read_cluster_id()
+            self._filesystem.make_directory(self._broker_file.parent)
+            self._leader_epoch = self._write_next_epoch(above=0)
+        except BaseException:
+            self._release()
+            raise
+
+    def _read_cluster_id(self) -> str:
+        cluster_file = self._data / "cluster.json"
+        cluster = checked_file.read(cluster_file, _GIVE_UP_CLUSTER)
+        if not cluster:
+            cluster = {"cluster_id": uuid.uuid4().hex, "format_version": FORMAT_VERSION}
+            checked_file.write(self._filesystem, cluster_file, cluster)
+        if "coordinator" in cluster:
+            raise DataDirectoryError(
+                f"{self._data} belongs to a cluster, whose brokers agree through ZooKeeper: give its broker "
+                "zookeeper.connect, or give this store another directory with --data."
+            )
+        version = cluster.get("format_version", FORMAT_VERSION)
+        if version != FORMAT_VERSION and version not in _OLDER_VERSIONS:
+            raise DataDirectoryError(f"{self._data} has format version {version}; this release reads {FORMAT_VERSION}.")
+        if cluster.keys() != {"cluster_id", "format_version"}:
+            raise checked_file.damaged(cluster_file, _GIVE_UP_CLUSTER)
+        others = sorted(p.name for p in (self._data / "brokers").glob("*/") if p.name != str(self._broker_id))
+        if others:
+            raise DataDirectoryError(
+                f"{self._data} belongs to broker {others[0]}, not to {self._broker_id}: set broker.id to {others[0]}."
+            )
+        if version != FORMAT_VERSION:
+            checked_file.write(self._filesystem, cluster_file, {**cluster, "format_version": FORMAT_VERSION})
+        return str(cluster["cluster_id"])
+
+    async def stop(self) -> None:
+        self._release()
+
+    def _release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+
+    @property
+    def controller_id(self) -> int:
+        return self._broker_id
+
+    @property
+    def has_lease(self) -> bool:
+        return True  # the locks say who leads
+
+    async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
+        above = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
+        if above >= self._leader_epoch:  # the broker's own directory was lost
+            self._leader_epoch = await asyncio.to_thread(self._write_next_epoch, above)
+        epoch = self._leader_epoch
+        self._producer_ids_begin = self._next_producer_id = first_producer_id(epoch)
+        # One epoch for all: it is that of this start.
+        self._led = PartitionState(self._broker_id, epoch, (self._broker_id,), (self._broker_id,))
+        for topic in topics:
+            self.set_partitions(topic)
+
+    def listen(self, listener: PartitionListener) -> None:
+        self._listeners.append(listener)
+        for topic_id, count in list(self._partitions.items()):
+            for partition in range(count):
+                listener(topic_id, partition, self._led)
+
+    def set_partitions(self, topic: KnownTopic) -> None:
+        topic_id, count = topic.topic_id, len(topic.leader_epochs)
+        before = self._partitions.get(topic_id, 0)
+        self._partitions[topic_id] = max(before, count)
+        for partition in range(before, count):
+            for listener in self._listeners:
+                listener(topic_id, partition, self._led)
+
+    async def mark_deleting(self, topic_id: UUID) -> None:
+        """The broker that deletes is the one that leads."""
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        self._partitions.pop(topic_id, None)
+
+    def _write_next_epoch(self, above: int) -> int:
+        broker = checked_file.read(self._broker_file, _GIVE_UP_BROKER) or {"leader_epoch": 0}
+        last = broker.get("leader_epoch")
+        if not isinstance(last, int) or len(broker) > 1:
+            raise checked_file.damaged(self._broker_file, _GIVE_UP_BROKER)
+        leader_epoch = max(last, above) + 1
+        checked_file.write(self._filesystem, self._broker_file, {"leader_epoch": leader_epoch})
+        return leader_epoch
+
+    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
+        return self._led if partition < self._partitions.get(topic_id, 0) else NO_PARTITION
+
+    async def alter_partition(
+        self,
+        topic_id: UUID,
+        partition: int,
+        seen: PartitionState,  # noqa: ARG002
+        in_sync_replicas: Sequence[int],
+        *,
+        broker_epochs: Mapping[int, int],  # noqa: ARG002
+        recovering: bool = False,
+    ) -> PartitionState:
+        state = self.partition_state(topic_id, partition)
+        if tuple(in_sync_replicas) != state.in_sync_replicas or recovering:
+            raise IneligibleReplicaError(f"Broker {self._broker_id} is the only replica there can be on one node.")
+        return state
+
+    @contextlib.asynccontextmanager
+    async def table_lock(self, topic: str) -> AsyncIterator[None]:  # noqa: ARG002
+        yield  # the lock of the data directory keeps others away
+
+    async def hand_over(self, timeout_s: float) -> bool:  # noqa: ARG002
+        return True  # there is no other one
+
+    @property
+    def producer_ids_begin(self) -> int:
+        return self._producer_ids_begin
+
+    async def new_producer_id(self) -> int:
+        # Nothing is written: the id contains the leader epoch, which no other start has.
+        producer_id = self._next_producer_id
+        self._next_producer_id += 1
+        return producer_id
+
+    def is_issued(self, producer_id: int) -> bool:
+        return 0 <= producer_id < self._next_producer_id

@@ -1,0 +1,253 @@
+"""The controller's decisions, as one pure function of what ZooKeeper shows: which documents of topics to write.
+
+``reconcile`` looks at each partition and takes the steps below in their order. Invariants, of each and of all together:
+the leader epoch rises with every change of leader and with nothing else (C1); a clean leader is a live member of the
+ISR; nobody joins an ISR but by an unclean election, which makes the partition ``recovering`` (C11) and is the one way
+out of an ISR without a member (C12). Idempotent: what was written needs nothing more.
+"""
+
+import enum
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from msgspec.structs import replace
+
+from logstore.cluster.assignment import Load, assign
+from logstore.cluster.coordinator import KnownTopic
+from logstore.cluster.view import ClusterView, TopicNode
+from logstore.cluster.znodes import NO_LEADER, PartitionRegistration, TopicRegistration, topic_path
+from logstore.errors import InvalidReplicationFactorError
+
+#: The version of a document that is to be created.
+NEW: Final = -1
+#: Kafka's `leader.imbalance.per.broker.percentage`.
+IMBALANCE_PERCENTAGE: Final = 10
+
+
+class Preferred(enum.Enum):
+    """Which partitions go back to their preferred leaders."""
+
+    NONE = "none"
+    #: Those of brokers that lead too few of the partitions that prefer them.
+    IMBALANCED = "imbalanced"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an operator has decided. ``unclean``: topics whose partitions may lose records to have a leader."""
+
+    default_replication_factor: int = 1
+    preferred: Preferred = Preferred.NONE
+    imbalance_percentage: int = IMBALANCE_PERCENTAGE
+    unclean: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TopicWrite:
+    """Compare-and-set: ``document`` in the place of ``version`` (NEW: there is none); None removes it."""
+
+    topic: str
+    document: TopicRegistration | None
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    writes: tuple[TopicWrite, ...]
+    #: By topic, why its table got no document, or not as many replicas as it should have.
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+def reconcile(
+    view: ClusterView, tables: Mapping[UUID, KnownTopic], policy: Policy, only: Collection[str] | None = None
+) -> Decisions:
+    """What the controller writes when ZooKeeper shows ``view`` and the data directory has ``tables``.
+
+    ``only``: the topics that have changed, if nothing else has; None looks at all.
+    """
+    by_name = {table.name: table for table in tables.values()}
+    refused: dict[str, str] = {}
+    writes = []
+    placing = _Placing(view, policy)
+    preferring = _preferring(view, policy)
+    for name in sorted(view.topics.keys() if only is None else view.topics.keys() & only):
+        if topic_path(name) in view.damaged:
+            continue
+        node = view.topics[name]
+        document = node.document
+        if document.deleting:
+            if document.topic_id not in tables:
+                writes.append(TopicWrite(name, None, node.version))
+            continue
+        rows = tuple(
+            _decide(_Replicas(view, name, partition), row, preferring, unclean=name in policy.unclean)
+            for partition, row in enumerate(document.partitions)
+        )
+        table = by_name.get(name)
+        if table is not None:
+            if table.topic_id != document.topic_id:
+                refused[name] = f"ZooKeeper has another topic of this name (id {document.topic_id})"
+            else:
+                rows += placing.rows(table, rows, refused)
+        changed = replace(document, partitions=rows)
+        if changed != document:
+            writes.append(TopicWrite(name, changed, node.version))
+    for name in sorted((by_name.keys() if only is None else by_name.keys() & only) - view.topics.keys()):
+        if topic_path(name) in view.damaged:
+            continue
+        table = by_name[name]
+        if table.has_records:
+            refused[name] = "its table has records and ZooKeeper does not know it: it has to be adopted"
+        elif rows := placing.rows(table, (), refused):
+            writes.append(TopicWrite(name, TopicRegistration(table.topic_id, 0, False, rows), NEW))
+    return Decisions(tuple(writes), refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _Replicas:
+    """Who could lead a partition now."""
+
+    view: ClusterView
+    topic: str
+    partition: int
+
+    def is_live(self, broker_id: int) -> bool:
+        return self.view.is_replica_live(broker_id, self.topic, self.partition)
+
+    def is_running(self, broker_id: int) -> bool:
+        return self.is_live(broker_id) and self.view.brokers[broker_id].is_running
+
+
+Prefers = Callable[[int], bool]
+
+
+def _decide(
+    replicas: _Replicas, row: PartitionRegistration, prefers: Prefers, *, unclean: bool
+) -> PartitionRegistration:
+    row = replace_dead_leader(replicas, row)
+    row = drop_dead_followers(replicas, row)
+    if unclean:
+        row = elect_uncleanly(replicas, row)
+    row = hand_over(replicas, row)
+    row = finish_reassignment(replicas, row)
+    return elect_preferred(replicas, row, prefers)
+
+
+def _lead(row: PartitionRegistration, leader: int, isr: Iterable[int]) -> PartitionRegistration:
+    return replace(row, leader=leader, leader_epoch=row.leader_epoch + 1, isr=tuple(isr))
+
+
+def replace_dead_leader(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
+    """(1) The first live replica of the ISR leads, one that stops only if there is no other. With none, the last ISR is
+    kept: only its members have all acknowledged records.
+    """
+    if row.leader != NO_LEADER and replicas.is_live(row.leader):
+        return row
+    live = [one for one in row.replicas if one in row.isr and replicas.is_live(one)]
+    if not live:
+        return row if row.leader == NO_LEADER else _lead(row, NO_LEADER, row.isr)
+    leader = min(live, key=lambda one: not replicas.is_running(one))
+    return _lead(row, leader, (one for one in row.isr if one in live))
+
+
+def drop_dead_followers(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
+    """(2) A dead follower leaves the ISR at once: no append waits for it. The leader's epoch stays."""
+    if row.leader == NO_LEADER:
+        return row
+    return replace(row, isr=tuple(one for one in row.isr if replicas.is_live(one)))
+
+
+def elect_uncleanly(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
+    """(3) The first live replica leads, in sync or not: records may be lost, so it recovers first (C11)."""
+    live = [one for one in row.replicas if replicas.is_live(one)]
+    if row.leader != NO_LEADER or not live:
+        return row
+    leader = min(live, key=lambda one: not replicas.is_running(one))
+    return replace(_lead(row, leader, (leader,)), recovering=True)
+
+
+def hand_over(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
+    """(4) A leader that is shutting down hands over to a live member of the ISR, if there is one."""
+    if row.leader == NO_LEADER or row.recovering or replicas.is_running(row.leader):
+        return row
+    others = [one for one in row.replicas if one in row.isr and replicas.is_running(one)]
+    return _lead(row, others[0], row.isr) if others else row
+
+
+def finish_reassignment(replicas: _Replicas, row: PartitionRegistration) -> PartitionRegistration:
+    """(5) Once all replicas of the target are in sync, the others go; a leader among them hands over."""
+    target = row.target
+    if not (row.adding or row.removing) or row.leader == NO_LEADER or not set(target).issubset(row.isr):
+        return row
+    if row.leader not in target:
+        if row.recovering:
+            return row
+        live = [one for one in target if replicas.is_live(one)]
+        row = _lead(row, min(live, key=lambda one: not replicas.is_running(one)), row.isr)
+    isr = tuple(one for one in row.isr if one in target)
+    return replace(row, replicas=target, isr=isr, adding=(), removing=())
+
+
+def elect_preferred(replicas: _Replicas, row: PartitionRegistration, prefers: Prefers) -> PartitionRegistration:
+    """(6) The first replica leads again, if it is in sync and running."""
+    first = row.target[0]
+    if row.leader in {NO_LEADER, first} or row.recovering or first not in row.isr:
+        return row
+    return _lead(row, first, row.isr) if prefers(first) and replicas.is_running(first) else row
+
+
+def _preferring(view: ClusterView, policy: Policy) -> Prefers:
+    if policy.preferred is not Preferred.IMBALANCED:
+        return lambda _: policy.preferred is Preferred.ALL
+    preferred: Counter[int] = Counter()
+    elsewhere: Counter[int] = Counter()
+    for node in view.topics.values():
+        for row in node.document.partitions:
+            preferred[row.target[0]] += 1
+            elsewhere[row.target[0]] += row.leader != row.target[0]
+    return lambda broker: 100 * elsewhere[broker] > policy.imbalance_percentage * preferred[broker]
+
+
+class _Placing:
+    """Rows for partitions that tables have and documents have not."""
+
+    def __init__(self, view: ClusterView, policy: Policy) -> None:
+        self._view = view
+        self._policy = policy
+        self._load: Load | None = None
+
+    def rows(
+        self, table: KnownTopic, known: tuple[PartitionRegistration, ...], refused: dict[str, str]
+    ) -> tuple[PartitionRegistration, ...]:
+        epochs = table.leader_epochs[len(known) :]
+        if not epochs:
+            return ()
+        racks = {one: broker.registration.rack for one, broker in self._view.brokers.items() if broker.is_running}
+        asked = len(known[0].target) if known else table.replication_factor or self._policy.default_replication_factor
+        if self._load is None:
+            self._load = Load.of(row.target for node in self._view.topics.values() for row in node.document.partitions)
+        try:
+            found = assign(len(epochs), asked, racks, self._load)
+        except InvalidReplicationFactorError as error:
+            refused[table.name] = error.message
+            return ()
+        # Nobody has a record of them: all replicas are in sync. The first epoch is above those of the table.
+        return tuple(
+            PartitionRegistration(replicas[0], max(epoch, 0) + 1, replicas, replicas)
+            for epoch, replicas in zip(epochs, found, strict=True)
+        )
+
+
+def apply(view: ClusterView, writes: Iterable[TopicWrite]) -> ClusterView:
+    """The view once the writes are done."""
+    topics = dict(view.topics)
+    for write in writes:
+        if write.document is None:
+            del topics[write.topic]
+        else:
+            topics[write.topic] = TopicNode(write.document, write.version + 1)
+    return ClusterView(view.controller, view.brokers, topics, view.damaged)

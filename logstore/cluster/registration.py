@@ -1,0 +1,290 @@
+"""A broker's place in the cluster: the agreement on what it belongs to, its registration, its lease.
+
+``begin`` runs once for each start, before anybody can count on the broker:
+
+1. The ids of the cluster agree (C19): ZooKeeper's, the data directory's, the log directory's.
+2. A registration under the same id has ended, or the start is refused: two brokers never have one id.
+3. The broker leads nothing. What it led before its crash needs a new epoch, since its memory of that one is gone.
+4. A journal that is not the one registered last leaves every ISR (C12). Its record names no directory meanwhile: a
+   crash in between begins here again, and a leader that had decided to take the former journal into an ISR is refused,
+   as each such write checks the version of the record.
+5. The incarnation is durable on disk, and then in ZooKeeper.
+
+``register`` runs for each session, and makes the ephemeral node, whose czxid is the broker epoch.
+"""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import structlog
+from msgspec.structs import replace
+
+from logstore.clock import Clock
+from logstore.cluster import checked_file, znodes
+from logstore.cluster.embedded_coordinator import FORMAT_VERSION
+from logstore.cluster.lease import RENEWAL, Lease
+from logstore.cluster.log_directory import LogDirectory
+from logstore.cluster.znodes import (
+    NO_LEADER,
+    BrokerRecord,
+    BrokerRegistration,
+    ClusterIdentity,
+    PartitionRegistration,
+    TopicRegistration,
+)
+from logstore.cluster.zookeeper import Node, NodeExistsError, NoNodeError, VersionConflictError, ZooKeeper
+from logstore.errors import ClusterStateError, DataDirectoryError, ZooKeeperUnavailableError
+from logstore.filesystem import FileSystem
+
+log = structlog.stdlib.get_logger(__name__)
+
+_COORDINATOR: Final = "zookeeper"
+_GIVE_UP: Final = f"write it anew: the id of the cluster is that of {znodes.CLUSTER_ID} in ZooKeeper"
+#: How much longer than the session timeout a former registration may last: ZooKeeper rounds up to a tick.
+_EXPIRY_SLACK: Final = 1.5
+
+
+class BrokerIdInUseError(DataDirectoryError):
+    """Another process is registered under the broker's id."""
+
+
+class Registration:
+    def __init__(
+        self,
+        zookeeper: ZooKeeper,
+        data: Path,
+        log_directory: Path,
+        broker_id: int,
+        filesystem: FileSystem,
+        clock: Clock,
+        *,
+        url: str,
+        peer: str,
+        rack: str | None,
+    ) -> None:
+        self._zookeeper = zookeeper
+        self._data = data
+        self._log_directory = log_directory
+        self._broker_id = broker_id
+        self._filesystem = filesystem
+        self._clock = clock
+        self._path = znodes.broker_path(broker_id)
+        self._wanted = BrokerRegistration(url=url, peer=peer, rack=rack, state="running", record_version=-1)
+        self.cluster_id = ""
+        self.lease = Lease(clock)
+        #: The node of this session; None while there is none.
+        self._node: Node | None = None
+        self._writing = asyncio.Lock()
+
+    @property
+    def broker_epoch(self) -> int:
+        """-1 while the broker is not registered."""
+        return -1 if self._node is None else self._node.czxid
+
+    # ---- once for each start ----------------------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """DataDirectoryError, ClusterStateError, ZooKeeperUnavailableError."""
+        for path in znodes.PARENTS:
+            with contextlib.suppress(NodeExistsError):
+                await self._zookeeper.create(path, b"")
+        self.cluster_id = await self._agree()
+        directory = await asyncio.to_thread(LogDirectory.open, self._log_directory, self.cluster_id, self._broker_id)
+        await self._await_former_registration()
+        path = znodes.record_path(self._broker_id)
+        node = await self._zookeeper.get(path)
+        record = None if node is None else znodes.decode(path, node.data, BrokerRecord)
+        is_known = record is not None and (
+            directory.directory_id in record.directories and directory.incarnation >= record.incarnation
+        )
+        last = 0 if record is None else record.incarnation
+        if not is_known:
+            node = await self._write_record(node, BrokerRecord((), last, self._wanted.rack))
+            if record is not None:
+                log.warning("cluster.journal_replaced", broker=self._broker_id, directory=str(self._log_directory))
+        await self._change_topics(self._leave if not is_known else self._resign)
+        directory = await asyncio.to_thread(directory.begun, self._log_directory, self._filesystem, last)
+        record = BrokerRecord((directory.directory_id,), directory.incarnation, self._wanted.rack)
+        node = await self._write_record(node, record)
+        self._wanted = replace(self._wanted, record_version=node.version)
+
+    async def _agree(self) -> str:
+        """The id of the cluster: ZooKeeper's, the data directory's, or a new one."""
+        cluster_file = self._data / "cluster.json"
+        content = await asyncio.to_thread(checked_file.read, cluster_file, _GIVE_UP)
+        if content and content.get("coordinator") != _COORDINATOR:
+            raise DataDirectoryError(
+                f"{self._data} belongs to a store of one node: start it without zookeeper.connect, or give the cluster "
+                "another directory with --data."
+            )
+        if content and content.get("format_version") != FORMAT_VERSION:
+            raise DataDirectoryError(
+                f"{self._data} has format version {content.get('format_version')}; this release reads {FORMAT_VERSION}."
+            )
+        here = str(content["cluster_id"]) if content else None
+        there = await self._zookeeper_cluster_id()
+        if there is None:
+            if here is not None:
+                raise ClusterStateError(
+                    f"ZooKeeper at {self._zookeeper.servers} has no cluster, and {self._data} belongs to the cluster "
+                    f"{here}: correct zookeeper.connect, or restore ZooKeeper's data."
+                )
+            identity = ClusterIdentity(uuid.uuid4().hex)
+            with contextlib.suppress(NodeExistsError):  # another broker starts, too
+                await self._zookeeper.create(znodes.CLUSTER_ID, znodes.encode(znodes.CLUSTER_ID, identity))
+            there = await self._zookeeper_cluster_id()
+            assert there is not None
+        if here is None:
+            if await self._zookeeper.children(znodes.TOPICS):
+                raise DataDirectoryError(
+                    f"{self._data} is empty, and the cluster {there} in ZooKeeper has topics: give the directory that "
+                    "its brokers share, or correct zookeeper.connect."
+                )
+            content = {"cluster_id": there, "format_version": FORMAT_VERSION, "coordinator": _COORDINATOR}
+            await asyncio.to_thread(self._filesystem.make_directory, self._data)
+            await asyncio.to_thread(checked_file.write, self._filesystem, cluster_file, content)
+        elif here != there:
+            raise DataDirectoryError(
+                f"{self._data} belongs to the cluster {here}, and ZooKeeper at {self._zookeeper.servers} to {there}: "
+                "correct --data or zookeeper.connect."
+            )
+        return there
+
+    async def _zookeeper_cluster_id(self) -> str | None:
+        node = await self._zookeeper.get(znodes.CLUSTER_ID)
+        return None if node is None else znodes.decode(znodes.CLUSTER_ID, node.data, ClusterIdentity).cluster_id
+
+    async def _await_former_registration(self) -> None:
+        """That of a crash ends with its session. BrokerIdInUseError if it does not."""
+        changed = asyncio.Event()
+        deadline = self._clock.monotonic() + _EXPIRY_SLACK * self._zookeeper.session_timeout_s
+        while await self._zookeeper.exists(self._path, lambda _: changed.set()) is not None:
+            try:
+                async with asyncio.timeout(deadline - self._clock.monotonic()):
+                    await changed.wait()
+            except TimeoutError:
+                node = await self._zookeeper.get(self._path)
+                if node is None:
+                    return
+                other = znodes.decode(self._path, node.data, BrokerRegistration)
+                raise BrokerIdInUseError(
+                    f"Broker {self._broker_id} of the cluster is another process, at {other.url}: stop it, or set "
+                    "broker.id to an id of this broker's own."
+                ) from None
+            changed.clear()
+
+    async def _write_record(self, node: Node | None, record: BrokerRecord) -> Node:
+        """VersionConflict means that another process starts with this id: it is refused, as this one is."""
+        path = znodes.record_path(self._broker_id)
+        data = znodes.encode(path, record)
+        try:
+            if node is None:
+                return await self._zookeeper.create(path, data)
+            return await self._zookeeper.write(path, data, node.version)
+        except (NodeExistsError, VersionConflictError) as error:
+            raise BrokerIdInUseError(
+                f"Another process starts as broker {self._broker_id}: set broker.id to an id of this broker's own."
+            ) from error
+
+    async def _change_topics(self, change: Callable[[PartitionRegistration], PartitionRegistration]) -> None:
+        """Compare-and-set of every document that ``change`` changes. Nobody else writes those rows."""
+        for topic in sorted(await self._zookeeper.children(znodes.TOPICS)):
+            path = znodes.topic_path(topic)
+            while (node := await self._zookeeper.get(path)) is not None:
+                try:
+                    document = znodes.decode(path, node.data, TopicRegistration)
+                except ClusterStateError:
+                    if change == self._leave:
+                        raise
+                    break  # its view shows no such topic, and so this broker leads nothing of it
+                changed = replace(document, partitions=tuple(change(row) for row in document.partitions))
+                if changed == document:
+                    break
+                try:
+                    await self._zookeeper.write(path, znodes.encode(path, changed), node.version)
+                    break
+                except (VersionConflictError, NoNodeError):
+                    continue
+
+    def _resign(self, row: PartitionRegistration) -> PartitionRegistration:
+        if row.leader != self._broker_id:
+            return row
+        return replace(row, leader=NO_LEADER, leader_epoch=row.leader_epoch + 1)
+
+    def _leave(self, row: PartitionRegistration) -> PartitionRegistration:
+        resigned = self._resign(row)
+        return replace(resigned, isr=tuple(one for one in resigned.isr if one != self._broker_id))
+
+    # ---- once for each session --------------------------------------------------------------------------------------
+
+    async def register(self) -> None:
+        """Make the node of this session. BrokerIdInUseError, ZooKeeperUnavailableError."""
+        async with self._writing:
+            await self._register()
+
+    async def _register(self) -> None:
+        self._node = None
+        began = self._zookeeper.session_began
+        session_id = self._zookeeper.session_id
+        data = znodes.encode(self._path, self._wanted)
+        try:
+            node = await self._zookeeper.create(self._path, data, ephemeral=True)
+        except NodeExistsError:
+            node = await self._own_node(session_id)
+        self._node = node
+        self.lease.begin(began, self._zookeeper.session_timeout_s)
+        log.info("cluster.registered", broker=self._broker_id, epoch=node.czxid)
+
+    async def _own_node(self, session_id: int) -> Node:
+        """A node that is there already: made by a try whose answer was lost, or by a session that is ending."""
+        found = await self._zookeeper.get(self._path)
+        if found is not None and found.session_id == session_id:
+            return found
+        await self._await_former_registration()
+        return await self._zookeeper.create(self._path, znodes.encode(self._path, self._wanted), ephemeral=True)
+
+    async def update(self, changes: Callable[[BrokerRegistration], BrokerRegistration]) -> None:
+        """Change what the broker says of itself, now and in later sessions. ZooKeeperUnavailableError."""
+        async with self._writing:
+            self._wanted = changes(self._wanted)
+            if self._node is not None:
+                try:
+                    self._node = await self._zookeeper.write(
+                        self._path, znodes.encode(self._path, self._wanted), self._node.version
+                    )
+                except (VersionConflictError, NoNodeError):
+                    # A try whose answer was lost, an edit by hand, or the end of the session.
+                    found = await self._zookeeper.get(self._path)
+                    if found is not None and found.czxid == self._node.czxid:
+                        data = znodes.encode(self._path, self._wanted)
+                        self._node = await self._zookeeper.write(self._path, data, found.version)
+
+    def session_ended(self) -> None:
+        self._node = None
+        self.lease.end()
+
+    async def keep_lease(self, lost: Callable[[], Awaitable[None]]) -> None:
+        """Renew the lease until cancelled. ``lost``: called when the node was removed in the midst of its session."""
+        while True:
+            timeout_s = self._zookeeper.session_timeout_s
+            # A little more, so that two renewals are never too close to count.
+            await asyncio.sleep(timeout_s * RENEWAL * 1.01)
+            if (node := self._node) is None:
+                continue
+            sent = self._clock.monotonic()
+            try:
+                found = await self._zookeeper.renew(self._path)
+            except (ZooKeeperUnavailableError, NoNodeError):
+                continue
+            if self._node is not node and self.broker_epoch != node.czxid:
+                continue
+            if found is not None and found.czxid == node.czxid:
+                self.lease.renewed(sent, self._zookeeper.session_timeout_s)
+            else:
+                self.session_ended()
+                log.error("cluster.registration_removed", broker=self._broker_id)
+                await lost()

@@ -1,0 +1,362 @@
+"""ZooKeeper for an event loop: kazoo behind typed, asynchronous methods.
+
+kazoo works in threads of its own; its answers, watches and changes of session come to the event loop here, in the order
+in which kazoo tells them. While there is no connection, requests are refused at once. A write whose answer was lost
+(ZooKeeperUnavailableError) may have been done: the caller reads before it writes again.
+
+kazoo drops its watches when the connection breaks, and calls each of them then: a watch means "read again".
+"""
+
+import asyncio
+import contextlib
+import enum
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+from kazoo import exceptions as kazoo_errors
+from kazoo.client import KazooClient, KazooState
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.retry import KazooRetry
+
+from logstore.clock import Clock, SystemClock
+from logstore.errors import InvalidConfigError, LogStoreError, ZooKeeperUnavailableError
+
+#: Kafka's `zookeeper.session.timeout.ms`.
+SESSION_TIMEOUT_MS: Final = 18_000
+#: Between two tries to connect. With kazoo's own pauses, which double, a session is lost while ZooKeeper is back.
+_RECONNECT: Final = {"max_tries": -1, "delay": 0.05, "backoff": 1.5, "max_delay": 0.2, "max_jitter": 0.2}
+
+log = structlog.stdlib.get_logger(__name__)
+# Without a server kazoo warns five times a second.
+_kazoo_log = logging.getLogger("logstore.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+_SERVER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:(?P<port>[0-9]{1,5}))?")
+
+#: Told, on the event loop, the path that may have changed.
+Watch = Callable[[str], None]
+
+
+class SessionState(enum.Enum):
+    CONNECTED = "connected"
+    #: No connection; the session may still be there.
+    SUSPENDED = "suspended"
+    #: ZooKeeper has ended the session, and its ephemeral nodes with it.
+    EXPIRED = "expired"
+
+
+class NoNodeError(LogStoreError):
+    """The node of the request, or its parent, is not there."""
+
+
+class NodeExistsError(LogStoreError):
+    """The node to be created is there."""
+
+
+class VersionConflictError(LogStoreError):
+    """The node has another version than the request."""
+
+
+class MultiRefusedError(LogStoreError):
+    """Nothing of the multi was done. ``operation`` is the first that was refused, at ``index``, for ``reason``."""
+
+    def __init__(self, index: int, operation: "Operation", reason: LogStoreError) -> None:
+        super().__init__(f"{type(operation).__name__} {operation.path}: {reason.message}")
+        self.index = index
+        self.operation = operation
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it was read. ``session_id`` owns it; 0 if it is persistent. ``mzxid`` orders its contents."""
+
+    data: bytes
+    version: int
+    czxid: int
+    mzxid: int
+    session_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    path: str
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    path: str
+    data: bytes
+    ephemeral: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    path: str
+    data: bytes
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    path: str
+    version: int
+
+
+Operation = Check | Create | Write | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """``zookeeper.connect``: ``host:port,host:port/chroot``. InvalidConfigError for anything else."""
+
+    hosts: str
+    chroot: str
+
+    @classmethod
+    def parse(cls, connect: str) -> "Servers":
+        hosts, slash, chroot = connect.strip().partition("/")
+        for server in hosts.split(","):
+            match = _SERVER.fullmatch(server)
+            if match is None or not 0 < int(match["port"] or 2181) < 2**16:
+                raise InvalidConfigError(
+                    f"zookeeper.connect names the server {server!r}: it takes host:port,host:port and, if the cluster "
+                    "does not begin at the root, a path, as in zk1:2181,zk2:2181/logstore."
+                )
+        if slash and any(part in {"", ".", ".."} for part in chroot.split("/")):
+            raise InvalidConfigError(f"zookeeper.connect ends in the path '/{chroot}': write it as in /logstore/one.")
+        return cls(hosts, slash + chroot)
+
+    def __str__(self) -> str:
+        return self.hosts + self.chroot
+
+
+class ZooKeeper:
+    """One session after another, from ``start`` to ``stop``. All methods belong to the event loop of ``start``.
+
+    Requests raise ZooKeeperUnavailableError without a connection, and when the answer does not come.
+    """
+
+    def __init__(
+        self, servers: Servers, *, session_timeout_ms: int = SESSION_TIMEOUT_MS, clock: Clock | None = None
+    ) -> None:
+        self.servers = servers
+        self._clock = clock or SystemClock()
+        self._client: Any = KazooClient(
+            hosts=str(servers),
+            timeout=session_timeout_ms / 1000,
+            connection_retry=KazooRetry(**_RECONNECT),
+            logger=_kazoo_log,
+        )
+        #: What ZooKeeper has granted; known from the first answer on.
+        self.session_timeout_s = session_timeout_ms / 1000
+        #: The session's first request was sent after this time of the monotonic clock.
+        self.session_began = 0.0
+        self.session_id = 0
+        self.state = SessionState.SUSPENDED
+        self._listeners: list[Callable[[SessionState], None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._note_granted_timeout()
+
+    def _note_granted_timeout(self) -> None:
+        """kazoo keeps to itself what timeout it was granted; it follows from that for reads, which is two thirds."""
+        connection = self._client._connection  # noqa: SLF001 - kazoo is pinned, and a test holds it to this
+        connect = connection._connect  # noqa: SLF001
+
+        def connect_and_note(*args: Any) -> Any:
+            read_timeout_ms, connect_timeout_ms = connect(*args)
+            self.session_timeout_s = read_timeout_ms * 1.5 / 1000
+            return read_timeout_ms, connect_timeout_ms
+
+        connection._connect = connect_and_note  # noqa: SLF001
+
+    # ---- session ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect. ZooKeeperUnavailableError within a session timeout, InvalidConfigError for a chroot that is not
+        there.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._client.add_listener(self._state_changed)
+        self.session_began = self._clock.monotonic()
+        connected = await asyncio.to_thread(self._client.start_async)
+        if not await asyncio.to_thread(connected.wait, self.session_timeout_s):
+            await self.stop()
+            raise ZooKeeperUnavailableError(
+                f"ZooKeeper at {self.servers.hosts} (zookeeper.connect) does not answer: start it, or correct the "
+                "addresses."
+            )
+        self._settle_state(SessionState.CONNECTED, self._client.client_id[0], self.session_began)
+        try:
+            if self.servers.chroot and await self.exists("/") is None:
+                raise InvalidConfigError(
+                    f"ZooKeeper at {self.servers.hosts} has no node {self.servers.chroot}, with which "
+                    "zookeeper.connect ends: create it there, or correct the path."
+                )
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the session, and its ephemeral nodes with it."""
+        self._client.remove_listener(self._state_changed)
+        await asyncio.to_thread(self._client.stop)
+        await asyncio.to_thread(self._client.close)
+        self.state = SessionState.EXPIRED
+
+    def listen(self, listener: Callable[[SessionState], None]) -> None:
+        """Tell ``listener`` of each change of state, on the event loop. A new session begins with CONNECTED."""
+        self._listeners.append(listener)
+
+    def _state_changed(self, state: str) -> None:
+        # In kazoo's thread.
+        if state == KazooState.CONNECTED:
+            self._call(self._settle_state, SessionState.CONNECTED, self._client.client_id[0], None)
+        elif state == KazooState.SUSPENDED:
+            self._call(self._settle_state, SessionState.SUSPENDED, None, None)
+        else:
+            self._call(self._settle_state, SessionState.EXPIRED, 0, self._clock.monotonic())
+
+    def _settle_state(self, state: SessionState, session_id: int | None, session_began: float | None) -> None:
+        if session_began is not None:
+            self.session_began = session_began
+        if session_id is not None:
+            self.session_id = session_id
+        if state != self.state:
+            self.state = state
+            log.info("zookeeper.session", state=state.value, servers=self.servers.hosts)
+            for listener in self._listeners:
+                listener(state)
+
+    def _call(self, callback: Callable[..., None], *args: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(callback, *args)
+
+    # ---- requests ---------------------------------------------------------------------------------------------------
+
+    async def get(self, path: str, watch: Watch | None = None) -> Node | None:
+        """None if there is no such node; it is then not watched."""
+        try:
+            data, stat = await self._ask(self._client.get_async, path, self._watcher(path, watch))
+        except NoNodeError:
+            return None
+        return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Node | None:
+        """The node without its data; None if there is none. It is watched either way."""
+        stat = await self._ask(self._client.exists_async, path, self._watcher(path, watch))
+        return stat and Node(b"", stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        """The names below ``path``, in no order. NoNodeError."""
+        return list(await self._ask(self._client.get_children_async, path, self._watcher(path, watch)))
+
+    async def sync(self, path: str = "/") -> None:
+        """Later reads show at least what the leader of the ensemble had when it answered this."""
+        await self._ask(self._client.sync_async, path)
+
+    async def renew(self, path: str) -> Node | None:
+        """As ``sync`` and ``exists``, sent together."""
+        _, node = await asyncio.gather(self.sync(path), self.exists(path))
+        return node
+
+    async def create(self, path: str, data: bytes, *, ephemeral: bool = False) -> Node:
+        """NodeExistsError, NoNodeError for its parent."""
+        _, stat = await self._ask(self._client.create_async, path, data, None, ephemeral, include_data=True)
+        return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+
+    async def write(self, path: str, data: bytes, version: int) -> Node:
+        """Replace the data of ``version``. VersionConflictError, NoNodeError."""
+        stat = await self._ask(self._client.set_async, path, data, version)
+        return Node(data, stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner)
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        """VersionConflictError, NoNodeError; -1 is any version."""
+        await self._ask(self._client.delete_async, path, version)
+
+    async def multi(self, operations: Sequence[Operation]) -> None:
+        """All of them or none. MultiRefusedError."""
+        transaction = self._client.transaction()
+        for operation in operations:
+            match operation:
+                case Check(path, version):
+                    transaction.check(path, version)
+                case Create(path, data, ephemeral):
+                    transaction.create(path, data, ephemeral=ephemeral)
+                case Write(path, data, version):
+                    transaction.set_data(path, data, version)
+                case Delete(path, version):
+                    transaction.delete(path, version)
+        results = await self._ask(transaction.commit_async)
+        for index, (operation, result) in enumerate(zip(operations, results, strict=True)):
+            if isinstance(result, Exception) and not isinstance(
+                result, (kazoo_errors.RolledBackError, kazoo_errors.RuntimeInconsistency)
+            ):
+                raise MultiRefusedError(index, operation, _error(result, operation.path))
+
+    def _watcher(self, path: str, watch: Watch | None) -> Callable[[object], None] | None:
+        return None if watch is None else _Watcher(self._call, watch, path)
+
+    async def _ask(self, ask: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        if self.state is not SessionState.CONNECTED:
+            raise ZooKeeperUnavailableError(f"There is no connection to ZooKeeper at {self.servers.hosts}.")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle(result: Any) -> None:
+            # In kazoo's thread.
+            self._call(_settle, answer, result)
+
+        subject = args[0] if args and isinstance(args[0], str) else "the multi"
+        result = ask(*args, **named)
+        result.rawlink(settle)
+        try:
+            async with asyncio.timeout(self.session_timeout_s):
+                return await answer
+        except TimeoutError:
+            raise ZooKeeperUnavailableError(
+                f"ZooKeeper at {self.servers.hosts} did not answer about {subject} within the session timeout."
+            ) from None
+        except (kazoo_errors.KazooException, KazooTimeoutError) as error:
+            raise _error(error, subject) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Watcher:
+    """Equal ones are one: kazoo keeps a set of them for each path."""
+
+    call: Callable[..., None]
+    watch: Watch
+    path: str
+
+    def __call__(self, _event: object) -> None:
+        # In kazoo's thread.
+        self.call(self.watch, self.path)
+
+
+def _settle(answer: asyncio.Future[Any], result: Any) -> None:
+    if answer.done():  # the caller has given up
+        return
+    if result.exception is None:
+        answer.set_result(result.value)
+    else:
+        answer.set_exception(result.exception)
+
+
+def _error(error: BaseException, subject: str) -> LogStoreError:
+    match error:
+        case kazoo_errors.NoNodeError():
+            return NoNodeError(f"ZooKeeper has no node {subject}.")
+        case kazoo_errors.NodeExistsError():
+            return NodeExistsError(f"ZooKeeper has a node {subject} already.")
+        case kazoo_errors.BadVersionError():
+            return VersionConflictError(f"{subject} in ZooKeeper has changed meanwhile.")
+        case _:
+            what = str(error) or type(error).__name__
+            return ZooKeeperUnavailableError(f"ZooKeeper gave no answer about {subject}: {what}.")

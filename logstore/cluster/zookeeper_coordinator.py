@@ -1,0 +1,335 @@
+"""The coordinator of a broker in a cluster: what ZooKeeper says is what the broker is told.
+
+It puts the parts together: the session, the broker's registration and lease, the watched view, the controller (which
+each broker may become), the leader's writes, ids of producers and locks of tables. When a session ends, the broker
+registers again with a new epoch, and reads everything again; it goes on leading what ZooKeeper still says it leads.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import structlog
+from msgspec.structs import replace
+
+from logstore.clock import Clock, SystemClock
+from logstore.cluster import znodes
+from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
+from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
+from logstore.cluster.partition_changes import PartitionChanges
+from logstore.cluster.producer_ids import ProducerIdBlocks
+from logstore.cluster.reconcile import Policy
+from logstore.cluster.registration import Registration
+from logstore.cluster.table_locks import TableLocks
+from logstore.cluster.view import ClusterView, TopicNode, WatchedView
+from logstore.cluster.znodes import NO_LEADER
+from logstore.cluster.zookeeper import SESSION_TIMEOUT_MS, Servers, SessionState, ZooKeeper
+from logstore.errors import LogStoreError, NotControllerError, UnknownTopicIdError, ZooKeeperUnavailableError
+from logstore.filesystem import FileSystem
+from logstore.lock_file import LockFile
+
+log = structlog.stdlib.get_logger(__name__)
+
+_RETRY_S: Final = 0.2
+
+
+class ZooKeeperCoordinator:
+    """``connect`` is ``zookeeper.connect``, ``data`` the directory that all brokers share, ``log_directory`` this
+    broker's own. ``url`` and ``peer`` (host:port) are the addresses for clients and for brokers.
+
+    ``start`` raises InvalidConfigError, ZooKeeperUnavailableError, DataDirectoryError, ClusterStateError.
+    """
+
+    def __init__(
+        self,
+        connect: str,
+        data: Path,
+        log_directory: Path,
+        broker_id: int,
+        filesystem: FileSystem,
+        *,
+        url: str,
+        peer: str,
+        rack: str | None = None,
+        session_timeout_ms: int = SESSION_TIMEOUT_MS,
+        policy: Policy | None = None,
+        imbalance_check_interval_s: float = IMBALANCE_CHECK_INTERVAL_S,
+        clock: Clock | None = None,
+    ) -> None:
+        clock = clock or SystemClock()
+        self._broker_id = broker_id
+        self._log_directory = log_directory
+        self._filesystem = filesystem
+        self._locks: tuple[LockFile, ...] = ()
+        self.zookeeper = zookeeper = ZooKeeper(
+            Servers.parse(connect), session_timeout_ms=session_timeout_ms, clock=clock
+        )
+        self.registration = Registration(
+            zookeeper, data, log_directory, broker_id, filesystem, clock, url=url, peer=peer, rack=rack
+        )
+        self._watched = WatchedView(zookeeper)
+        self._tables: dict[UUID, KnownTopic] = {}
+        self.controller = Controller(
+            zookeeper,
+            self._watched,
+            broker_id,
+            self._tables,
+            policy or Policy(),
+            imbalance_check_interval_s=imbalance_check_interval_s,
+        )
+        self._changes = PartitionChanges(zookeeper, self._watched, broker_id)
+        self._producer_ids = ProducerIdBlocks(zookeeper)
+        self._producer_ids_begin = 0
+        self._table_locks = TableLocks(zookeeper, broker_id)
+        self._listeners: list[PartitionListener] = []
+        self._names: dict[UUID, str] = {}
+        self._to_register = asyncio.Event()
+        self._view_changed_event = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # ---- start and stop ---------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self._lock)
+        try:
+            await self.zookeeper.start()
+            try:
+                await self.registration.begin()
+                self._watched.listen(self._view_changed)
+                await self._watched.start()
+                await self.registration.register()
+                await self._watched.refresh([znodes.BROKER_IDS])
+            except BaseException:
+                await self._watched.stop()
+                await self.zookeeper.stop()
+                raise
+        except BaseException:
+            self._release()
+            raise
+        self.zookeeper.listen(self._session_changed)
+        self._tasks = [
+            asyncio.create_task(self._keep_registered()),
+            asyncio.create_task(self.registration.keep_lease(self._register_again)),
+        ]
+
+    def _lock(self) -> None:
+        self._filesystem.make_directory(self._log_directory)
+        self._locks = (LockFile.acquire(self._log_directory),)
+
+    def _release(self) -> None:
+        for lock in self._locks:
+            lock.release()
+
+    async def stop(self) -> None:
+        """End the session: the controller notices at once."""
+        await self.controller.stop()
+        await self._changes.stop()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._watched.stop()
+        self.registration.session_ended()
+        await self.zookeeper.stop()
+        self._release()
+
+    # ---- session ----------------------------------------------------------------------------------------------------
+
+    def _session_changed(self, state: SessionState) -> None:
+        if state is SessionState.EXPIRED:
+            self.registration.session_ended()
+            log.warning("cluster.session_ended", broker=self._broker_id)
+        elif state is SessionState.CONNECTED and self.registration.broker_epoch == -1:
+            self._to_register.set()
+
+    async def _register_again(self) -> None:
+        self._to_register.set()
+
+    async def _keep_registered(self) -> None:
+        while True:
+            await self._to_register.wait()
+            self._to_register.clear()
+            if self.registration.broker_epoch != -1:
+                continue
+            try:
+                await self.registration.register()
+            except LogStoreError as error:
+                log.error("cluster.not_registered", broker=self._broker_id, why=error.message)
+                if self.zookeeper.state is SessionState.CONNECTED:
+                    await asyncio.sleep(_RETRY_S)
+                    self._to_register.set()
+
+    # ---- the view ---------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        return self.registration.cluster_id
+
+    @property
+    def broker_id(self) -> int:
+        return self._broker_id
+
+    @property
+    def view(self) -> ClusterView:
+        return self._watched.view
+
+    @property
+    def brokers(self) -> Sequence[int]:
+        return sorted(self.view.brokers)
+
+    @property
+    def locks(self) -> Sequence[LockFile]:
+        return self._locks
+
+    @property
+    def controller_id(self) -> int:
+        return -1 if self.view.controller is None else self.view.controller.broker_id
+
+    @property
+    def has_lease(self) -> bool:
+        return self.registration.lease.is_held
+
+    def partition_state(self, topic_id: UUID, partition: int) -> PartitionState:
+        states = _states(self.view.topics.get(self._names.get(topic_id, "")))
+        return states[partition] if 0 <= partition < len(states) else NO_PARTITION
+
+    def listen(self, listener: PartitionListener) -> None:
+        self._listeners.append(listener)
+        for node in list(self.view.topics.values()):
+            for partition, state in enumerate(_states(node)):
+                if state.leader != NO_LEADER:
+                    listener(node.document.topic_id, partition, state)
+
+    def _view_changed(self, before: ClusterView, after: ClusterView, changed: Collection[str]) -> None:
+        self._view_changed_event.set()
+        for name in sorted(changed):
+            old, new = before.topics.get(name), after.topics.get(name)
+            if old is not None and (new is None or new.document.topic_id != old.document.topic_id):
+                self._names.pop(old.document.topic_id, None)
+                old = None
+            if new is None:
+                continue
+            self._names[new.document.topic_id] = name
+            known = _states(old)
+            for partition, state in enumerate(_states(new)):
+                if partition < len(known) and known[partition] == state:
+                    continue
+                if partition >= len(known) and state.leader == NO_LEADER:
+                    continue
+                for listener in self._listeners:
+                    listener(new.document.topic_id, partition, state)
+
+    # ---- topics -----------------------------------------------------------------------------------------------------
+
+    async def find_leaders(self, topics: Sequence[KnownTopic]) -> None:
+        for topic in topics:
+            self._tables[topic.topic_id] = topic
+        last_epoch = max((epoch for topic in topics for epoch in topic.leader_epochs), default=0)
+        await self._producer_ids.start(last_epoch)
+        self._producer_ids_begin = self._producer_ids.known_end
+        # Only a controller that knows the tables can tell which documents are without one.
+        self.controller.start()
+
+    def set_partitions(self, topic: KnownTopic) -> None:
+        self._tables[topic.topic_id] = topic
+        self.controller.wake(topic.name)
+
+    async def mark_deleting(self, topic_id: UUID) -> None:
+        if not self.controller.is_active:
+            raise NotControllerError(f"Broker {self.controller_id} is the controller: topics are deleted there.")
+        if (name := self._names.get(topic_id)) is not None:
+            await self.controller.mark_deleting(name, topic_id)
+
+    def forget_topic(self, topic_id: UUID) -> None:
+        topic = self._tables.pop(topic_id, None)
+        if topic is not None:
+            self.controller.wake(topic.name)
+
+    async def alter_partition(
+        self,
+        topic_id: UUID,
+        partition: int,
+        seen: PartitionState,
+        in_sync_replicas: Sequence[int],
+        *,
+        broker_epochs: Mapping[int, int],
+        recovering: bool = False,
+    ) -> PartitionState:
+        name = self._name(topic_id)
+        return await self._changes.alter(
+            name, topic_id, partition, seen, in_sync_replicas, broker_epochs, recovering=recovering
+        )
+
+    async def table_changed(self, topic_id: UUID) -> None:
+        """The configuration in the topic's table has changed: all brokers read it again."""
+        await self._changes.bump_version(self._name(topic_id), topic_id)
+
+    def _name(self, topic_id: UUID) -> str:
+        try:
+            return self._names[topic_id]
+        except KeyError:
+            raise UnknownTopicIdError(f"ZooKeeper has no topic with the id {topic_id}.") from None
+
+    def table_lock(self, topic: str) -> AbstractAsyncContextManager[None]:
+        return self._table_locks.hold(topic)
+
+    # ---- this broker ------------------------------------------------------------------------------------------------
+
+    async def set_offline(self, offline: Mapping[str, Sequence[int]]) -> None:
+        """By topic, the partitions that this broker's disk cannot serve: others lead them.
+
+        ZooKeeperUnavailableError.
+        """
+        found = {topic: tuple(partitions) for topic, partitions in offline.items()}
+        await self.registration.update(lambda registration: replace(registration, offline=found))
+
+    async def hand_over(self, timeout_s: float) -> bool:
+        with contextlib.suppress(TimeoutError, ZooKeeperUnavailableError):
+            async with asyncio.timeout(timeout_s):
+                await self.registration.update(lambda registration: replace(registration, state="shutting_down"))
+                while self._leads_what_others_could:
+                    self._view_changed_event.clear()
+                    await self._view_changed_event.wait()
+                return True
+        return False
+
+    @property
+    def _leads_what_others_could(self) -> bool:
+        view = self.view
+        return any(
+            row.leader == self._broker_id
+            and not row.recovering
+            and any(
+                one != self._broker_id and view.is_replica_live(one, name, partition) and view.brokers[one].is_running
+                for one in row.isr
+            )
+            for name, node in view.topics.items()
+            for partition, row in enumerate(node.document.partitions)
+        )
+
+    @property
+    def producer_ids_begin(self) -> int:
+        return self._producer_ids_begin
+
+    async def new_producer_id(self) -> int:
+        return await self._producer_ids.new()
+
+    def is_issued(self, producer_id: int) -> bool:
+        return self._producer_ids.is_given(producer_id)
+
+    async def refresh_producer_ids(self) -> None:
+        """Learn which ids other brokers have given, before ``is_issued`` refuses one. ZooKeeperUnavailableError."""
+        await self._producer_ids.refresh()
+
+
+def _states(node: TopicNode | None) -> tuple[PartitionState, ...]:
+    """By partition. A topic that is being deleted has no leaders."""
+    if node is None:
+        return ()
+    states = tuple(row.state for row in node.document.partitions)
+    if not node.document.deleting:
+        return states
+    return tuple(PartitionState(NO_LEADER, one.leader_epoch + 1, one.replicas, one.in_sync_replicas) for one in states)

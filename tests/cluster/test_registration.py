@@ -1,0 +1,197 @@
+"""A broker's registration on a real ZooKeeper: C12, C19, two brokers with one id."""
+
+import shutil
+
+import pytest
+
+from logstore.cluster import checked_file, znodes
+from logstore.cluster.registration import BrokerIdInUseError
+from logstore.cluster.znodes import NO_LEADER
+from logstore.errors import ClusterStateError, DataDirectoryError, InvalidConfigError, ZooKeeperUnavailableError
+from tests.support.coordinators import Brokers, expire
+from tests.support.eventually import eventually_async
+from tests.support.server_process import free_port
+
+pytestmark = [pytest.mark.anyio, pytest.mark.system]
+
+
+async def test_brokers_agree_on_the_cluster_and_see_each_other(brokers: Brokers):
+    first, second = await brokers.start(1, 2, rack="r")
+    assert first.cluster_id == second.cluster_id != ""
+    await brokers.seen_by([first, second], lambda it: it.brokers == [1, 2], "not both are there")
+    found = first.view.brokers[2]
+    assert (found.registration.url, found.registration.peer, found.registration.rack) == ("http://h2", "h2:1", "r")
+    assert found.epoch > first.view.brokers[1].epoch
+    await brokers.stop(2)
+    await eventually_async(lambda: first.brokers == [1], "a broker that has stopped is still there", seconds=2)
+
+
+async def test_two_brokers_with_one_id_are_refused(brokers: Brokers, tmp_path):
+    (first,) = await brokers.start(1)
+    record = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
+    twin = brokers.make(1, log_directory=tmp_path / "twin", session_timeout_ms=600)
+    with pytest.raises(BrokerIdInUseError, match=r"Broker 1 .* another process, at http://h1: .*broker\.id"):
+        await twin.start()
+    assert await brokers.zookeeper.get(brokers.path("/brokers/registry/1")) == record, "nothing was half done"
+    epoch = first.registration.broker_epoch
+    assert (await brokers.zookeeper.exists(brokers.path("/brokers/ids/1"))).czxid == epoch
+    await brokers.start(2)
+    assert brokers.running[2].brokers == [1, 2]
+
+
+# ---- C12 -------------------------------------------------------------------------------------------------------------
+
+
+async def replicated(brokers: Brokers) -> None:
+    """Topic t, one partition on brokers 1 and 2, led by 1 in epoch 1."""
+    await brokers.start(1, 2)
+    await brokers.create_topic("t", 1, 2)
+    row = await brokers.row("t")
+    assert (row.leader, row.leader_epoch, sorted(row.isr)) == (1, 1, [1, 2])
+
+
+async def test_a_broker_that_was_started_again_stays_in_its_isrs_and_leads_in_a_new_epoch(brokers: Brokers):
+    await brokers.start(1)
+    await brokers.create_topic("t", 1, 1)
+    await brokers.stop(1)
+    before = await brokers.row("t")
+    await brokers.start(1)
+    await eventually_async(lambda: brokers.running[1].partition_state(brokers.tables[0].topic_id, 0).leader == 1)
+    after = await brokers.row("t")
+    assert (after.isr, after.recovering) == ((1,), False)
+    assert after.leader_epoch > before.leader_epoch
+
+
+@pytest.mark.parametrize("loss", ["directory", "old image"])
+async def test_c12_a_journal_that_is_not_the_last_one_leaves_every_isr(brokers: Brokers, loss):
+    await replicated(brokers)
+    log_directory = brokers.directory / "broker-2"
+    shutil.copytree(log_directory, brokers.directory / "image")
+    await brokers.stop(2)
+    await brokers.start(2)
+    # 1 takes it into the ISR again, as a leader does.
+    leader, topic_id = brokers.running[1], brokers.tables[0].topic_id
+    await eventually_async(lambda: leader.brokers == [1, 2])
+    seen = leader.partition_state(topic_id, 0)
+    if 2 not in seen.in_sync_replicas:
+        epochs = {2: leader.view.brokers[2].epoch}
+        await leader.alter_partition(topic_id, 0, seen, [1, 2], broker_epochs=epochs)
+    await brokers.stop(1)
+    await eventually_async(lambda: brokers.running[2].partition_state(topic_id, 0).leader == 2)
+    assert (await brokers.row("t")).isr == (2,)
+    await brokers.stop(2)
+    shutil.rmtree(log_directory)
+    if loss == "old image":
+        shutil.copytree(brokers.directory / "image", log_directory)
+    await brokers.start(2)
+    row = await brokers.row("t")
+    assert (row.leader, row.isr) == (NO_LEADER, ()), "it was the only member: an unclean election is all that is left"
+    record = znodes.decode(
+        "", (await brokers.zookeeper.get(brokers.path("/brokers/registry/2"))).data, znodes.BrokerRecord
+    )
+    assert len(record.directories) == 1
+    assert record.incarnation >= 3
+
+
+async def test_c12_a_crash_before_the_isrs_were_left_begins_again(brokers: Brokers, monkeypatch):
+    await brokers.start(1)
+    await brokers.create_topic("t", 1, 1)
+    await brokers.stop(1)
+    shutil.rmtree(brokers.directory / "broker-1")
+    record = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
+    crashing = brokers.make(1)
+
+    async def crash(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(crashing.registration, "_change_topics", crash)
+    with pytest.raises(KeyboardInterrupt):
+        await crashing.start()
+    left = await brokers.zookeeper.get(brokers.path("/brokers/registry/1"))
+    assert left.version > record.version, "a leader that knew the former journal writes it into no ISR from here on"
+    assert znodes.decode("", left.data, znodes.BrokerRecord).directories == ()
+    await brokers.start(1)
+    assert (await brokers.row("t")).isr == ()
+
+
+# ---- C19 -------------------------------------------------------------------------------------------------------------
+
+
+async def test_c19_another_clusters_directories_are_refused(brokers: Brokers, tmp_path):
+    await brokers.start(1)
+    brokers.running[1]._release()
+    with pytest.raises(DataDirectoryError, match=r"log directory of broker 1, not of 2.*broker\.id to 1"):
+        await brokers.make(2, log_directory=tmp_path / "broker-1").start()
+    for name, content, message in [
+        ("other", {"cluster_id": "x", "format_version": 2, "coordinator": "zookeeper"}, "belongs to the cluster x"),
+        ("alone", {"cluster_id": "x", "format_version": 2}, r"store of one node.*without zookeeper\.connect"),
+        ("newer", {"cluster_id": "x", "format_version": 9, "coordinator": "zookeeper"}, "format version 9"),
+    ]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "cluster.json").write_bytes(checked_file.encode(content))
+        with pytest.raises(DataDirectoryError, match=message):
+            await brokers.make(2, data=tmp_path / name).start()
+        assert not (tmp_path / "broker-2" / "meta.json").exists()
+    await brokers.create_topic("t", 1, 1)
+    with pytest.raises(DataDirectoryError, match=r"is empty, and the cluster .* has topics"):
+        await brokers.make(2, data=tmp_path / "empty").start()
+
+
+async def test_c19_an_empty_zookeeper_is_not_the_cluster_of_a_directory(brokers: Brokers):
+    await brokers.start(1)
+    await brokers.stop(1)
+    brokers.chroot += "-other"
+    await brokers.zookeeper.create(brokers.chroot, b"")
+    with pytest.raises(ClusterStateError, match=r"has no cluster, and .*zookeeper\.connect"):
+        await brokers.make(1).start()
+
+
+async def test_a_zookeeper_that_is_not_there_is_one_error(brokers: Brokers):
+    brokers.chroot = "/unknown"
+    with pytest.raises(InvalidConfigError, match="no node /unknown"):
+        await brokers.make(1).start()
+    with pytest.raises(ZooKeeperUnavailableError, match="does not answer: start it"):
+        await brokers.make(1, servers=f"127.0.0.1:{free_port()}", session_timeout_ms=500).start()
+    assert not (brokers.directory / "data").exists()
+
+
+# ---- sessions --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_lost_session_is_followed_by_a_registration_with_a_new_epoch(brokers: Brokers):
+    first, second = await brokers.start(1, 2)
+    topic_id = await brokers.create_topic("t", 1, 1)
+    leader = brokers.running[first.partition_state(topic_id, 0).leader]
+    other = second if leader is first else first
+    former = leader.registration.broker_epoch
+    assert leader.has_lease
+    ended = []
+    leader.zookeeper.listen(lambda state: ended.append((state.value, leader.has_lease)))
+    await expire(leader)
+    await eventually_async(lambda: leader.registration.broker_epoch > former, "not registered again")
+    node = await brokers.zookeeper.exists(brokers.path(f"/brokers/ids/{leader.broker_id}"))
+    assert node.session_id == leader.zookeeper.session_id
+    assert ("expired", False) in ended, "the lease ends with the session"
+    assert leader.has_lease
+    # The watches are set again: what others change is seen.
+    await brokers.create_topic("u", 1, 2)
+    await brokers.seen_by([leader, other], lambda it: it.brokers == [1, 2], "not both are there")
+    state = leader.partition_state(topic_id, 0)
+    assert state.in_sync_replicas == (leader.broker_id,)
+
+
+async def test_a_registration_that_somebody_removes_is_made_again(brokers: Brokers):
+    (one,) = await brokers.start(1, session_timeout_ms=1_000)
+    former = one.registration.broker_epoch
+    await brokers.zookeeper.delete(brokers.path("/brokers/ids/1"))
+    await eventually_async(lambda: one.registration.broker_epoch > former, "not registered again")
+
+
+async def test_what_a_broker_says_of_itself_outlives_a_session(brokers: Brokers):
+    first, second = await brokers.start(1, 2)
+    await first.set_offline({"t": [3]})
+    await eventually_async(lambda: second.view.brokers[1].registration.offline == {"t": (3,)})
+    former = first.registration.broker_epoch
+    await expire(first)
+    await eventually_async(lambda: 1 in second.view.brokers and second.view.brokers[1].epoch > former)
+    assert second.view.brokers[1].registration.offline == {"t": (3,)}

@@ -1,0 +1,130 @@
+"""Coordinators of a cluster's brokers, in one process, on a real ZooKeeper."""
+
+import asyncio
+import contextlib
+import itertools
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID
+
+from logstore.cluster import znodes
+from logstore.cluster.coordinator import KnownTopic, PartitionState
+from logstore.cluster.znodes import PartitionRegistration, TopicRegistration
+from logstore.cluster.zookeeper import Servers, ZooKeeper
+from logstore.cluster.zookeeper_coordinator import ZooKeeperCoordinator
+from logstore.filesystem import FileSystem
+from tests.support.eventually import eventually_async
+
+#: ZooKeeper grants 2 to 20 ticks: sessions of half a second to five.
+TICK_MS = 250
+SESSION_MS = 4_000
+_chroots = itertools.count()
+
+T = TypeVar("T")
+
+
+class Brokers:
+    """Brokers below a chroot of their own. ``zookeeper`` is a session beside theirs, to look and to meddle."""
+
+    def __init__(self, servers: str, directory: Path) -> None:
+        self.servers = servers
+        self.directory = directory
+        self.chroot = f"/cluster-{next(_chroots)}"
+        self.zookeeper = ZooKeeper(Servers.parse(servers), session_timeout_ms=SESSION_MS)
+        self.running: dict[int, ZooKeeperCoordinator] = {}
+        self.tables: list[KnownTopic] = []
+
+    def path(self, path: str) -> str:
+        """As ``zookeeper`` names it, which has no chroot."""
+        return self.chroot + path
+
+    def make(self, broker_id: int, *, servers: str | None = None, **options) -> ZooKeeperCoordinator:
+        log_directory = options.pop("log_directory", self.directory / f"broker-{broker_id}")
+        data = options.pop("data", self.directory / "data")
+        options = {
+            "url": f"http://h{broker_id}",
+            "peer": f"h{broker_id}:1",
+            "session_timeout_ms": SESSION_MS,
+            **options,
+        }
+        connect = (servers or self.servers) + self.chroot
+        return ZooKeeperCoordinator(connect, data, log_directory, broker_id, FileSystem(), **options)
+
+    async def start(self, *broker_ids: int, **options) -> list[ZooKeeperCoordinator]:
+        for broker_id in broker_ids:
+            coordinator = self.make(broker_id, **options)
+            await coordinator.start()
+            self.running[broker_id] = coordinator
+            await coordinator.find_leaders(self.tables)
+        return [self.running[broker_id] for broker_id in broker_ids]
+
+    async def stop(self, broker_id: int) -> None:
+        await self.running.pop(broker_id).stop()
+
+    async def create_topic(self, name: str, partitions: int, replication_factor: int) -> UUID:
+        """Known to all brokers, and placed; every broker's view shows it."""
+        topic = KnownTopic(name, uuid.uuid4(), (0,) * partitions, replication_factor=replication_factor)
+        self.tables.append(topic)
+        for coordinator in self.running.values():
+            coordinator.set_partitions(topic)
+        for coordinator in self.running.values():
+            await eventually_async(
+                lambda it=coordinator: it.partition_state(topic.topic_id, 0).leader != -1, "no leader"
+            )
+        return topic.topic_id
+
+    async def document(self, topic: str) -> TopicRegistration:
+        path = self.path(znodes.topic_path(topic))
+        node = await self.zookeeper.get(path)
+        assert node is not None, f"{path} is not there"
+        return znodes.decode(path, node.data, TopicRegistration)
+
+    async def row(self, topic: str, partition: int = 0) -> PartitionRegistration:
+        return (await self.document(topic)).partitions[partition]
+
+    async def write_row(self, topic: str, row: PartitionRegistration) -> None:
+        """By hand, over whatever is there, into a topic of one partition."""
+        path = self.path(znodes.topic_path(topic))
+        node = await self.zookeeper.get(path)
+        found = znodes.decode(path, node.data, TopicRegistration)
+        changed = TopicRegistration(found.topic_id, found.version, found.deleting, (row,))
+        await self.zookeeper.write(path, znodes.encode(path, changed), node.version)
+
+    async def seen_by(self, coordinators: Iterable[ZooKeeperCoordinator], found: Callable, what: str) -> None:
+        for coordinator in coordinators:
+            await eventually_async(lambda it=coordinator: found(it), what)
+
+    @property
+    def controller(self) -> ZooKeeperCoordinator | None:
+        return next((one for one in self.running.values() if one.controller.is_active), None)
+
+
+@contextlib.asynccontextmanager
+async def brokers_on(servers: str, directory: Path) -> AsyncIterator[Brokers]:
+    brokers = Brokers(servers, directory)
+    await brokers.zookeeper.start()
+    await brokers.zookeeper.create(brokers.chroot, b"")
+    try:
+        yield brokers
+    finally:
+        for coordinator in brokers.running.values():
+            with contextlib.suppress(Exception):
+                await coordinator.stop()
+        await brokers.zookeeper.stop()
+
+
+async def expire(coordinator: ZooKeeperCoordinator) -> None:
+    """End the coordinator's session in ZooKeeper, by a second connection to it that closes it."""
+    from kazoo.client import KazooClient
+
+    zookeeper = coordinator.zookeeper
+    twin = KazooClient(hosts=zookeeper.servers.hosts, client_id=zookeeper._client.client_id, timeout=SESSION_MS / 1000)
+    await asyncio.to_thread(twin.start)
+    await asyncio.to_thread(twin.stop)
+    await asyncio.to_thread(twin.close)
+
+
+def state(leader: int, epoch: int, isr: tuple[int, ...], replicas: tuple[int, ...]) -> PartitionState:
+    return PartitionState(leader, epoch, replicas, isr)

@@ -1,0 +1,46 @@
+"""``zookeeper.connect``, and the ZooKeeper of this machine; ``tests/cluster`` has the rest, on a real one."""
+
+from pathlib import Path
+
+import pytest
+
+from logstore.cluster import zookeeper_server
+from logstore.cluster.zookeeper import Servers
+from logstore.cluster.zookeeper_server import ZooKeeperEnsemble, ZooKeeperServerError
+from logstore.errors import InvalidConfigError
+
+
+@pytest.mark.parametrize(
+    ("connect", "hosts", "chroot"),
+    [
+        ("zk:2181", "zk:2181", ""),
+        (" a,b:1,[::1]:2181/one/two ", "a,b:1,[::1]:2181", "/one/two"),
+        ("10.0.0.1:2181/logstore", "10.0.0.1:2181", "/logstore"),
+    ],
+)
+def test_servers_and_chroot(connect, hosts, chroot):
+    assert Servers.parse(connect) == Servers(hosts, chroot)
+    assert str(Servers.parse(connect)) == hosts + chroot
+
+
+@pytest.mark.parametrize("connect", ["", "a,,b", "a:0", "a:65536", "a:x", "http://a:1", "a b", ":2181"])
+def test_a_bad_server_is_named(connect):
+    with pytest.raises(InvalidConfigError, match=r"^zookeeper\.connect names the server '.*host:port"):
+        Servers.parse(connect)
+
+
+@pytest.mark.parametrize("connect", ["a/", "a//b", "a/b/", "a/../b"])
+def test_a_bad_chroot_is_named(connect):
+    with pytest.raises(InvalidConfigError, match=r"^zookeeper\.connect ends in the path '/.*'"):
+        Servers.parse(connect)
+
+
+def test_what_a_zookeeper_here_lacks_is_one_error(tmp_path: Path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ZooKeeperServerError, match="needs Java 17"):
+        ZooKeeperEnsemble(tmp_path / "z").start()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "java").touch()
+    monkeypatch.setattr(zookeeper_server.importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(ZooKeeperServerError, match=r"pip install 'logstore\[spark\]'"):
+        ZooKeeperEnsemble(tmp_path / "z").start()
