@@ -40,10 +40,15 @@ def of_its_lane(mutant: Callable[[], None]) -> Any:
 @pytest.mark.parametrize("mutant", [of_its_lane(mutant) for mutant in MUTANTS])
 def test_a_mutant_is_caught(tmp_path: Path, mutant: Callable[[], None]) -> None:
     exposed = EXPOSED_BY[mutant]
-    report = Bench(tmp_path, 1, load_of(exposed), mutant=mutant.__name__).run(exposed.faults)
-    print(report)
     told = re.compile(exposed.told, re.DOTALL)
-    assert any(told.match(anomaly) for anomaly in report.anomalies), "nothing was noticed"
+    # On a machine that is slow for a moment a fault may strike where it harms nothing.
+    for seed in (1, 2, 3):
+        (directory := tmp_path / str(seed)).mkdir()
+        report = Bench(directory, seed, load_of(exposed), mutant=mutant.__name__).run(exposed.faults)
+        print(report)
+        if any(told.match(anomaly) for anomaly in report.anomalies):
+            return
+    pytest.fail("nothing was noticed")
 
 
 @pytest.mark.long
