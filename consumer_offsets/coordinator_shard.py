@@ -202,6 +202,9 @@ class CoordinatorShard(Generic[M]):
 
     async def _load_machine(self) -> None:
         began = self._clock.monotonic()
+        if self._writing is not None:
+            # An append of the machine before may still get its offsets: the new one has to read it.
+            await asyncio.wait([self._writing])
         while True:
             try:
                 machine, count = await self._replayed()

@@ -12,10 +12,13 @@ from consumer_offsets.groups_machine import TopicsChanged
 from logstore.broker.broker import Broker, Topic
 from logstore.broker.context import INTERNAL
 from logstore.errors import InvalidRegularExpressionError
+from logstore.limits import KIB
 
 # Topics are made and deleted many at a time: groups are told once.
 _TELL_AFTER_S = 0.1
-_REGEXES_CACHED = 1_000
+_REGEXES_CACHED = 100
+# Names are short. At RE2's own bound a pattern of 20 characters takes 9 MB, and 0.1 s of the event loop.
+_REGEX_BYTES_MAX = 256 * KIB
 
 
 class FollowedTopics:
@@ -83,6 +86,7 @@ def compiled(regex: str) -> Any:
     """The pattern, of RE2: its time is linear in the text. InvalidRegularExpressionError."""
     options = re2.Options()
     options.log_errors = False
+    options.max_mem = _REGEX_BYTES_MAX
     try:
         return re2.compile(regex, options)
     except re2.error as error:

@@ -323,9 +323,7 @@ class ConsumerInstance:
             value = self.value
             self._absorb()
             if offsets is None:
-                handed = dict(self._handed)
-                await self._commit_handed(handed, context)
-                return handed
+                return await self._commit_handed(self._handed, context)
             is_free = not value.is_subscribed and value.assigned is None
             asked = []
             for one in offsets:
@@ -349,14 +347,18 @@ class ConsumerInstance:
         commits = self._home.commits(self.key.group)
         return {at: commits[at] for at in wanted if at in commits}
 
-    async def _commit_handed(self, handed: Mapping[TopicPartition, int], context: RequestContext = INTERNAL) -> None:
+    async def _commit_handed(
+        self, handed: Mapping[TopicPartition, int], context: RequestContext = INTERNAL
+    ) -> dict[TopicPartition, int]:
+        """What is committed: a topic that is gone keeps no other from it."""
         offsets = [
             OffsetToCommit(*at, offset, "", self._positions[at].topic_id)
             for at, offset in handed.items()
-            if at in self._positions
+            if at in self._positions and self._positions[at].topic_id == self._starts.topic_id(at)
         ]
         if offsets:
             await self._commit(context, offsets)
+        return {TopicPartition(one.topic, one.partition): one.offset for one in offsets}
 
     async def _commit(self, context: RequestContext, offsets: Sequence[OffsetToCommit]) -> None:
         """As the member that the instance is. IllegalStateError if the group took the partitions meanwhile."""
@@ -554,10 +556,10 @@ class ConsumerInstance:
 
     async def _mend(self, at: TopicPartition, position: Position, error: LogStoreError) -> LogStoreError | None:
         """Begin anew where a partition cannot be read on; the error if the client has to know."""
-        if self._positions.get(at) is not position:
-            return None
-        is_subscribed = self.value.is_subscribed
         async with self._changing:
+            if self._positions.get(at) is not position:
+                return None  # it was moved meanwhile, by a seek for example
+            is_subscribed = self.value.is_subscribed
             if isinstance(error, OffsetOutOfRangeError):
                 found, starts = self._starts.reset({at: position.topic_id})
                 await self._starts.put_starts({TopicPartition(s.topic, s.partition): s for s in starts})
@@ -772,7 +774,8 @@ class ConsumerInstance:
         offsets: list[OffsetToCommit] = []
         for at in partitions:
             position, start = self._positions.get(at), starts.get(at)
-            if position is None:
+            # One of a topic that is gone would have the commit of all others refused.
+            if position is None or position.topic_id != self._starts.topic_id(at):
                 continue
             if value.config.auto_commit and at in self._handed:
                 offsets.append(OffsetToCommit(*at, self._handed[at], "", position.topic_id))

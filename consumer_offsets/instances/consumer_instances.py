@@ -4,7 +4,6 @@ Invariant: there is one ConsumerInstance for each instance that a loaded shard h
 """
 
 import asyncio
-import contextlib
 from typing import Final
 from uuid import uuid4
 
@@ -17,7 +16,7 @@ from consumer_offsets.instances.instance_record import InstanceConfig, InstanceV
 from consumer_offsets.instances.instance_table import PutInstance, unknown_instance
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.context import RequestContext
-from logstore.errors import InvalidInstanceConfigError, LogStoreError, ThrottledError
+from logstore.errors import InvalidInstanceConfigError, LogStoreError, ThrottledError, UnknownInstanceError
 from logstore.limits import GROUP_NAME_LENGTH_MAX
 from logstore.names import is_legal_name
 from logstore.observability import THROTTLED
@@ -153,7 +152,12 @@ class ConsumerInstances:
                 if instance.is_used or instance.used_at > idle_since:
                     continue
                 # What was handed out last may not be done: it is not committed.
-                with contextlib.suppress(LogStoreError):
+                try:
                     await instance.delete(reason="The consumer instance was not used.", commits=False)
-                    self._remove(instance)
                     log.info("instance.timed_out", group=instance.key.group, instance=instance.key.instance)
+                except UnknownInstanceError:
+                    # The answer to its deletion did not come in time.
+                    instance.close()
+                except LogStoreError:
+                    continue
+                self._remove(instance)

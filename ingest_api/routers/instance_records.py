@@ -6,6 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -28,12 +29,14 @@ from ingest_api.routes import declared_router, requires
 from ingest_api.state import api_state
 from logstore.broker.admission import Reservation
 from logstore.broker.authorizer import Operation, ResourceType
-from logstore.errors import IllegalStateError
+from logstore.errors import IllegalStateError, LogStoreError
 from logstore.filesystem import Buffer
 from logstore.limits import FETCH_WAIT_MS_MAX
 from logstore.log.isolation import Isolation
 from logstore.protocol.members.identity import TopicPartition
 from logstore.records.encode import binary_rows, encode_array, readable_rows, runs
+
+log = structlog.stdlib.get_logger(__name__)
 
 router = declared_router(tags=["consumers"])
 
@@ -182,7 +185,11 @@ async def _auto_commit(instance: ConsumerInstance) -> None:
     handed: Mapping[TopicPartition, int] = {}
     while True:
         await asyncio.sleep(_AUTO_COMMIT_S)
-        handed = await instance.auto_commit_stream(handed)
+        try:
+            handed = await instance.auto_commit_stream(handed)
+        except LogStoreError as error:
+            # A rebalance, or a coordinator that loads: it may succeed the next time.
+            log.warning("instance.auto_commit_failed", instance=instance.key.instance, error=str(error))
 
 
 class InstanceSelection:

@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from logstore.broker.context import INTERNAL
+from logstore.errors import CoordinatorLoadInProgressError
 from tests.api.api_client import ApiClient, assert_error, running_api
 from tests.api.instance_client import InstanceClient, create
 from tests.api.listening import listening
@@ -62,6 +64,30 @@ async def test_records_are_pushed_and_a_client_that_comes_back_goes_on_behind_it
     async with streaming(url, path=events_of(instance), last_id="ffffffff.0:1") as client:
         await api.produce("t", [6])
         assert values(await client.take(1)) == [6]
+
+
+async def test_a_stream_goes_on_committing_by_itself_after_a_commit_that_failed(api, url, monkeypatch):
+    monkeypatch.setattr("ingest_api.routers.instance_records._AUTO_COMMIT_S", 0.05)
+    instance = await create(api, auto_commit_enable=True)
+    await instance.assign(0)
+    failed = asyncio.Event()
+    found = api.app.state.api.groups.instances.get(INTERNAL, "g", "c")
+    commit = found.auto_commit_stream
+
+    async def fails_once(handed):
+        if handed and not failed.is_set():
+            failed.set()
+            raise CoordinatorLoadInProgressError("The coordinator is loading.")
+        return await commit(handed)
+
+    monkeypatch.setattr(found, "auto_commit_stream", fails_once)
+    async with streaming(url, path=events_of(instance)) as client:
+        await api.produce("t", [0, 1])
+        assert values(await client.take(2)) == [0, 1]
+        await asyncio.wait_for(failed.wait(), 20)
+        async with asyncio.timeout(20):
+            while await instance.committed(0) != {0: 2}:
+                await asyncio.sleep(0.02)
 
 
 async def test_partitions_come_and_go_while_a_stream_is_open(api, url):

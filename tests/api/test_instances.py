@@ -154,6 +154,22 @@ async def test_an_idle_instance_is_removed_and_its_partitions_are_anothers(tmp_p
         assert_error(await idle.get("/assignments"), 404, 40403)
 
 
+async def test_an_instance_whose_record_is_gone_is_let_go(tmp_path):
+    """The answer to its deletion did not come in time, or its client deleted it while it was made."""
+    async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=400, max_consumer_instances=1) as api:
+        instance = await create(api, "first")
+        found = api.app.state.api.groups.instances.get(INTERNAL, "g", "first")
+        await found._starts.put(None)
+        assert_error(await instance.get("/assignments"), 404, 40403)
+
+        async def is_free() -> bool:
+            return (await api.post("/consumers/g", json={"name": "second"})).status_code == 200
+
+        async with asyncio.timeout(20):
+            while not await is_free():
+                await asyncio.sleep(0.05)
+
+
 async def test_an_instance_in_use_is_not_idle(tmp_path):
     async with running_api(tmp_path, **SETTINGS, consumer_instance_timeout_ms=200) as api:
         await api.create_topic("t")
@@ -233,6 +249,13 @@ async def test_what_cannot_be_is_refused_and_changes_nothing(api, rest, body, st
         assert_error(await instance.get("/records"), 409, 40903)
     else:
         assert [record["value"] for record in await instance.poll()] == [1, 2]
+
+
+async def test_a_pattern_that_takes_much_memory_is_refused(api):
+    instance = await create(api)
+    assert_error(await instance.post("/subscription", {"topic_pattern": r"((\pL\pN){100}){3}"}), 422)
+    await instance.did("/subscription", {"topic_pattern": r"[\w.-]{1,249}|(?i)orders\..*|\pL+"})
+    assert (await instance.get("/subscription")).json() == {"topics": ["t"]}
 
 
 async def test_a_catastrophic_pattern_takes_no_time(api):
@@ -596,6 +619,40 @@ async def test_what_the_next_owner_reads_begins_where_the_first_began(api):
     second = await create(api, "second", auto_offset_reset="latest")
     await second.subscribe("t")
     assert sorted(await second.values(2)) == [0, 1]
+
+
+async def test_a_topic_that_is_deleted_keeps_no_other_from_its_commit(api):
+    """Its partitions are given up with the others: where those began, or what was handed out, is committed all the
+    same.
+    """
+    await api.create_topic("u", partitions=1)
+    instance = await create(api, auto_offset_reset="latest", auto_commit_enable=True)
+    await instance.subscribe("t", "u")
+    await held(instance, 3)
+    await api.produce("u", [0])
+    assert await instance.values(1) == [0]
+    await api.produce("t", [1])
+    # Inside a poll: what was handed out is given up there.
+    polling = asyncio.create_task(instance.values(1))
+    assert (await api.delete(f"{api.topics_url}/u")).status_code == 204
+    assert await polling == [1]
+    for _ in range(100):
+        await instance.poll(20)
+        if await instance.assigned() == [("t", 0), ("t", 1)] and len(await instance.committed(0, 1)) == 2:
+            break
+    assert await instance.committed(0, 1) == {0: 1, 1: 0} or await instance.committed(0, 1) == {0: 0, 1: 0}
+
+
+async def test_a_commit_of_all_that_was_polled_leaves_out_a_topic_that_is_gone(api):
+    await api.create_topic("u", partitions=1)
+    instance = await create(api)
+    place = [{"topic": topic, "partition": 0} for topic in ("t", "u")]
+    await instance.did("/assignments", {"partitions": place})
+    await api.produce("t", [0])
+    await api.produce("u", [1])
+    assert sorted(await instance.values(2)) == [0, 1]
+    assert (await api.delete(f"{api.topics_url}/u")).status_code == 204
+    assert [(entry["topic"], entry["committed"]) for entry in await instance.commit()] == [("t", 1)]
 
 
 async def test_instances_join_a_group_whose_partitions_the_store_assigns(api):
