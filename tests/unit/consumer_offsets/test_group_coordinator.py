@@ -642,7 +642,7 @@ def test_the_store_assigns_the_partitions_of_a_consumer_group_as_topics_come_and
 
             changed = await asyncio.wait_for(reassigned(), 10)
             assert partitions_of(changed) == {(topic, n) for topic in ("t", "users") for n in range(2)}
-            with pytest.raises(InvalidRegularExpressionError):
+            with pytest.raises(InvalidRegularExpressionError, match=r"'\(' cannot be used \(RE2\): missing \): \(\."):
                 await beat(changed.member_epoch, subscribed_regex="(")
 
     run(scenario())
