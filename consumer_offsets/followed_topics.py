@@ -91,5 +91,5 @@ def compiled(regex: str) -> Any:
         return re2.compile(regex, options)
     except re2.error as error:
         raise InvalidRegularExpressionError(
-            f"The regular expression {regex!r} cannot be used (RE2): {error}."
+            f"The regular expression {regex!r} cannot be used (RE2): {error.args[0].decode(errors='replace')}."
         ) from None

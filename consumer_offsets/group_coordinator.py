@@ -23,7 +23,7 @@ from consumer_offsets.groups_machine import OWN_REQUEST, CommitOffsets, DeleteGr
 from consumer_offsets.instances.consumer_instances import ConsumerInstances
 from consumer_offsets.instances.instance_home import InstanceHome
 from consumer_offsets.offset_cleanup import OffsetCleanup
-from consumer_offsets.offset_reset import OffsetReset, ResetTarget, reset_offset
+from consumer_offsets.offset_reset import OffsetReset, ResetTarget, ResetTo, reset_offset
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.broker.authorizer import Operation, ResourceType
 from logstore.broker.broker import Broker, Topic
@@ -246,7 +246,8 @@ class GroupCoordinator:
         exist is made. With ``dry_run`` nothing is committed.
 
         ``topics`` has the partitions of each topic, none for all of them; None: all topics that the group has committed
-        to. Raises as ``commit``; UnknownGroupError, NonEmptyGroupError, and as ``offset_reset.reset_offset``.
+        to, and of these a shift takes the partitions with a commit. Raises as ``commit``; UnknownGroupError,
+        NonEmptyGroupError, and as ``offset_reset.reset_offset``.
         """
         self._authorizer.require(context, Operation.READ, ResourceType.GROUP, group)
         check_group_name(group)
@@ -255,7 +256,7 @@ class GroupCoordinator:
         offsets: Sequence[OffsetToCommit]
         if isinstance(target, ResetTarget):
             if topics is None:
-                topics = {key.topic: () for key, _ in self._known(group)}
+                topics = self._reset_topics(group, target)
             offsets = await self._targets(context, target, topics, committed)
         else:
             offsets = target
@@ -271,6 +272,13 @@ class GroupCoordinator:
             )
             for each in offsets
         ]
+
+    def _reset_topics(self, group: str, target: ResetTarget) -> dict[str, Sequence[int]]:
+        """All topics that the group has committed to. A shift begins at a commit, so it is of partitions with one."""
+        known: dict[str, list[int]] = {}
+        for key, _ in self._known(group):
+            known.setdefault(key.topic, []).append(key.partition)
+        return {name: numbers if target.to is ResetTo.SHIFT else () for name, numbers in known.items()}
 
     async def _targets(
         self,
@@ -454,8 +462,8 @@ class GroupCoordinator:
         if not self._shards.machine(group).is_empty(group):
             found = self._described(group)
             raise NonEmptyGroupError(
-                f"The offsets of group {group} cannot be reset: it is {found.state} with {len(found.members)} members. "
-                "Stop them first."
+                f"The offsets of group {group} cannot be reset: it is {found.state}, its members are "
+                f"{len(found.members)}. Stop them first."
             )
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:

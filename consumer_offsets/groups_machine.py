@@ -153,6 +153,10 @@ class GroupsMachine:
         """Places with a committed offset, or with one that is on its way."""
         return list(dict.fromkeys([*self.offsets.keys(group), *self._on_their_way.get(group, ())]))
 
+    def unused(self) -> list[str]:
+        """Groups that had members and have none, nor an offset."""
+        return [name for name, group in self._groups.items() if group.is_empty and not self.keys(name)]
+
     def groups_of_topic(self, topic: str) -> list[str]:
         """Groups with such a place in the topic."""
         on_their_way = (group for group, places in self._on_their_way.items() if any(topic == p.topic for p in places))

@@ -51,12 +51,12 @@ class OffsetCleanup:
         """Delete the offsets that were committed more than ``offsets.retention.minutes`` ago; their number.
 
         As Kafka does (KIP-211): a group with members keeps its offsets, and in another one an offset lives as long
-        after its own commit, or after the last member has gone. A group is gone with its last offset.
+        after its own commit, or after the last member has gone. A group without members is gone with its last offset, or if it has none.
         """
         before_ms = self._clock.now_ms() - self._broker.settings.offsets_retention_minutes * 60_000
         count = 0
         for shard in self._shards.active():
-            groups = shard.machine.offsets.expired(before_ms)
+            groups = [*shard.machine.offsets.expired(before_ms), *shard.machine.unused()]
             for at in range(0, len(groups), _EXPIRED_GROUPS):
                 some = groups[at : at + _EXPIRED_GROUPS]
                 count += sum(await _asked(shard, [_expire(group, before_ms) for group in some]))

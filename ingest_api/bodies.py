@@ -6,6 +6,7 @@ and send nothing would keep all others out); a client that sends too slowly is c
 """
 
 import asyncio
+import difflib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -122,18 +123,29 @@ async def receive_model_or_none(
     try:
         found = model.model_validate_json(body)
     except ValidationError as error:
-        problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False))
+        names = [field.alias or name for name, field in model.model_fields.items()]
+        problems = problems_in(error.errors(include_url=False, include_context=False, include_input=False), names)
         raise InvalidRequestError(f"The request body is not acceptable. {problems}.") from None
     # pydantic keeps the last of two fields of one name; this finds them. Numbers stay text: they are not looked at.
     json.loads(body, object_pairs_hook=_require_each_field_once, parse_int=str)
     return found
 
 
-def problems_in(errors: Sequence[Mapping[str, Any]]) -> str:
-    """The first few errors that pydantic found, each after the name of its field."""
-    problems = [f"{'.'.join(map(str, found['loc'])) or 'body'}: {found['msg']}" for found in errors]
+def problems_in(errors: Sequence[Mapping[str, Any]], names: Sequence[str] = ()) -> str:
+    """The first few errors that pydantic found, each after the name of its field. ``names`` are those of the body's
+    own fields.
+    """
+    problems = [f"{'.'.join(map(str, found['loc'])) or 'body'}: {_problem(found, names)}" for found in errors]
     more = len(problems) - _PROBLEMS_SHOWN_MAX
     return "; ".join(problems[:_PROBLEMS_SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+
+
+def _problem(found: Mapping[str, Any], names: Sequence[str]) -> str:
+    if found["type"] != "extra_forbidden":
+        return str(found["msg"]).removeprefix("Value error, ")
+    given = found["loc"][0] if len(found["loc"]) == 1 else ""
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.6)
+    return "there is no such field" + (f" (did you mean {near[0]}?)" if near else "")
 
 
 def _require_each_field_once(fields: list[tuple[str, object]]) -> None:

@@ -68,7 +68,7 @@ def parse_position(
         if matched is None or (matched[1] is None and len(by_tag) != 1 and not (lenient and not by_tag)):
             raise ParameterError(
                 f"{name} cannot be {shown(text)}: send the id of an event as it came, or partition:offset pairs, as "
-                "0:17,1:5."
+                f"0:17,1:5{'' if name == 'Last-Event-ID' else ', or earliest or latest'}."
             )
         tag = matched[1] or next(iter(by_tag), "")
         if tag not in by_tag and lenient:

@@ -138,7 +138,7 @@ class Settings(BaseSettings):
     offsets_retention_minutes: int = Field(
         10_080,
         ge=1,
-        description="Minutes after its commit that a group's offset is kept, unless it is committed again.",
+        description="Minutes that a group without members keeps an offset, after its commit or its last member's end.",
     )
     offsets_retention_check_interval_ms: int = Field(
         600_000, ge=1, description="Pause between two looks for offsets of groups that have expired."

@@ -304,7 +304,7 @@ class ConsumerInstance:
 
     def _not_held(self, at: TopicPartition) -> IllegalStateError:
         value = self.value
-        how = "the group has not assigned it" if value.is_subscribed else "assign it"
+        how = "the group has not assigned it; poll, and see assignments" if value.is_subscribed else "assign it"
         return IllegalStateError(
             f"Illegal state: partition {at.partition} of topic {at.topic!r} is not assigned to instance "
             f"{self.key.instance!r}: {how}."

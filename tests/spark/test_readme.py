@@ -65,9 +65,9 @@ def test_the_shell_blocks(directory):
     )
     assert re.search(r'\{"offsets":\[\{"partition":\d,"offset":\d,"error_code":null', ran.stdout)
     assert "flights-report" in ran.stdout
-    assert '"member_epoch":1,' in ran.stdout
-    assert '"offsets":[{"topic":"events","partition":0,"offset":0,"metadata":""}]' in ran.stdout
-    assert '"member_epoch":-1,' in ran.stdout
+    assert '"instance_id":"me"' in ran.stdout
+    assert '"key":"ada","value":{"action": "search"}' in ran.stdout
+    assert re.search(r'\[\{"topic":"events","partition":\d,"consumed":2,"committed":3\}\]', ran.stdout)
     assert "60,010" in ran.stdout
 
 
@@ -79,7 +79,10 @@ def test_the_python_blocks(directory, spark, monkeypatch, capsys):
     assert len(found) == 4
     printed = []
     for block in found:
-        exec(compile(block.replace("60_000) as", "10_000) as"), "README.md", "exec"), names)
+        exec(
+            compile(block.replace('"earliest") as', '"earliest", consumer_timeout_ms=10_000) as'), "README.md", "exec"),
+            names,
+        )
         printed.append(capsys.readouterr().out)
     assert "logout" in printed[0]
     assert '{"flight": ' in printed[1]
