@@ -123,7 +123,7 @@ def test_files_whose_removal_the_log_forgot_go_by_their_age(tmp_path):
     topic = KeyedTopic.create(tmp_path, "events", file_delete_delay_ms=0)
     removed = removed_file(topic)
     forget_removals(topic)
-    assert not topic.table.snapshot().tombstones
+    assert not topic.table.snapshot().log.has_removals
     report = vacuumed(topic)
     assert (report.deleted_files, [w.reason for w in report.waiting]) == (0, ["unnamed"])
     assert report.waiting[0].due_ms == pytest.approx((time.time() + 7 * DAY_S) * 1000, abs=60_000)
@@ -176,7 +176,7 @@ def test_where_the_delay_is_longer_than_the_log_remembers_it_is_made_to_remember
     assert vacuumed(topic, later_s=29 * DAY_S).versions == ()
     # delta-rs, which writes the checkpoints, goes by the property.
     DeltaTable(str(path_of(topic.table))).create_checkpoint()
-    assert len(TopicTable(open_table(topic.table.files.uri)).snapshot().tombstones) == 1
+    assert len(TopicTable(open_table(topic.table.files.uri)).snapshot().log.removals()) == 1
     assert vacuumed(topic, later_s=30 * DAY_S).deleted_files == 1
 
 
