@@ -28,6 +28,8 @@ class FollowedTopics:
         self._broker = broker
         self._on_change = on_change
         self._image: dict[str, TopicDescription] | None = None
+        #: What some regexes match in the image: many members have the same one.
+        self._matching: dict[str, frozenset[str]] = {}
         self._telling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -48,12 +50,20 @@ class FollowedTopics:
                 topic.name: TopicDescription(topic.topic_id, len(topic.partitions))
                 for topic in self._broker.topics(INTERNAL)
             }
+            self._matching.clear()
         return self._image
 
     def matching(self, regex: str) -> frozenset[str]:
         """Topics whose whole name matches. InvalidRegularExpressionError."""
-        pattern = compiled(regex)
-        return frozenset(name for name in self.topics if pattern.fullmatch(name))
+        topics = self.topics
+        found = self._matching.get(regex)
+        if found is None:
+            pattern = compiled(regex)
+            found = frozenset(name for name in topics if pattern.fullmatch(name))
+            if len(self._matching) >= _REGEXES_CACHED:
+                self._matching.clear()
+            self._matching[regex] = found
+        return found
 
     def changed(self) -> TopicsChanged:
         """What groups are told now."""
