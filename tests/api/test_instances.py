@@ -476,6 +476,23 @@ async def test_a_delete_ends_a_poll(api):
     assert (await api.get("/groups/g")).json()["members"] == []
 
 
+async def test_a_poll_of_an_instance_that_goes_on_elsewhere_may_be_sent_again(api):
+    """Its coordinator has moved: the instance is not gone."""
+    instance = await create(api)
+    await instance.subscribe("t")
+    await held(instance, 2)
+    shard = api.app.state.api.groups.instances.get(INTERNAL, "g", "c").shard
+    polling = asyncio.create_task(instance.get("/records?timeout=60000"))
+    await asyncio.sleep(0.1)
+    shard.unload()
+    assert_error(await polling, 503)
+    assert_error(await instance.get("/assignments"), 503)
+    shard.load()
+    await shard.until_settled(10_000)
+    await api.produce("t", [0])
+    assert await instance.values(1) == [0]
+
+
 async def test_positions_move_while_a_poll_is_held(api):
     await api.produce("t", [0, 1])
     instance = await create(api)
