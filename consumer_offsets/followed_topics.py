@@ -70,7 +70,14 @@ class FollowedTopics:
         return TopicsChanged(self.topics, self._matches)
 
     def _matches(self, regexes: frozenset[str]) -> Mapping[str, frozenset[str]]:
-        return {regex: self.matching(regex) for regex in regexes}
+        return {regex: self._matching_durable(regex) for regex in regexes}
+
+    def _matching_durable(self, regex: str) -> frozenset[str]:
+        """One that another version of RE2 took keeps no group from being loaded: it matches nothing."""
+        try:
+            return self.matching(regex)
+        except InvalidRegularExpressionError:
+            return frozenset()
 
     def _on_leadership(self, topic: Topic, partition: int) -> None:  # noqa: ARG002
         # The new partitions of a topic are led from the moment they are there.
