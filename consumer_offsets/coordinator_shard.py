@@ -49,6 +49,8 @@ _LOAD_BYTES = 256 * KIB
 _APPEND_BYTES = 512 * KIB
 _LOAD_WAIT_MS = 500
 _LOAD_AGAIN_S = 1.0
+# Each session that ends in a large group writes the whole group.
+_TIMERS_S = 0.01
 _NO_PRODUCER_EPOCH = -1
 
 
@@ -452,12 +454,17 @@ class CoordinatorShard(Generic[M]):
         self._timers.pop(key, None)
 
     def run_due(self) -> None:
-        """Apply the events of timers that are due, in the order of their times."""
+        """Apply the events of timers that are due, in the order of their times. If that takes long the loop does other
+        work in between: a heartbeat that came in time is not too late because of others that did not.
+        """
+        end = self._clock.monotonic() + _TIMERS_S
         while self._deadlines and self._deadlines[0][0] <= self.now_ms():
             entry = heapq.heappop(self._deadlines)
             if self._is_armed(entry):
                 _, event = self._timers.pop(entry[2])
                 self.apply(event)
+                if self._clock.monotonic() > end:
+                    break
         if self._state is _State.ACTIVE:
             self._set_timer()
 

@@ -28,6 +28,8 @@ class FollowedTopics:
         self._broker = broker
         self._on_change = on_change
         self._image: dict[str, TopicDescription] | None = None
+        #: What some regexes match in the image: many members have the same one.
+        self._matching: dict[str, frozenset[str]] = {}
         self._telling: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
@@ -48,19 +50,34 @@ class FollowedTopics:
                 topic.name: TopicDescription(topic.topic_id, len(topic.partitions))
                 for topic in self._broker.topics(INTERNAL)
             }
+            self._matching.clear()
         return self._image
 
     def matching(self, regex: str) -> frozenset[str]:
         """Topics whose whole name matches. InvalidRegularExpressionError."""
-        pattern = compiled(regex)
-        return frozenset(name for name in self.topics if pattern.fullmatch(name))
+        topics = self.topics
+        found = self._matching.get(regex)
+        if found is None:
+            pattern = compiled(regex)
+            found = frozenset(name for name in topics if pattern.fullmatch(name))
+            if len(self._matching) >= _REGEXES_CACHED:
+                self._matching.clear()
+            self._matching[regex] = found
+        return found
 
     def changed(self) -> TopicsChanged:
         """What groups are told now."""
         return TopicsChanged(self.topics, self._matches)
 
     def _matches(self, regexes: frozenset[str]) -> Mapping[str, frozenset[str]]:
-        return {regex: self.matching(regex) for regex in regexes}
+        return {regex: self._matching_durable(regex) for regex in regexes}
+
+    def _matching_durable(self, regex: str) -> frozenset[str]:
+        """One that another version of RE2 took keeps no group from being loaded: it matches nothing."""
+        try:
+            return self.matching(regex)
+        except InvalidRegularExpressionError:
+            return frozenset()
 
     def _on_leadership(self, topic: Topic, partition: int) -> None:  # noqa: ARG002
         # The new partitions of a topic are led from the moment they are there.

@@ -67,7 +67,11 @@ class OffsetCleanup:
     async def _expire_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(self._broker.settings.offsets_retention_check_interval_ms / 1000)
-            await self.expire_offsets()
+            try:
+                await self.expire_offsets()
+            except LogStoreError as error:
+                # A shard has moved, or loads again, meanwhile.
+                log.warning("group_offsets.not_expired", error=str(error))
 
     async def _on_topic_deleted(self, deleted: Topic) -> None:
         # Whatever id they were made to: nobody sees them any more.

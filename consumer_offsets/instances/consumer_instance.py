@@ -26,7 +26,6 @@ from consumer_offsets.instances.instance_home import InstanceHome, Polled, Polle
 from consumer_offsets.instances.instance_member import InstanceMember, new_membership, resumed_membership
 from consumer_offsets.instances.instance_record import Assigned, InstanceValue, Start
 from consumer_offsets.instances.instance_starts import InstanceStarts, Position
-from consumer_offsets.instances.instance_table import unknown_instance
 from consumer_offsets.offsets import CommittingMember, OffsetToCommit
 from logstore.backoff import backoffs
 from logstore.broker.authorizer import Operation, ResourceType
@@ -35,6 +34,7 @@ from logstore.broker.context import INTERNAL, RequestContext
 from logstore.broker.fetching import FetchLimits, FetchPartition, Gone
 from logstore.broker.topic_ids import require_topic_id, topic_id_text
 from logstore.errors import (
+    BrokerNotReadyError,
     CommitFailedError,
     IllegalGenerationError,
     IllegalStateError,
@@ -139,10 +139,13 @@ class ConsumerInstance:
 
     @property
     def value(self) -> InstanceValue:
-        """Its record. UnknownInstanceError, and as ``CoordinatorShard.machine``."""
+        """Its record. UnknownInstanceError, and as ``CoordinatorShard.machine``; BrokerNotReadyError when it goes on
+        elsewhere: a client that hears of no instance makes another one.
+        """
+        value = self._starts.value
         if self._is_closed:
-            raise unknown_instance(self.key)
-        return self._starts.value
+            raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
+        return value
 
     @property
     def is_used(self) -> bool:

@@ -249,6 +249,31 @@ def test_a_shard_that_moves_forgets_everything_and_finds_it_again_in_the_log(tmp
     run(scenario())
 
 
+def test_a_load_waits_for_an_append_that_has_no_offsets_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (broker, shard):
+            encoded, produce = asyncio.Event(), broker.produce
+
+            async def produce_later(*args: Any, **options: Any) -> Any:
+                await encoded.wait()  # as a large one does in its thread
+                return await produce(*args, **options)
+
+            monkeypatch.setattr(broker, "produce", produce_later)
+            under_way = add(shard, "a")
+            await asyncio.sleep(0)
+            shard.unload()
+            shard.load()
+            with pytest.raises(NotCoordinatorError):
+                await under_way
+            await asyncio.sleep(0.05)
+            encoded.set()
+            await shard.until_settled(10_000)
+            assert shard.machine.totals == {"a": 1}
+            assert await add(shard, "a") == [2]
+
+    run(scenario())
+
+
 def test_of_an_append_whose_outcome_is_unknown_the_log_decides(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running(tmp_path) as (broker, shard):
@@ -360,6 +385,24 @@ def test_timers_fire_in_the_order_of_their_times(tmp_path: Path) -> None:
             for n in range(10_000):
                 shard.apply(Remind("a", shard.now_ms() + n))
             assert len(shard._deadlines) < 100
+
+    run(scenario())
+
+
+def test_many_timers_that_are_due_leave_the_loop_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, shard):
+            monkeypatch.setattr("consumer_offsets.coordinator_shard._TIMERS_S", 0)
+            now = shard.now_ms()
+            for number in range(100):
+                shard.apply(Remind(str(number), now))
+            # A request in between: as a heartbeat, which keeps a session from its end.
+            await asyncio.sleep(0)
+            shard.run_due()
+            assert len(shard.machine.fired) < 100
+            shard.apply(Remind("99", None))
+            await eventually_async(lambda: len(shard.machine.fired) == 99)
+            assert shard.machine.fired == [str(number) for number in range(99)]
 
     run(scenario())
 
