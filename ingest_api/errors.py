@@ -157,14 +157,19 @@ def _come_back() -> Response:
     return Response(f"retry: {random.randint(*EVENT_RETRY_MS)}\n\n", media_type=EVENT_STREAM)  # noqa: S311
 
 
+def error_answer(request: Request, error: LogStoreError) -> Response:
+    """The answer of a route that raised ``error``."""
+    if _is_event_source(request) and http_error(error).status == 503:
+        return _come_back()
+    return log_store_error_response(error, topic_id_headers(request.scope))
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Give the framework's own errors our shape. Bugs are caught in ``request_log``."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LogStoreError)
-        if _is_event_source(request) and http_error(error).status == 503:
-            return _come_back()
-        return log_store_error_response(error, topic_id_headers(request.scope))
+        return error_answer(request, error)
 
     async def starlettes(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
