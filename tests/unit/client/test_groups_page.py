@@ -67,5 +67,5 @@ def test_the_shell_examples_of_the_page_run(admin: Admin, store: str, tmp_path: 
     assert joined.count('"topic":"orders"') >= 2
     assert left, ran.stdout
     assert "orders,0,15\n" in (tmp_path / "offsets.csv").read_text()
-    assert '"dry_run":true,"offsets":[{"topic":"orders","partition":0,"offset":5,"previous_offset":15}]' in left
+    assert '"dry_run":true,"offsets":[{"topic":"orders","partition":0,"offset":5,"previous_offset":15}' in left
     assert {"billing", "reports"}.isdisjoint(admin.groups())
