@@ -461,9 +461,9 @@ class GroupCoordinator:
     def _require_empty(self, group: str) -> None:
         if not self._shards.machine(group).is_empty(group):
             found = self._described(group)
+            members = "1 member" if len(found.members) == 1 else f"{len(found.members)} members"
             raise NonEmptyGroupError(
-                f"The offsets of group {group} cannot be reset: it is {found.state}, its members are "
-                f"{len(found.members)}. Stop them first."
+                f"The offsets of group {group} cannot be reset: it is {found.state} with {members}. Stop them first."
             )
 
     def _known(self, group: str) -> list[tuple[TopicPartition, OffsetCommit]]:

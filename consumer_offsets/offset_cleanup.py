@@ -51,7 +51,8 @@ class OffsetCleanup:
         """Delete the offsets that were committed more than ``offsets.retention.minutes`` ago; their number.
 
         As Kafka does (KIP-211): a group with members keeps its offsets, and in another one an offset lives as long
-        after its own commit, or after the last member has gone. A group without members is gone with its last offset, or if it has none.
+        after its own commit, or after the last member has gone. A group without members is gone with its last offset,
+        or if it has none.
         """
         before_ms = self._clock.now_ms() - self._broker.settings.offsets_retention_minutes * 60_000
         count = 0

@@ -15,6 +15,7 @@ from ingest_api.errors import (
     MethodNotAllowedError,
     NoSuchResourceError,
     add_error_handlers,
+    error_answer,
     log_store_error_response,
 )
 from ingest_api.event_stream import HEAD_ONLY
@@ -24,7 +25,6 @@ from ingest_api.routers import ROUTERS
 from ingest_api.routes import DeclaredRoute, RouteTable
 from ingest_api.short_requests import ShortRequests
 from ingest_api.state import ApiState
-from ingest_api.topic_ids import topic_id_headers
 from logstore import __version__
 from logstore.broker.authorizer import Authorizer
 from logstore.broker.quotas import Quotas
@@ -139,10 +139,11 @@ class Application(FastAPI):
         )
 
     async def _answer_by_hand(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
         try:
-            response = await scope["route"].respond(Request(scope, receive, send))
+            response = await scope["route"].respond(request)
         except LogStoreError as error:
-            response = log_store_error_response(error, topic_id_headers(scope))
+            response = error_answer(request, error)
         await response(scope, receive, send)
 
 

@@ -7,8 +7,10 @@ outcome is unknown (timeout, storage failure) is a 5xx, so that a 4xx always mea
 Codes follow Confluent's REST Proxy: the HTTP status, or status * 100 + n.
 """
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 from fastapi import FastAPI
@@ -76,6 +78,10 @@ class HttpError:
 
 _MESSAGE_LENGTH_MAX = 1_000
 
+EVENT_STREAM: Final = "text/event-stream"
+#: How long a client of events waits before it connects again: not all at one moment after a restart.
+EVENT_RETRY_MS: Final = (1_000, 2_000)
+
 INTERNAL_ERROR = HttpError(500, 500)
 
 _CODES: Mapping[type[LogStoreError], int] = ERROR_CODES | {
@@ -138,12 +144,32 @@ def log_store_error_response(error: LogStoreError, more_headers: Mapping[str, st
     return error_response(http_error(error), error.message, headers)
 
 
+def _is_event_source(request: Request) -> bool:
+    """Whether a browser's EventSource asks, or another client that takes nothing but Server-Sent Events."""
+    takes = request.headers.get("accept")
+    return request.method == "GET" and takes == EVENT_STREAM and request.url.path.endswith("/events")
+
+
+def _come_back() -> Response:
+    """An EventSource gives up for ever on any status but 200. After an empty stream it connects again, and keeps its
+    position (https://html.spec.whatwg.org/multipage/server-sent-events.html, "fail the connection").
+    """
+    return Response(f"retry: {random.randint(*EVENT_RETRY_MS)}\n\n", media_type=EVENT_STREAM)  # noqa: S311
+
+
+def error_answer(request: Request, error: LogStoreError) -> Response:
+    """The answer of a route that raised ``error``."""
+    if _is_event_source(request) and http_error(error).status == 503:
+        return _come_back()
+    return log_store_error_response(error, topic_id_headers(request.scope))
+
+
 def add_error_handlers(app: FastAPI) -> None:
     """Give the framework's own errors our shape. Bugs are caught in ``request_log``."""
 
     async def ours(request: Request, error: Exception) -> Response:
         assert isinstance(error, LogStoreError)
-        return log_store_error_response(error, topic_id_headers(request.scope))
+        return error_answer(request, error)
 
     async def starlettes(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

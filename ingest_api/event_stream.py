@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ingest_api.bodies import CONNECTION, answer_wanted
+from ingest_api.errors import EVENT_RETRY_MS, EVENT_STREAM
 from ingest_api.event_chunks import Chunk, Reading, comment, error_event, id_event, read_chunks
 from ingest_api.event_hub import Broadcast, EventHub
 from ingest_api.event_position import Offsets, Partitions, StreamPartition, position_text
@@ -29,12 +30,9 @@ from logstore.broker.quotas import QuotaKind
 from logstore.errors import LogStoreError
 from logstore.observability import EVENT_STREAMS_CUT, EVENTS_SENT
 
-EVENT_STREAM: Final = "text/event-stream"
 #: In the scope of a HEAD request that is answered as a GET.
 HEAD_ONLY: Final = "logstore.head_only"
 
-# How long a client waits before it connects again: not all at one moment after a restart.
-_RETRY_MS: Final = (1_000, 2_000)
 # How long a room for the answer may take to be found before the stream looks whether its client is still there.
 _ROOM_WAIT_MS: Final = 1_000
 # At the stop of the store, a client that takes nothing is cut after this time.
@@ -88,7 +86,7 @@ class EventStream:
         broadcast = self._hub.join(self._reading, self._wake)
         timer = self._loop.call_later(self._keepalive_s, self._wake)
         try:
-            await self._send_bytes(b"retry: %d\n" % random.randint(*_RETRY_MS) + self._id_event())  # noqa: S311
+            await self._send_bytes(b"retry: %d\n" % random.randint(*EVENT_RETRY_MS) + self._id_event())  # noqa: S311
             while not self._has_ended:
                 self._require_permission()
                 if self._selection.partitions() is not self._reading.partitions:

@@ -11,10 +11,10 @@ from starlette.responses import Response
 
 from ingest_api import operations
 from ingest_api.content_types import answer_media_type
-from ingest_api.errors import ParameterError
+from ingest_api.errors import EVENT_STREAM, ParameterError
 from ingest_api.event_chunks import Form, Reading
 from ingest_api.event_position import LAST_EVENT_ID, StreamPartition, parse_position
-from ingest_api.event_stream import EVENT_STREAM, EventStream, EventStreamResponse
+from ingest_api.event_stream import EventStream, EventStreamResponse
 from ingest_api.guard import context_of
 from ingest_api.parameters import (
     EVENT_FORMAT,

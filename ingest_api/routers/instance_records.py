@@ -17,11 +17,11 @@ from ingest_api import operations
 from ingest_api.answers import RecordsResponse
 from ingest_api.bodies import CONNECTION, answer_wanted
 from ingest_api.content_types import KAFKA_BINARY_V2, KAFKA_JSON_V2, METADATA_TYPES, answer_media_type
-from ingest_api.errors import EmbeddedFormatError, NotAcceptableError
+from ingest_api.errors import EVENT_STREAM, EmbeddedFormatError, NotAcceptableError
 from ingest_api.event_chunks import Form, Reading
 from ingest_api.event_hub import EventHub
 from ingest_api.event_position import LAST_EVENT_ID, Partitions, StreamPartition, parse_position
-from ingest_api.event_stream import EVENT_STREAM, HEAD_ONLY, EventStream, EventStreamResponse
+from ingest_api.event_stream import HEAD_ONLY, EventStream, EventStreamResponse
 from ingest_api.guard import context_of
 from ingest_api.parameters import POLL_MAX_BYTES, POLL_TIMEOUT, read_query, required
 from ingest_api.routers.records import gather

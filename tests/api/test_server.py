@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -88,6 +89,11 @@ async def test_a_store_that_starts_says_that_it_lives_and_is_not_ready(starting,
         answer = await http.get(path.replace("{partition_id}", "0").replace("{partition}", "0"))
         assert "the store is starting" in assert_error(answer, 503, 50301), path
         assert answer.headers["Retry-After"] == "1"
+    for path in ("/topics/t/events", "/consumers/g/instances/i/events"):
+        answer = await http.get(path, headers={"Accept": "text/event-stream"})
+        assert answer.status_code == 200, "an EventSource gives up on anything else"
+        assert re.fullmatch(r"retry: \d+\n\n", answer.text)
+        assert answer.headers["Content-Type"].startswith("text/event-stream")
     for _ in range(3):  # also as a short request
         answer = await http.post("/topics/t", json={"records": [{"value": "during"}]})
         assert_error(answer, 503, 50301)

@@ -1,6 +1,9 @@
 import contextlib
+import os
 import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -34,19 +37,35 @@ def test_the_examples_of_the_page_run(admin: Admin, store: str, capsys):
     assert re.search(rf"billing.*orders.* 0 .* {end + 5} ", capsys.readouterr().out)
 
 
-def test_a_member_with_curl(admin: Admin, store: str):
-    (script,) = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "groups.md").read_text(), re.DOTALL)
+def test_the_shell_examples_of_the_page_run(admin: Admin, store: str, tmp_path: Path):
+    page = (ROOT / "docs" / "groups.md").read_text()
+    instance, seeking, member, file, http = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
     with contextlib.suppress(TopicExistsError):
         admin.create_topic("orders", partitions=2)
+    records = [{"value": n} for n in range(20)]
+    admin._transport.request("POST", "/topics/orders/partitions/0", json={"records": records})
+    admin.commit_offsets("billing", {("orders", 0): 15})
+    admin.commit_offsets("reports", {("orders", 0): 1})
+    before_the_end = instance.index("curl -s -X DELETE")
+    script = "\n".join([instance[:before_the_end], seeking, instance[before_the_end:], member, file, http])
     ran = subprocess.run(
-        ["bash", "-euc", script.replace("http://127.0.0.1:8082", store)],
+        ["bash", "-euc", script.replace("http://127.0.0.1:8082", store).replace("localhost:8082", store)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
+        cwd=tmp_path,
+        env=os.environ | {"LOGSTORE_URL": store, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert 'error_code":4' not in ran.stdout
+    assert '"instance_id":"c1"' in ran.stdout
+    assert '"offset":19' in ran.stdout
+    assert '"consumed"' in ran.stdout
     joined, _, left = ran.stdout.partition('"member_epoch":-1')
     assert '"member_epoch":1' in joined
     assert joined.count('"topic":"orders"') >= 2
     assert left, ran.stdout
+    assert "orders,0,15\n" in (tmp_path / "offsets.csv").read_text()
+    assert '"dry_run":true,"offsets":[{"topic":"orders","partition":0,"offset":5,"previous_offset":15}' in left
+    assert {"billing", "reports"}.isdisjoint(admin.groups())
