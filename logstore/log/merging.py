@@ -216,15 +216,19 @@ def _joined(files: Sequence[_File], tiers: Sequence[int], target: int, *, any_wi
     for tier in sorted({tier for tier in tiers if tier < _FULL}, reverse=True):
         least = 0 if any_width else FACTOR ** (tier + 1)
         for run in _runs(tiers, taken, tier):
+            in_front = run.stop < len(files) and not taken[run.stop]
+            if in_front and sum(files[at].size for at in run) < target:
+                continue  # of something larger, to which they are joined below
             low = run.start
             while low < run.stop:
                 high, is_enough = _group(files, low, run.stop, target, least)
                 if high - low > 1 and is_enough:
                     take(low, high)
                 low = high
-    for at, tier in enumerate(tiers):
+    # The largest first: all that is smaller in front of it is joined to it at once, not by and by.
+    for at in sorted(range(len(tiers)), key=lambda at: -tiers[at]):
         low = at
-        while low and not taken[low - 1] and not taken[at] and tiers[low - 1] < tier:
+        while low and not taken[low - 1] and not taken[at] and tiers[low - 1] < tiers[at]:
             low -= 1
         if low < at:
             take(low, at + 1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from logstore.delta.snapshot import PartitionState, SegmentFile
@@ -89,6 +89,8 @@ WIDTHS = st.one_of(st.integers(1, 3), st.integers(1, 200), st.integers(1, 2 * TA
 
 
 @given(st.lists(st.tuples(WIDTHS, st.booleans()), max_size=120))
+@example([(width, False) for width in (1, 4, 1, 16, 1, 1, 1, 1)])
+@example([(width, False) for width in (1, 1, 1, 1, 4, 16, 1, 1, 1, 1)])
 def test_a_record_is_rewritten_once_a_tier_and_few_files_are_left(rolls):
     history = History(config())
     for width, merges in rolls:
