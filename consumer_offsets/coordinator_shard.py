@@ -197,6 +197,11 @@ class CoordinatorShard(Generic[M]):
     async def _load(self, incarnation: int) -> None:
         try:
             await self._load_machine()
+        except Exception as error:
+            log.exception("shard.not_loaded", shard=self.name)
+            if incarnation == self._incarnation:
+                self._state, self._machine = _State.FAILED, None
+                self._failure = LogStoreError(f"{self.name} cannot be loaded: {error!r}. The server's log has more.")
         finally:
             if incarnation == self._incarnation:
                 self._loading = None

@@ -9,6 +9,8 @@ PARTITIONS_PER_TOPIC_MAX = 10_000
 GROUP_NAME_LENGTH_MAX = 249
 # Kafka's offset.metadata.max.bytes, in UTF-8.
 OFFSET_METADATA_BYTES_MAX = 4096
+# A member's metadata for all protocols, and its assignment: the record of a group has those of all members.
+GROUP_MEMBER_BYTES_MAX = 256 * 1024
 HEADERS_PER_RECORD_MAX = 1_000
 # Idempotent producers that a partition remembers: about 2.5 MB. Beyond that it forgets the producer that has not
 # appended for longest.

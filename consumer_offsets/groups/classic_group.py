@@ -40,8 +40,10 @@ from logstore.errors import (
     LogStoreError,
     MemberIdRequiredError,
     RebalanceInProgressError,
+    RecordTooLargeError,
     UnknownMemberIdError,
 )
+from logstore.limits import GROUP_MEMBER_BYTES_MAX
 from logstore.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment
 
 
@@ -107,6 +109,7 @@ class ClassicGroup:
             self._expel(event.member_id, now_ms)
             size = self._config.group_max_size
             raise GroupMaxSizeReachedError(f"Group {self.name} has {size} members, the most of group.max.size.")
+        self._require_small("metadata of a member", sum(len(metadata) for _, metadata in event.protocols))
         self._require_common_protocol(event)
         if event.member_id == UNKNOWN_MEMBER_ID:
             self._join_new(event, now_ms)
@@ -131,6 +134,12 @@ class ClassicGroup:
                 self._members.num_awaiting_join() < size_max
             )
         return member is not None or replaces or len(self._members) < size_max
+
+    def _require_small(self, what: str, num_bytes: int) -> None:
+        if num_bytes > GROUP_MEMBER_BYTES_MAX:
+            raise RecordTooLargeError(
+                f"The {what} of group {self.name} has {num_bytes} bytes: {GROUP_MEMBER_BYTES_MAX} are the most."
+            )
 
     def _require_common_protocol(self, event: JoinGroup) -> None:
         names = {name for name, _ in event.protocols}
@@ -350,6 +359,8 @@ class ClassicGroup:
                 )
         if self.state == ClassicState.PREPARING_REBALANCE:
             raise RebalanceInProgressError(f"Group {self.name} rebalances: join it again.")
+        for member_id, assignment in event.assignments:
+            self._require_small(f"assignment of member {member_id}", len(assignment))
         self._members.pending_sync.pop(member.member_id, None)
         if not self._members.pending_sync:
             self._out.cancel(_SYNC)

@@ -30,6 +30,7 @@ from logstore.errors import (
     CoordinatorLoadInProgressError,
     CorruptionError,
     InvalidRequestError,
+    LogStoreError,
     NotCoordinatorError,
     RequestTimedOutError,
     StorageFullError,
@@ -336,6 +337,18 @@ def test_a_log_that_cannot_be_read_is_told(tmp_path: Path) -> None:
             await load(shard)
             for _ in range(2):
                 with pytest.raises(CorruptionError, match=f"{TOPIC}-0, offset 0: no key"):
+                    add(shard, "a")
+
+    run(scenario())
+
+
+def test_a_load_that_fails_for_no_known_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with running(tmp_path) as (_, shard):
+            monkeypatch.setattr(Counters, "on_loaded", lambda *_: 1 / 0)
+            await load(shard)
+            for _ in range(2):
+                with pytest.raises(LogStoreError, match=f"{TOPIC}-0 cannot be loaded: ZeroDivisionError"):
                     add(shard, "a")
 
     run(scenario())

@@ -7,6 +7,7 @@ from consumer_offsets.groups.events import JoinProtocol, LeaveGroup, LeavingMemb
 from consumer_offsets.groups.group_config import GroupConfig
 from consumer_offsets.groups.group_record import Tombstone, decode_group_record
 from logstore import errors
+from logstore.limits import GROUP_MEMBER_BYTES_MAX
 from tests.support.group_driver import RANGE, REBALANCE_MS, SESSION_MS, GroupDriver
 
 OTHER = (JoinProtocol("range", b"other"),)
@@ -109,6 +110,14 @@ def test_a_member_without_a_common_protocol_is_refused(given):
     group = GroupDriver()
     group.park_join(protocols=protocols("a"))
     assert is_error(group.join(**given).error, errors.InconsistentGroupProtocolError)
+
+
+def test_what_a_member_brings_into_the_record_of_the_group_is_bounded():
+    group = GroupDriver()
+    half = GROUP_MEMBER_BYTES_MAX // 2
+    large = group.join(protocols=(JoinProtocol("range", bytes(half)), JoinProtocol("sticky", bytes(half + 1))))
+    assert is_error(large.error, errors.RecordTooLargeError)
+    assert group.group.is_vacant
 
 
 def test_the_first_member_brings_a_protocol_type_and_a_protocol():
