@@ -12,6 +12,8 @@ import pyarrow as pa
 from logstore.records.offset_record import OFFSET_COLUMNS, OFFSETS_TOPIC, offset_columns
 from logstore.records.schema import SEGMENT_SCHEMA, TABLE_SCHEMA
 
+_DERIVED_AT_ONCE = 256
+
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
@@ -40,8 +42,11 @@ class TableLayout:
         table = pa.Table.from_batches(batches).cast(SEGMENT_SCHEMA)
         if not len(self.extra):
             return table
+        # Of many small batches each would cost as much as a large one; a large one would hold the interpreter for long.
+        pieces = table.combine_chunks().to_batches(max_chunksize=_DERIVED_AT_ONCE)
         derived = pa.Table.from_batches(
-            [pa.RecordBatch.from_arrays(list(self.derive(batch)), schema=self.extra) for batch in batches]
+            [pa.RecordBatch.from_arrays(list(self.derive(piece)), schema=self.extra) for piece in pieces],
+            schema=self.extra,
         )
         return pa.Table.from_arrays([*table.columns, *derived.columns], schema=self.segment_schema)
 
