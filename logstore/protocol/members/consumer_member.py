@@ -48,7 +48,8 @@ class ConsumerMember(Membership):
         owned = frozenset((topic_id, number) for (_, number), topic_id in self.owned.items())
         # After a failure nobody knows what has arrived: everything is told again.
         in_full = joins or self._told_owned is None
-        tells = in_full or owned != self._told_owned
+        # What was told while a revoked partition was being assigned may be the same as now: it told of no revocation.
+        tells = in_full or self._acknowledges or owned != self._told_owned
         self._told_owned, self._acknowledges = owned, False
         return ConsumerHeartbeat(
             member_id=options.member_id,

@@ -383,6 +383,20 @@ def test_a_target_that_comes_during_the_listener_is_taken_next(modern: ConsumerM
     assert steps(modern) == [Revoked(at(1, 2)), Assigned(at())]
 
 
+def test_the_revocation_of_what_no_heartbeat_told_of_is_acknowledged(modern: ConsumerMember):
+    """Or the store waits for it until the rebalance timeout, and fences the member."""
+    answer(modern, ConsumerHeartbeat, told(6, 0, 1, 2), 5)
+    step = modern.step()
+    assert step == Assigned(at(2))
+    answer(modern, ConsumerHeartbeat, told(6, 0, 1), 10)
+    modern.done(step)
+    assert steps(modern) == [Revoked(at(2)), Assigned(at())]
+    beat = answer(modern, ConsumerHeartbeat, AS_BEFORE, 10)
+    assert beat == ConsumerHeartbeat(
+        member_id=ME, member_epoch=6, owned=(OwnedPartition("id", 0), OwnedPartition("id", 1))
+    )
+
+
 @pytest.mark.parametrize(("instance_id", "epoch"), [(None, -1), ("one", -2)])
 def test_leaving_is_an_epoch(instance_id: str | None, epoch: int):
     member = ConsumerMember(options(instance_id=instance_id))
