@@ -147,6 +147,10 @@ class ConsumerInstance:
             raise BrokerNotReadyError("The store is stopping. Try again in a few seconds.")
         return value
 
+    def require_there(self) -> None:
+        """Raises as ``value``."""
+        _ = self.value
+
     @property
     def is_used(self) -> bool:
         """Whether a request is under way."""
@@ -343,7 +347,7 @@ class ConsumerInstance:
         self, context: RequestContext, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, OffsetCommit]:
         """The group's commits of these, where there are any. UnknownTopicError, UnknownPartitionError."""
-        self.value  # noqa: B018 (it tells if the instance is gone)
+        self.require_there()
         wanted = list(partitions)
         for at in wanted:
             self._broker.topic(context, at.topic).partition(at.partition)
@@ -464,7 +468,7 @@ class ConsumerInstance:
             polled = await self._fetch(context, positions, left_ms, max_bytes, gone)
             if polled is not None and polled.partitions:
                 return polled
-            self.value  # noqa: B018 (it tells if the instance is gone)
+            self.require_there()
             if loop.time() >= end or polled is None:
                 return Polled([], None)
 

@@ -108,7 +108,7 @@ class ConsumerInstances:
             if value is None:
                 raise unknown_instance(key)
             instance = self._add(shard, key, value)
-        instance.value  # noqa: B018 (it tells if the instance is gone)
+        instance.require_there()
         return instance
 
     async def delete(self, context: RequestContext, group: str, name: str) -> None:

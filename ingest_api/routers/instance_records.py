@@ -202,7 +202,7 @@ class InstanceSelection:
 
     def partitions(self) -> Partitions:
         """UnknownInstanceError when it is deleted."""
-        self._instance.value  # noqa: B018 (it tells if the instance is gone)
+        self._instance.require_there()
         if self._instance.reading is not self._shown:
             self._shown = self._instance.reading
             found = ((at, self._instance.position(at)) for at in self._shown)

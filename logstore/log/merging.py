@@ -216,9 +216,9 @@ def _joined(files: Sequence[_File], tiers: Sequence[int], target: int, *, any_wi
     for tier in sorted({tier for tier in tiers if tier < _FULL}, reverse=True):
         least = 0 if any_width else FACTOR ** (tier + 1)
         for run in _runs(tiers, taken, tier):
-            in_front = run.stop < len(files) and not taken[run.stop]
-            if in_front and sum(files[at].size for at in run) < target:
-                continue  # of something larger, to which they are joined below
+            is_in_front = run.stop < len(files) and not taken[run.stop]
+            if is_in_front and sum(files[at].size for at in run) < target:
+                continue  # The run is joined below to the larger file behind it.
             low = run.start
             while low < run.stop:
                 high, is_enough = _group(files, low, run.stop, target, least)
