@@ -379,6 +379,42 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class LeaderNotAvailableError(LogStoreError):
+    """No broker leads the partition now, or its leader is not ready: nothing was stored."""
+
+    kafka_name, kafka_code, retriable = "LEADER_NOT_AVAILABLE", 5, True
+
+
+class NotEnoughReplicasError(LogStoreError):
+    """Fewer replicas than ``min.insync.replicas`` are in sync; nothing was stored."""
+
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS", 19, True
+
+
+class NotEnoughReplicasAfterAppendError(LogStoreError):
+    """Replicas were lost after the append: whether the records are stored will show."""
+
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20, True
+
+
+class OffsetNotAvailableError(LogStoreError):
+    """A leader that was elected just now does not know yet where the partition ends (KIP-207)."""
+
+    kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
+
+
+class UnknownLeaderEpochError(LogStoreError):
+    """The caller knows a newer leader epoch than this broker."""
+
+    kafka_name, kafka_code, retriable = "UNKNOWN_LEADER_EPOCH", 75, True
+
+
+class OffsetMovedToTieredStorageError(LogStoreError):
+    """The offset is in the topic's table, and no longer in the leader's journal (KIP-405)."""
+
+    kafka_name, kafka_code = "OFFSET_MOVED_TO_TIERED_STORAGE", 109
+
+
 class ZooKeeperUnavailableError(BrokerNotReadyError):
     """ZooKeeper does not answer. Of a write, the outcome is open: read before you write again."""
 

@@ -69,7 +69,11 @@ ERROR_CODES: Final[dict[type[LogStoreError], int]] = {
     errors.CoordinatorNotAvailableError: 50306,
     errors.NotCoordinatorError: 50307,
     errors.UnstableOffsetCommitError: 50308,
+    errors.LeaderNotAvailableError: 50309,
+    errors.NotEnoughReplicasError: 50310,
+    errors.OffsetNotAvailableError: 50311,
     errors.RequestTimedOutError: 50401,
+    errors.NotEnoughReplicasAfterAppendError: 50402,
     # One code for all: a client knows by its request which one to make (``bad_request`` of ``error_of``).
     errors.InvalidTopicError: 40002,
     errors.TopicExistsError: 40002,
