@@ -48,6 +48,15 @@ class KnownTopic:
     replication_factor: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerEndpoint:
+    """A broker that is there, as clients find it. ``url`` is None on one node: it is where the client found it."""
+
+    id: int
+    url: str | None
+    rack: str | None = None
+
+
 #: Told that a partition has a leader, or another one, or other replicas in sync: topic id, partition, its new state.
 #: Called on the event loop, in the order of the changes of a partition.
 PartitionListener = Callable[[UUID, int, PartitionState], None]
@@ -65,6 +74,11 @@ class Coordinator(Protocol):
     @property
     def brokers(self) -> Sequence[int]:
         """Ids of the brokers that are there now."""
+        ...
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        """The same brokers with their addresses, in the order of their ids."""
         ...
 
     @property

@@ -8,7 +8,13 @@ from pathlib import Path
 from uuid import UUID
 
 from logstore.cluster import checked_file
-from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
+from logstore.cluster.coordinator import (
+    NO_PARTITION,
+    BrokerEndpoint,
+    KnownTopic,
+    PartitionListener,
+    PartitionState,
+)
 from logstore.errors import DataDirectoryError, IneligibleReplicaError
 from logstore.filesystem import FileSystem
 from logstore.lock_file import LockFile
@@ -58,6 +64,10 @@ class EmbeddedCoordinator:
     @property
     def brokers(self) -> Sequence[int]:
         return (self._broker_id,)
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        return {self._broker_id: BrokerEndpoint(self._broker_id, None)}
 
     @property
     def locks(self) -> Sequence[LockFile]:

@@ -19,7 +19,13 @@ from msgspec.structs import replace
 from logstore.clock import Clock, SystemClock
 from logstore.cluster import znodes
 from logstore.cluster.controller import IMBALANCE_CHECK_INTERVAL_S, Controller
-from logstore.cluster.coordinator import NO_PARTITION, KnownTopic, PartitionListener, PartitionState
+from logstore.cluster.coordinator import (
+    NO_PARTITION,
+    BrokerEndpoint,
+    KnownTopic,
+    PartitionListener,
+    PartitionState,
+)
 from logstore.cluster.partition_changes import PartitionChanges
 from logstore.cluster.producer_ids import ProducerIdBlocks
 from logstore.cluster.reconcile import Policy
@@ -179,6 +185,11 @@ class ZooKeeperCoordinator:
     @property
     def brokers(self) -> Sequence[int]:
         return sorted(self.view.brokers)
+
+    @property
+    def brokers_by_id(self) -> Mapping[int, BrokerEndpoint]:
+        registered = {one: broker.registration for one, broker in sorted(self.view.brokers.items())}
+        return {one: BrokerEndpoint(one, found.url, found.rack) for one, found in registered.items()}
 
     @property
     def locks(self) -> Sequence[LockFile]:
