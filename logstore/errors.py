@@ -62,6 +62,10 @@ class RequestTooLargeError(LogStoreError):
     kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
 
 
+class MalformedMessageError(InvalidRequestError):
+    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+
+
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -475,6 +479,17 @@ class NetworkError(LogStoreError):
     """A connection broke before the answer came: whether the request took effect is unknown."""
 
     kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
+
+
+class PeerUnavailableError(NetworkError):
+    """Another broker of the cluster cannot be reached, does not answer in time, or the connection to it broke.
+
+    ``nothing_sent``: the request has not left this broker, so it had no effect; otherwise its outcome is unknown.
+    """
+
+    def __init__(self, message: str, *, nothing_sent: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_sent = nothing_sent
 
 
 class StoreUnreachableError(NetworkError):
