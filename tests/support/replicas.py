@@ -167,15 +167,22 @@ class _Connection:
     def __init__(self, cluster: MemoryCluster, follower: int, leader: int) -> None:
         self._cluster = cluster
         self._link = (follower, leader)
-        self._session: FetchSession = cluster.brokers[leader].fetch_session(follower, 1)
+        self._broker = cluster.brokers[leader]
+        self._session: FetchSession = self._broker.fetch_session(follower, 1)
 
     async def request(self, message_type: int, body: Body, timeout_s: float) -> Buffer:
         del message_type, timeout_s
-        self._cluster.require_link(*self._link)
+        self._require_open()
         assert isinstance(body, bytes)
         answer = await self._session.fetch(decode_fetch(body))
-        self._cluster.require_link(*self._link)
+        self._require_open()
         return b"".join(answer)
+
+    def _require_open(self) -> None:
+        """A connection ends with the process at the other side."""
+        self._cluster.require_link(*self._link)
+        if self._cluster.brokers.get(self._link[1]) is not self._broker:
+            raise NetworkError("the connection was closed")
 
     async def close(self) -> None:
         self._session.close()
