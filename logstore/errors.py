@@ -379,6 +379,46 @@ class NotLeaderOrFollowerError(LogStoreError):
     kafka_name, kafka_code, retriable = "NOT_LEADER_OR_FOLLOWER", 6, True
 
 
+class WrongBrokerError(NotLeaderOrFollowerError):
+    """Another broker answers this request, and the client has asked not to have it forwarded (``Logstore-Forward:
+    never``). Nothing was done. ``broker_id`` and ``url`` are those of that broker; None: an item of a larger answer
+    does not tell them.
+    """
+
+    def __init__(self, message: str, *, broker_id: int | None = None, url: str | None = None) -> None:
+        super().__init__(message)
+        self.broker_id = broker_id
+        self.url = url
+
+
+class LeaderNotAvailableError(LogStoreError):
+    """The partition has no leader at present, or its leader cannot be reached; nothing was stored. One will be elected,
+    or comes back: try again.
+    """
+
+    kafka_name, kafka_code, retriable = "LEADER_NOT_AVAILABLE", 5, True
+
+
+class OffsetNotAvailableError(LogStoreError):
+    """The leader is new, and does not know yet which records are acknowledged (KIP-207): ask again soon."""
+
+    kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
+
+
+class NotEnoughReplicasError(LogStoreError):
+    """Fewer replicas than ``min.insync.replicas`` are in sync: nothing was stored."""
+
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS", 19, True
+
+
+class NotEnoughReplicasAfterAppendError(RequestTimedOutError):
+    """The records are appended, but fewer replicas than ``min.insync.replicas`` are in sync since: they may or may not
+    stay.
+    """
+
+    kafka_name, kafka_code = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20
+
+
 class ZooKeeperUnavailableError(BrokerNotReadyError):
     """ZooKeeper does not answer. Of a write, the outcome is open: read before you write again."""
 
@@ -439,6 +479,17 @@ class NetworkError(LogStoreError):
     """A connection broke before the answer came: whether the request took effect is unknown."""
 
     kafka_name, kafka_code, retriable = "NETWORK_EXCEPTION", 13, True
+
+
+class PeerUnavailableError(NetworkError):
+    """Another broker of the cluster cannot be reached, does not answer in time, or the connection to it broke.
+
+    ``nothing_sent``: the request has not left this broker, so it had no effect; otherwise its outcome is unknown.
+    """
+
+    def __init__(self, message: str, *, nothing_sent: bool = False) -> None:
+        super().__init__(message)
+        self.nothing_sent = nothing_sent
 
 
 class StoreUnreachableError(NetworkError):
