@@ -62,6 +62,10 @@ class RequestTooLargeError(LogStoreError):
     kafka_name, kafka_code = "MESSAGE_TOO_LARGE", 10
 
 
+class MalformedMessageError(InvalidRequestError):
+    """A message of another broker cannot be read: it is cut, too long, or no message of the protocol."""
+
+
 class UnknownTopicError(LogStoreError):
     kafka_name, kafka_code = "UNKNOWN_TOPIC_OR_PARTITION", 3
 
@@ -392,31 +396,39 @@ class WrongBrokerError(NotLeaderOrFollowerError):
 
 
 class LeaderNotAvailableError(LogStoreError):
-    """The partition has no leader at present, or its leader cannot be reached; nothing was stored. One will be elected,
-    or comes back: try again.
-    """
+    """No broker leads the partition now, or its leader is not ready: nothing was stored."""
 
     kafka_name, kafka_code, retriable = "LEADER_NOT_AVAILABLE", 5, True
 
 
-class OffsetNotAvailableError(LogStoreError):
-    """The leader is new, and does not know yet which records are acknowledged (KIP-207): ask again soon."""
-
-    kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
-
-
 class NotEnoughReplicasError(LogStoreError):
-    """Fewer replicas than ``min.insync.replicas`` are in sync: nothing was stored."""
+    """Fewer replicas than ``min.insync.replicas`` are in sync; nothing was stored."""
 
     kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS", 19, True
 
 
-class NotEnoughReplicasAfterAppendError(RequestTimedOutError):
-    """The records are appended, but fewer replicas than ``min.insync.replicas`` are in sync since: they may or may not
-    stay.
-    """
+class NotEnoughReplicasAfterAppendError(LogStoreError):
+    """Replicas were lost after the append: whether the records are stored will show."""
 
-    kafka_name, kafka_code = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20
+    kafka_name, kafka_code, retriable = "NOT_ENOUGH_REPLICAS_AFTER_APPEND", 20, True
+
+
+class OffsetNotAvailableError(LogStoreError):
+    """A leader that was elected just now does not know yet where the partition ends (KIP-207)."""
+
+    kafka_name, kafka_code, retriable = "OFFSET_NOT_AVAILABLE", 78, True
+
+
+class UnknownLeaderEpochError(LogStoreError):
+    """The caller knows a newer leader epoch than this broker."""
+
+    kafka_name, kafka_code, retriable = "UNKNOWN_LEADER_EPOCH", 75, True
+
+
+class OffsetMovedToTieredStorageError(LogStoreError):
+    """The offset is in the topic's table, and no longer in the leader's journal (KIP-405)."""
+
+    kafka_name, kafka_code = "OFFSET_MOVED_TO_TIERED_STORAGE", 109
 
 
 class ZooKeeperUnavailableError(BrokerNotReadyError):

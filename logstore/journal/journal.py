@@ -37,6 +37,7 @@ from logstore.journal.frame import (
     decode_frame_header,
 )
 from logstore.journal.journal_file import JournalFile, PartitionKey
+from logstore.journal.recent_frames import RecentFrames
 from logstore.journal.scan import JournalScan, RecoveredFrame
 from logstore.journal.writer import FileSwitchPostponedError, FrameBuffers, JournalWriter
 from logstore.limits import JOURNAL_FILE_BYTES, JOURNAL_GROUP_BYTES_MAX, KIB, MIB
@@ -96,8 +97,12 @@ class Journal:
         clock: Clock,
         file_bytes: int = JOURNAL_FILE_BYTES,
         require_lock: Callable[[], None] = lambda: None,
+        recent_bytes: int = 0,
     ) -> None:
-        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread."""
+        """``require_lock`` raises LockLostError once the directory may be another process's; called in a thread.
+
+        ``recent_bytes``: so much of the newest frames is kept in memory for ``stored_frames``.
+        """
         self._directory = directory
         self._filesystem = filesystem
         self._file_bytes = file_bytes
@@ -121,6 +126,7 @@ class Journal:
         self._closing = False
         self._failed: LogStoreError | None = None
         self._full = False
+        self._recent = RecentFrames(recent_bytes) if recent_bytes else None
 
     # ---- state --------------------------------------------------------------------------------------------------
 
@@ -295,7 +301,10 @@ class Journal:
                 locations.append(FrameLocation(position, buffers.add(frame)))
             results.append(locations)
         length = buffers.end - begin
-        await self._thread.run(self._writer.commit, file, buffers.buffers(), length)
+        written = buffers.buffers()
+        await self._thread.run(self._writer.commit, file, written, length)
+        if self._recent is not None:
+            self._recent.add(begin, written)
         file.size += length
         file.data_bytes += length
         self._end_position = file.end
@@ -348,7 +357,31 @@ class Journal:
 
     def read_many(self, locations: Sequence[FrameLocation]) -> list[Frame]:
         """The frames at ``locations``, in that order; neighbours are read together. Raises as ``read``."""
-        frames: list[Frame] = []
+        return [
+            _decode(file, data, begin, location)
+            for file, begin, data, found in self._runs(locations)
+            for location in found
+        ]
+
+    def recent_frame(self, location: FrameLocation) -> list[memoryview] | None:
+        """The bytes of a frame as they are stored, header and payload, if they are in memory; on the loop."""
+        return None if self._recent is None else self._recent.find(location)
+
+    def read_stored(self, locations: Sequence[FrameLocation]) -> list[memoryview]:
+        """The bytes of frames as they are stored, unchecked; blocking, any thread.
+
+        Raises JournalRangeFreedError, StorageError.
+        """
+        return [
+            memoryview(data)[position - begin : position - begin + length]
+            for _, begin, data, found in self._runs(locations)
+            for position, length in found
+        ]
+
+    def _runs(
+        self, locations: Sequence[FrameLocation]
+    ) -> Iterator[tuple[JournalFile, int, bytes, Sequence[FrameLocation]]]:
+        """Neighbours among ``locations``, read together: the file, the position and bytes read, and their locations."""
         at = 0
         while at < len(locations):
             file = self._file_at(locations[at].position)
@@ -363,10 +396,8 @@ class Journal:
                     break
                 end = position + length
                 stop += 1
-            data = file.read(begin, end - begin)
-            frames.extend(_decode(file, data, begin, location) for location in locations[at:stop])
+            yield file, begin, file.read(begin, end - begin), locations[at:stop]
             at = stop
-        return frames
 
     def _file_at(self, position: int) -> JournalFile:
         with self._files_lock:

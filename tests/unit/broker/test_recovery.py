@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from logstore.broker.context import INTERNAL
-from logstore.broker.recovery import _footer_of
+from logstore.log.newest_footers import _footer_of
 from logstore.errors import CorruptionError, StorageError
 from tests.support.faulty_filesystem import FaultyFileSystem
 from tests.support.manual_clock import ManualClock
